@@ -1,0 +1,47 @@
+# The front door. Needs python3, make and the package registries; everything else is set up here.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+
+.PHONY: help setup run test check format lint types simulate chaos bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: .venv/ready ## make the virtual environment
+
+run: .venv/ready ## start the quick-start example under `mainspring worker`
+	cd examples && ../$(BIN)/mainspring worker quickstart:scheduler
+
+test: .venv/ready ## all tests, on a fresh machine too
+	$(BIN)/python -m pytest -n auto
+
+format: .venv/ready ## rewrite the sources in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+check: lint types test ## format, lint, types, tests: what CI runs
+
+simulate: .venv/ready ## 20,000 seeds of a cluster on virtual time
+	$(BIN)/python -m tests.simulation --seeds 20000
+
+chaos: .venv/ready ## real processes and kill -9; a few minutes
+	$(BIN)/python -m pytest -p no:cacheprovider chaos
+
+bench: .venv/ready ## every benchmark beside its peers
+	$(BIN)/python -m bench all
+
+clean: ## remove what was set up
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

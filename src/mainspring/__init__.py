@@ -1,0 +1,1 @@
+"""Mainspring: jobs that run on time, once, everywhere."""

@@ -1,0 +1,42 @@
+"""The only module that reads a clock."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+__all__ = ["EPOCH", "Clock", "SystemClock", "from_us", "to_us", "utcnow"]
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Clock(Protocol):
+    """Wall time for stores, monotonic time for waiting."""
+
+    def now(self) -> datetime: ...
+
+    def monotonic(self) -> float: ...
+
+
+class SystemClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def utcnow() -> datetime:
+    """The machine's time, for previews and defaults; never for what is due (ask the store)."""
+    return datetime.now(UTC)
+
+
+def to_us(moment: datetime) -> int:
+    """Microseconds since 1970: exact, and what stores keep."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def from_us(us: int) -> datetime:
+    return EPOCH + timedelta(microseconds=us)

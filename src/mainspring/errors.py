@@ -1,0 +1,180 @@
+"""Every error Mainspring raises on purpose, under one root.
+
+    MainspringError
+    ├── InvalidInput (ValueError)      what was given cannot be used; nothing was changed
+    │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire
+    │   ├── InvalidPayload               not JSON, or too large
+    │   └── InvalidArguments             the handler does not take these arguments
+    ├── NotFound (LookupError)
+    │   ├── JobNotFound
+    │   ├── RunNotFound
+    │   └── HandlerNotFound
+    ├── Conflict
+    │   ├── JobExists                    two jobs of one id with different handlers
+    │   ├── JobOwnedByCode               an edit of a job that code owns
+    │   └── InvalidState                 the run is not in a state that allows this
+    ├── NotStarted                     the scheduler was used before start or after stop
+    ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
+    ├── RunCancelled                   process-isolated work was stopped by a cancel
+    ├── MemoryExceeded                 process-isolated work outgrew its memory limit
+    ├── ProcessDied                    a process died under its handler
+    └── StoreError
+        ├── StoreUnavailable             away for now: worth another try
+        ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
+        └── StoreTooNew                  written by a newer Mainspring
+
+Two more steer a run from inside a handler, and are no errors of ours: `Retry` and `GiveUp`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+__all__ = [
+    "Conflict",
+    "GiveUp",
+    "HandlerNotFound",
+    "InvalidArguments",
+    "InvalidInput",
+    "InvalidPayload",
+    "InvalidSchedule",
+    "InvalidState",
+    "JobExists",
+    "JobNotFound",
+    "JobOwnedByCode",
+    "MainspringError",
+    "MemoryExceeded",
+    "NotFound",
+    "NotStarted",
+    "ProcessDied",
+    "Retry",
+    "RunCancelled",
+    "RunNotFound",
+    "RunTimeout",
+    "StoreDamaged",
+    "StoreError",
+    "StoreTooNew",
+    "StoreUnavailable",
+]
+
+
+class MainspringError(Exception):
+    """The root of every error raised on purpose."""
+
+
+class InvalidInput(MainspringError, ValueError):
+    """What was given cannot be used; nothing was changed."""
+
+
+class InvalidSchedule(InvalidInput):
+    """A schedule that cannot be read, or that can never fire.
+
+    `field` names the part at fault (`"hour"`), where there is one.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidPayload(InvalidInput):
+    """A payload or result that is not JSON, or is too large."""
+
+
+class InvalidArguments(InvalidInput, TypeError):
+    """The handler does not take these arguments."""
+
+
+class NotFound(MainspringError, LookupError):
+    """Nothing of that name is here."""
+
+
+class JobNotFound(NotFound):
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"there is no job {job_id!r}")
+        self.job_id = job_id
+
+
+class RunNotFound(NotFound):
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is no run {run_id!r} (finished runs are pruned after a time)")
+        self.run_id = run_id
+
+
+class HandlerNotFound(NotFound):
+    def __init__(self, handler: str, known: list[str]) -> None:
+        names = ", ".join(known) or "none"
+        super().__init__(f"no handler {handler!r} is registered here (registered: {names})")
+        self.handler = handler
+
+
+class Conflict(MainspringError):
+    """What is stored stands against what was asked."""
+
+
+class JobExists(Conflict):
+    """Two jobs of one id with different handlers."""
+
+
+class JobOwnedByCode(Conflict):
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"job {job_id!r} is defined in code: change it there (it can be paused, resumed and"
+            " triggered from here)"
+        )
+        self.job_id = job_id
+
+
+class InvalidState(Conflict):
+    """The run is not in a state that allows this."""
+
+
+class NotStarted(MainspringError):
+    """The scheduler was used before start or after stop."""
+
+
+class RunTimeout(MainspringError, TimeoutError):
+    """A handler ran longer than its timeout."""
+
+
+class RunCancelled(MainspringError):
+    """Process-isolated work was stopped by a cancel."""
+
+
+class MemoryExceeded(MainspringError):
+    """Process-isolated work outgrew its memory limit."""
+
+
+class ProcessDied(MainspringError):
+    """A process died under its handler (`os._exit`, a segfault, the kernel's OOM killer)."""
+
+
+class StoreError(MainspringError):
+    """The store failed."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is away for now: the engine backs off and tries again."""
+
+
+class StoreDamaged(StoreError):
+    """A file that is no Mainspring database, or a broken one."""
+
+
+class StoreTooNew(StoreError):
+    """Written by a newer Mainspring than this one."""
+
+
+class Retry(Exception):  # noqa: N818 - an instruction, not an error
+    """Raise in a handler: try again, `after` a given time instead of the backoff's.
+
+    It counts as a failure, so `retries` still bounds it.
+    """
+
+    def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
+        super().__init__(reason or "the handler asked for another try")
+        self.after = after
+
+
+class GiveUp(Exception):  # noqa: N818 - an instruction, not an error
+    """Raise in a handler: fail now, whatever retries are left."""
