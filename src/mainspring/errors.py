@@ -165,7 +165,7 @@ class StoreTooNew(StoreError):
     """Written by a newer Mainspring than this one."""
 
 
-class Retry(Exception):  # noqa: N818 - an instruction, not an error
+class Retry(Exception):
     """Raise in a handler: try again, `after` a given time instead of the backoff's.
 
     It counts as a failure, so `retries` still bounds it.
@@ -176,5 +176,5 @@ class Retry(Exception):  # noqa: N818 - an instruction, not an error
         self.after = after
 
 
-class GiveUp(Exception):  # noqa: N818 - an instruction, not an error
+class GiveUp(Exception):
     """Raise in a handler: fail now, whatever retries are left."""

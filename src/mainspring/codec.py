@@ -1,0 +1,106 @@
+"""Payloads and results as JSON, and back.
+
+Beyond JSON's own types, date-times, dates, UUIDs, Decimals and bytes come back as they were:
+each is written as an object of one key, `{"$datetime": "…"}`. A user's own object of one key
+that begins with `$` gets a second `$`, so every payload survives. Nothing is pickled, and
+nothing stored can name a class to import.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from mainspring.errors import InvalidPayload
+
+__all__ = ["MAX_BYTES", "decode", "encode"]
+
+MAX_BYTES = 256 * 1024
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "$datetime": datetime.fromisoformat,
+    "$date": date.fromisoformat,
+    "$uuid": UUID,
+    "$decimal": Decimal,
+    "$bytes": base64.b64decode,
+}
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def encode(value: Any, *, what: str = "payload", limit: int = MAX_BYTES) -> str:
+    """JSON text of the value; InvalidPayload if it has none, or is larger than `limit` bytes."""
+    try:
+        text = _encoder.encode(_prepared(value, what, 0))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidPayload):
+            raise
+        raise InvalidPayload(f"the {what} is not JSON: {error}") from None
+    if len(text) > limit:
+        raise InvalidPayload(
+            f"the {what} is {len(text):,} bytes of JSON; at most {limit:,} are kept."
+            " Store large data elsewhere and pass a reference to it"
+        )
+    return text
+
+
+def decode(text: str | None) -> Any:
+    if text is None:
+        return None
+    # Most payloads hold no tagged value: the plain decoder is several times faster.
+    return json.loads(text, object_hook=_untagged) if '"$' in text else json.loads(text)
+
+
+def _prepared(value: Any, what: str, depth: int) -> Any:
+    """The value with tags in place; the same object where nothing needs one."""
+    if isinstance(value, _PLAIN):
+        return value
+    if depth > 100:
+        raise InvalidPayload(f"the {what} is nested more than 100 deep")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidPayload(
+                    f"the {what} is not JSON: the key {key!r} is {type(key).__name__}, not text"
+                )
+        made = {key: _prepared(item, what, depth + 1) for key, item in value.items()}
+        if len(made) == 1 and (key := next(iter(made))).startswith("$"):
+            return {"$" + key: made[key]}
+        return made
+    if isinstance(value, list | tuple):
+        return [_prepared(item, what, depth + 1) for item in value]
+    return _tagged(value, what)
+
+
+def _tagged(value: Any, what: str) -> dict[str, str]:
+    if isinstance(value, datetime):
+        return {"$datetime": value.isoformat()}
+    if isinstance(value, date):
+        return {"$date": value.isoformat()}
+    if isinstance(value, UUID):
+        return {"$uuid": str(value)}
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, bytes | bytearray):
+        return {"$bytes": base64.b64encode(value).decode()}
+    raise InvalidPayload(
+        f"the {what} is not JSON: it holds a {type(value).__name__}. Allowed are text, numbers,"
+        " true, false, null, lists, objects, date-times, dates, UUIDs, Decimals and bytes"
+    )
+
+
+def _untagged(made: dict[str, Any]) -> Any:
+    if len(made) != 1:
+        return made
+    ((key, value),) = made.items()
+    if key.startswith("$$"):
+        return {key[1:]: value}
+    read = _READERS.get(key)
+    return made if read is None else read(value)
+
+
+_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))

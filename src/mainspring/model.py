@@ -1,0 +1,208 @@
+"""The values that everything else speaks of: runs, attempts, jobs, and pages of them.
+
+All are frozen: a change is a new value. All times are aware and in UTC.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from mainspring.clock import to_us
+from mainspring.errors import InvalidInput
+from mainspring.policy import Policy
+from mainspring.schedules import Schedule
+
+__all__ = [
+    "FINISHED",
+    "LIVE",
+    "MAX_ATTEMPTS_KEPT",
+    "Attempt",
+    "Job",
+    "Outcome",
+    "Owner",
+    "Page",
+    "Progress",
+    "Run",
+    "Source",
+    "State",
+    "check_job_id",
+    "new_run_id",
+    "slot_run_id",
+]
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS_KEPT = 20
+_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+class State(StrEnum):
+    """Where a run stands. `due` is no state: it is pending, with `run_at` in the past."""
+
+    WAITING = "waiting"
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+
+LIVE = frozenset({State.WAITING, State.PENDING, State.RUNNING})
+FINISHED = frozenset(State) - LIVE
+
+
+class Source(StrEnum):
+    """What made a run. Only `SCHEDULE` runs are subject to overlap."""
+
+    SCHEDULE = "schedule"
+    ENQUEUE = "enqueue"
+    TRIGGER = "trigger"
+    START = "start"
+    AFTER = "after"
+
+
+class Outcome(StrEnum):
+    """How one attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+class Owner(StrEnum):
+    """Who may edit a job: the code that decorates it, or whoever calls the API."""
+
+    CODE = "code"
+    API = "api"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    done: float
+    total: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a run, as it is kept with it."""
+
+    number: int
+    worker: str
+    started_at: datetime
+    finished_at: datetime
+    outcome: Outcome
+    error: str | None = None
+    traceback: str | None = None
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One occurrence of a job: due once, tried up to `retries + 1` times, ended once."""
+
+    id: str
+    job_id: str
+    handler: str
+    created_at: datetime
+    scheduled_at: datetime
+    run_at: datetime
+    source: Source = Source.ENQUEUE
+    queue: str = "default"
+    priority: int = 5
+    payload: Any = None
+    state: State = State.PENDING
+    attempt: int = 0
+    failures: int = 0
+    lapses: int = 0
+    token: int = 0
+    start_by: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str | None = None
+    lease_until: datetime | None = None
+    cancel_requested: bool = False
+    result: Any = None
+    error: str | None = None
+    reason: str | None = None
+    progress: Progress | None = None
+    dedupe_key: str | None = None
+    dedupe_until: datetime | None = None
+    after: tuple[str, ...] = ()
+    after_any: bool = False
+    attempts: tuple[Attempt, ...] = ()
+    duplicate: bool = False
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds of the last attempt, once it is over."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return (self.finished_at - self.started_at).total_seconds()
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A stored definition: handler, payload, schedule and policy.
+
+    `version` grows with every write and is what `put_job` compares.
+    """
+
+    id: str
+    handler: str
+    created_at: datetime
+    updated_at: datetime
+    payload: Any = None
+    schedule: Schedule | None = None
+    policy: Policy = field(default_factory=Policy)
+    enabled: bool = True
+    next_run_at: datetime | None = None
+    last_run_at: datetime | None = None
+    version: int = 0
+    owner: Owner = Owner.API
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some items, and the cursor that fetches the next ones (None at the end)."""
+
+    items: list[T]
+    cursor: str | None = None
+
+
+def check_job_id(job_id: object) -> str:
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
+        raise InvalidInput(
+            f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}"
+        )
+    return job_id
+
+
+def slot_run_id(job_id: str, slot: datetime) -> str:
+    """The id of the run of a slot: the same slot can never give two (`@` is in no job id)."""
+    text = slot.strftime("%Y%m%dT%H%M%S")
+    if slot.microsecond:
+        text += f".{slot.microsecond:06d}".rstrip("0")
+    return f"{job_id}@{text}Z"
+
+
+def new_run_id(now: datetime, rng: random.Random) -> str:
+    """An id for an enqueued run: unguessable, and in order of time, which keeps indexes dense."""
+    return f"{to_us(now) // 1000:012x}{rng.getrandbits(80):020x}"

@@ -1,0 +1,248 @@
+"""Every transition of a run, as a pure function that gives a `Change`.
+
+A change names what it expects to find (`expect`) and what it writes (`set`); a store applies
+it only where all that is expected still stands. That is the fence: a worker whose lease was
+taken over finds another token there, and loses. Stores know `commit` alone, so a new outcome
+needs no store code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from mainspring.model import FINISHED, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Run, State
+from mainspring.policy import Delivery
+
+__all__ = [
+    "MAX_LAPSES",
+    "Change",
+    "Failure",
+    "cancelled",
+    "failed",
+    "released",
+    "request_cancel",
+    "rescued",
+    "retrying",
+    "revived",
+    "skipped",
+    "snoozed",
+    "succeeded",
+    "unblocked",
+]
+
+MAX_LAPSES = 4
+"""The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Write `set` to the run `id` if every field of `expect` still has the value given."""
+
+    id: str
+    expect: Mapping[str, Any]
+    set: Mapping[str, Any]
+
+    def after(self, run: Run) -> Run:
+        return replace(run, **self.set)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong in an attempt, in a form that can be kept."""
+
+    error: str
+    traceback: str | None = None
+    outcome: Outcome = Outcome.FAILED
+
+
+def succeeded(run: Run, now: datetime, result: Any, log: tuple[str, ...] = ()) -> Change:
+    return Change(
+        run.id,
+        _mine(run),
+        {
+            **_over(run, now, State.SUCCEEDED),
+            "result": result,
+            "error": None,
+            "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, log=log),
+        },
+    )
+
+
+def retrying(
+    run: Run, now: datetime, failure: Failure, run_at: datetime, log: tuple[str, ...] = ()
+) -> Change:
+    """The attempt failed and another follows at `run_at`."""
+    return Change(
+        run.id,
+        _mine(run),
+        {
+            **_pending(run, run_at),
+            "failures": run.failures + 1,
+            "error": failure.error,
+            "attempts": _with_attempt(run, now, failure.outcome, failure, log),
+        },
+    )
+
+
+def failed(
+    run: Run, now: datetime, failure: Failure, log: tuple[str, ...] = (), reason: str | None = None
+) -> Change:
+    """The last attempt failed: the run joins the dead letters."""
+    return Change(
+        run.id,
+        _mine(run),
+        {
+            **_over(run, now, State.FAILED),
+            "failures": run.failures + 1,
+            "error": failure.error,
+            "reason": reason,
+            "attempts": _with_attempt(run, now, failure.outcome, failure, log),
+        },
+    )
+
+
+def request_cancel(run: Run, reason: str) -> Change:
+    """Ask the worker that holds the run to stop it; its lease stands until it has."""
+    return Change(run.id, _mine(run), {"cancel_requested": True, "reason": reason})
+
+
+def cancelled(run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = ()) -> Change:
+    """End a run that nobody holds, or that its own worker has stopped."""
+    running = run.state is State.RUNNING
+    attempts = _with_attempt(run, now, Outcome.CANCELLED, log=log) if running else run.attempts
+    return Change(
+        run.id,
+        {"state": run.state, "token": run.token},
+        {**_over(run, now, State.CANCELLED), "reason": reason, "attempts": attempts},
+    )
+
+
+def skipped(run: Run, now: datetime, reason: str) -> Change:
+    """End a run that will not be tried, and keep why."""
+    expect = {"state": run.state, "token": run.token}
+    if run.state is State.RUNNING:  # claimed, but too late to start
+        return Change(
+            run.id, expect, {**_over(run, now, State.SKIPPED), **_unstarted(run), "reason": reason}
+        )
+    return Change(run.id, expect, {**_over(run, now, State.SKIPPED), "reason": reason})
+
+
+def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
+    """Take a run back from a worker whose lease has lapsed.
+
+    The lapse is guarded by the lease seen: an owner that renewed in between keeps its run.
+    """
+    expect = {"state": State.RUNNING, "token": run.token, "lease_until": run.lease_until}
+    attempts = _with_attempt(run, now, Outcome.LOST)
+    lapses = run.lapses + 1
+    if run.cancel_requested:
+        end = {**_over(run, now, State.CANCELLED), "reason": run.reason}
+    elif delivery is Delivery.AT_MOST_ONCE:
+        end = {**_over(run, now, State.FAILED), "reason": "lost", "error": _LOST.format(run.worker)}
+    elif lapses >= MAX_LAPSES:
+        end = {
+            **_over(run, now, State.FAILED),
+            "reason": "poison",
+            "error": _LOST.format(run.worker),
+        }
+    else:
+        end = _pending(run, run.run_at)
+    return Change(run.id, expect, {**end, "lapses": lapses, "attempts": attempts})
+
+
+def released(run: Run, now: datetime, *, began: bool, log: tuple[str, ...] = ()) -> Change:
+    """Give back a run that this worker holds but will not finish (it is draining)."""
+    if not began:
+        return Change(run.id, _mine(run), {**_pending(run, run.run_at), **_unstarted(run)})
+    attempts = _with_attempt(run, now, Outcome.RELEASED, log=log)
+    return Change(run.id, _mine(run), {**_pending(run, run.run_at), "attempts": attempts})
+
+
+def snoozed(run: Run, until: datetime) -> Change:
+    """Give back a run for a later time without burning an attempt (its breaker is open)."""
+    return Change(run.id, _mine(run), {**_pending(run, until), **_unstarted(run)})
+
+
+def revived(run: Run, now: datetime) -> Change:
+    """Try a failed or cancelled run again: the same run, its failures forgotten."""
+    return Change(
+        run.id,
+        {"state": run.state, "token": run.token},
+        {
+            "state": State.PENDING,
+            "run_at": now,
+            "start_by": None,
+            "failures": 0,
+            "lapses": 0,
+            "finished_at": None,
+            "result": None,
+            "error": None,
+            "reason": None,
+            "progress": None,
+            "cancel_requested": False,
+        },
+    )
+
+
+def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> Change | None:
+    """What becomes of a waiting run, given the states of the runs it waits for.
+
+    A run that is gone (pruned, so it finished long ago) counts as succeeded.
+    """
+    states = [upstream.get(run_id) or State.SUCCEEDED for run_id in run.after]
+    if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
+        return skipped(run, now, "upstream failed")
+    if not all(s in FINISHED for s in states):
+        return None
+    expect = {"state": State.WAITING, "token": run.token}
+    return Change(run.id, expect, {"state": State.PENDING, "run_at": max(run.run_at, now)})
+
+
+_LOST = "the worker {} died or lost its lease while it held the run"
+
+
+def _mine(run: Run) -> dict[str, Any]:
+    """What a worker expects of a run it holds. A cancel that came first wins."""
+    return {"state": State.RUNNING, "token": run.token, "cancel_requested": False}
+
+
+def _over(run: Run, now: datetime, state: State) -> dict[str, Any]:
+    return {
+        "state": state,
+        "started_at": run.started_at,
+        "finished_at": now,
+        "lease_until": None,
+        "progress": run.progress,
+    }
+
+
+def _pending(run: Run, run_at: datetime) -> dict[str, Any]:
+    return {"state": State.PENDING, "run_at": run_at, "lease_until": None, "worker": None}
+
+
+def _unstarted(run: Run) -> dict[str, Any]:
+    last = run.attempts[-1].started_at if run.attempts else None
+    return {"attempt": run.attempt - 1, "started_at": last}
+
+
+def _with_attempt(
+    run: Run,
+    now: datetime,
+    outcome: Outcome,
+    failure: Failure | None = None,
+    log: tuple[str, ...] = (),
+) -> tuple[Attempt, ...]:
+    attempt = Attempt(
+        number=run.attempt,
+        worker=run.worker or "",
+        started_at=run.started_at or now,
+        finished_at=now,
+        outcome=outcome,
+        error=failure.error if failure else None,
+        traceback=failure.traceback if failure else None,
+        log=log,
+    )
+    return (*run.attempts, attempt)[-MAX_ATTEMPTS_KEPT:]

@@ -1,0 +1,258 @@
+"""The Store protocol: the only seam between the engine and where things are kept.
+
+Rules for every store, checked by `mainspring.testing.StoreConformance`:
+
+1. The store's clock decides what is due and which lease has lapsed.
+2. Every change is fenced: it is applied whole where all it expects still stands, else not at all.
+3. A slot fires exactly once; limits are exact, over all clients, at any moment.
+4. Hints wake, polling guarantees.
+5. Batch is the only shape: one item is a list of one.
+
+A method either does what it says, or raises `StoreError` (and may then have done it or not:
+everything here may be sent again). `StoreUnavailable` means "worth another try".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from mainspring import states
+from mainspring.model import Job, Page, Progress, Run, State
+from mainspring.policy import Overlap
+from mainspring.states import Change
+
+__all__ = [
+    "Added",
+    "Claim",
+    "Counts",
+    "Due",
+    "Fired",
+    "Firing",
+    "Held",
+    "JobQuery",
+    "RunQuery",
+    "Store",
+    "overlapped",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The run that stands after an `add`: the one given, or the one whose key was there first."""
+
+    run: Run
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a worker is ready to take. `queues=None` takes every queue."""
+
+    worker: str
+    handlers: frozenset[str]
+    limit: int
+    lease: timedelta
+    queues: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A run that a worker holds, and how far its handler has come."""
+
+    id: str
+    token: int
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """A slot's run (and those that follow it), and the job's advance past the slot.
+
+    `runs[0]` is the slot's own; its dependents come behind it, waiting. `version` is the
+    job's as it was read: another node that fired first has changed it.
+    """
+
+    job_id: str
+    version: int
+    runs: tuple[Run, ...]
+    overlap: Overlap
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Whether this call fired it, and the runs as they were stored (overlap may have skipped)."""
+
+    done: bool
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunQuery:
+    """Newest first. `lapsed`: running with a lease that is over by the store's clock."""
+
+    job: str | None = None
+    states: frozenset[State] | None = None
+    lapsed: bool = False
+    limit: int = 100
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """By id. `due`: enabled, with a slot at or before that moment; those come earliest first."""
+
+    ids: frozenset[str] | None = None
+    due: datetime | None = None
+    tag: str | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """How many runs of a handler are due, and since when the oldest of them is."""
+
+    count: int
+    oldest: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many runs each job has in each state, and what is due of each handler."""
+
+    runs: Mapping[str, Mapping[State, int]]
+    due: Mapping[str, Due]
+
+    def total(self, state: State) -> int:
+        return sum(by_state.get(state, 0) for by_state in self.runs.values())
+
+
+class Store(Protocol):
+    """Where jobs and runs are kept. See the module's rules."""
+
+    async def open(self) -> None:
+        """Connect, and make or migrate what is needed. Again after `close`: allowed."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go. A closed store may be closed again."""
+        ...
+
+    async def now(self) -> datetime:
+        """The store's own clock, in UTC."""
+        ...
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        """Insert runs, all or none, in order; durable on return.
+
+        A run whose id is there already is left as it is and reported as added. A run whose
+        `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come,
+        is not inserted: the answer carries the holder, marked `duplicate`.
+        """
+        ...
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        """Take up to `limit` due runs whose handler (and queue) the claim names.
+
+        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
+        over running runs with a valid lease. Each run is given running, with its token and
+        attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock.
+        """
+        ...
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        """Extend the leases of those still held, and keep their progress.
+
+        Gives the runs that are still the caller's (same token, running); their
+        `cancel_requested` carries cancel requests. A lease that has lapsed but that nobody
+        took is still the caller's.
+        """
+        ...
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        """Apply each change whose `expect` stands; say which.
+
+        A change that was applied before and still stands is reported True again. A change
+        that brings a finished run back to life takes its dedupe key again, and is False where
+        another run holds it.
+        """
+        ...
+
+    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+        """The runs of these ids that exist."""
+        ...
+
+    async def find(self, query: RunQuery) -> Page[Run]: ...
+
+    async def counts(self) -> Counts: ...
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        """Delete up to `limit` runs that finished before that moment; say how many."""
+        ...
+
+    async def jobs(self, query: JobQuery) -> Page[Job]: ...
+
+    async def put_job(self, job: Job) -> bool:
+        """Insert or replace by compare-and-set: `job.version` is the version it was read at
+        (0 for a new one), and is one higher afterwards. False if another write came first."""
+        ...
+
+    async def drop_job(self, job_id: str) -> bool:
+        """Delete the definition; its runs stay. False if there was none."""
+        ...
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Fire slots: insert each firing's runs and advance its job, as one.
+
+        Not done where the job is gone or has another version. Overlap is decided in here, by
+        `overlapped`, on what the store holds at that moment.
+        """
+        ...
+
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        """Become or stay the leader of `name` for `ttl`: the term's token, or None.
+
+        The token grows whenever the holder changes. `ttl` zero resigns.
+        """
+        ...
+
+    async def wait(self, timeout: float) -> bool:
+        """Return early (True) when something may have changed. A hint, never a promise."""
+        ...
+
+
+def overlapped(
+    firing: Firing, unfinished: Sequence[Run], now: datetime
+) -> tuple[tuple[Run, ...], list[Change]]:
+    """What a firing adds and changes, given the job's earlier slot runs that are unfinished.
+
+    Pure, and the same for every store.
+    """
+    run, *rest = firing.runs
+    if run.state in (State.SKIPPED, State.WAITING) or not unfinished:
+        return firing.runs, []
+    match firing.overlap:
+        case Overlap.ALLOW:
+            return firing.runs, []
+        case Overlap.SKIP:
+            skip = {"state": State.SKIPPED, "finished_at": now}
+            return tuple(
+                replace(r, **skip, reason="overlap" if r is run else "upstream skipped")
+                for r in firing.runs
+            ), []
+        case Overlap.QUEUE:
+            after = tuple(r.id for r in unfinished)
+            return (replace(run, state=State.WAITING, after=after, after_any=True), *rest), []
+        case Overlap.REPLACE:
+            reason = f"replaced by {run.id}"
+            return firing.runs, [
+                states.request_cancel(r, reason)
+                if r.state is State.RUNNING
+                else states.cancelled(r, now, reason)
+                for r in unfinished
+            ]

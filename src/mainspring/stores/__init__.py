@@ -1,0 +1,29 @@
+"""Stores by URL: `open_store("sqlite:///jobs.db")`."""
+
+from __future__ import annotations
+
+from mainspring.clock import Clock
+from mainspring.errors import InvalidInput
+from mainspring.store import Store
+
+__all__ = ["open_store"]
+
+_KNOWN = "sqlite:///path (sqlite:////absolute/path) and memory://"
+
+
+def open_store(url: str, clock: Clock | None = None) -> Store:
+    """The store a URL names. It is not opened yet: `await store.open()` does that."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise InvalidInput(f"a store is named by a URL, not {url!r}; known are {_KNOWN}")
+    if scheme == "memory":
+        from mainspring.stores.memory import MemoryStore
+
+        return MemoryStore(clock)
+    if scheme == "sqlite":
+        from mainspring.stores.sqlite import SqliteStore
+
+        if not rest.startswith("/") or len(rest) < 2:
+            raise InvalidInput(f"{url!r} names no file; write sqlite:///jobs.db")
+        return SqliteStore(rest[1:], clock)
+    raise InvalidInput(f"no store is known for {scheme}://; known are {_KNOWN}")

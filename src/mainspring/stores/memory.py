@@ -1,0 +1,301 @@
+"""`memory://`: a dict. For tests and simulation, and the model that other stores are held to.
+
+Every method does its work without an `await` in the middle, so each is atomic on its loop.
+It is the plainest correct reading of the protocol; nothing in it is fast on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from mainspring import codec
+from mainspring.clock import Clock, SystemClock
+from mainspring.model import FINISHED, LIVE, Job, Page, Run, Source, State
+from mainspring.states import Change
+from mainspring.store import (
+    Added,
+    Claim,
+    Counts,
+    Due,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    RunQuery,
+    overlapped,
+)
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass(slots=True)
+class _Term:
+    holder: str
+    token: int
+    until: datetime
+
+
+class MemoryStore:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._runs: dict[str, Run] = {}
+        self._jobs: dict[str, Job] = {}
+        self._terms: dict[str, _Term] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    async def open(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """What was kept stays, so that a restart can be simulated."""
+
+    async def now(self) -> datetime:
+        return self._clock.now()
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        now = self._clock.now()
+        added = [self._add(run, now) for run in runs]
+        self._wake()
+        return added
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        now = self._clock.now()
+        due = sorted(
+            (r for r in self._runs.values() if _claimable(r, claim, now)),
+            key=lambda r: (-r.priority, r.run_at),
+        )
+        room = self._room(now)
+        taken = []
+        for run in due:
+            if len(taken) == claim.limit:
+                break
+            key = self._limit_key(run.job_id)
+            if key is not None:
+                if room[run.job_id, key] <= 0:
+                    continue
+                for other in room:
+                    room[other] -= other[1] == key
+            run = replace(
+                run,
+                state=State.RUNNING,
+                token=run.token + 1,
+                attempt=run.attempt + 1,
+                worker=claim.worker,
+                started_at=now,
+                lease_until=now + claim.lease,
+                progress=None,
+            )
+            self._runs[run.id] = run
+            taken.append(run)
+        return taken
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        until = self._clock.now() + lease
+        mine = []
+        for item in held:
+            run = self._runs.get(item.id)
+            if run and run.state is State.RUNNING and run.token == item.token:
+                run = replace(run, lease_until=until, progress=item.progress)
+                self._runs[run.id] = run
+                mine.append(run)
+        return mine
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        now = self._clock.now()
+        done = [self._commit(change, now) for change in changes]
+        self._wake()
+        return done
+
+    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+        return {run_id: self._runs[run_id] for run_id in ids if run_id in self._runs}
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        now = self._clock.now()
+        found = [
+            (at, run)
+            for at, run in enumerate(self._runs.values())
+            if (query.job is None or run.job_id == query.job)
+            and (query.states is None or run.state in query.states)
+            and (not query.lapsed or _lapsed(run, now))
+            and (query.cursor is None or at < int(query.cursor))
+        ]
+        found = found[::-1][: query.limit]
+        full = len(found) == query.limit
+        return Page([run for _, run in found], str(found[-1][0]) if full and found else None)
+
+    async def counts(self) -> Counts:
+        now = self._clock.now()
+        runs: dict[str, Counter[State]] = defaultdict(Counter)
+        due: dict[str, Due] = {}
+        for run in self._runs.values():
+            runs[run.job_id][run.state] += 1
+            if run.state is State.PENDING and run.run_at <= now:
+                seen = due.get(run.handler, Due(0, run.run_at))
+                due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
+        return Counts(runs, due)
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        now = self._clock.now()
+        old = [
+            run.id
+            for run in self._runs.values()
+            if run.finished_at
+            and run.finished_at < before
+            and not (run.dedupe_until and run.dedupe_until > now)
+        ][:limit]
+        for run_id in old:
+            del self._runs[run_id]
+        return len(old)
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        found = [
+            job
+            for job in self._jobs.values()
+            if (query.ids is None or job.id in query.ids)
+            and (query.tag is None or query.tag in job.tags)
+        ]
+        if query.due is not None:
+            due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
+            return Page(sorted(due, key=lambda j: (j.next_run_at, j.id))[: query.limit])
+        found = sorted(
+            (j for j in found if query.cursor is None or j.id > query.cursor), key=lambda j: j.id
+        )[: query.limit]
+        return Page(found, found[-1].id if len(found) == query.limit else None)
+
+    async def put_job(self, job: Job) -> bool:
+        stored = self._jobs.get(job.id)
+        if (stored.version if stored else 0) != job.version:
+            return False
+        self._jobs[job.id] = replace(job, version=job.version + 1)
+        self._wake()
+        return True
+
+    async def drop_job(self, job_id: str) -> bool:
+        return self._jobs.pop(job_id, None) is not None
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        now = self._clock.now()
+        fired = [self._fire(firing, now) for firing in firings]
+        self._wake()
+        return fired
+
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        now = self._clock.now()
+        term = self._terms.get(name)
+        if term is None or (term.until <= now and term.holder != holder):
+            term = self._terms[name] = _Term(holder, term.token + 1 if term else 1, now)
+        if term.holder != holder:
+            return None
+        term.until = now + ttl
+        return term.token if ttl else None
+
+    async def wait(self, timeout: float) -> bool:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _add(self, run: Run, now: datetime) -> Added:
+        if run.id in self._runs:
+            return Added(self._runs[run.id])
+        holder = self._holder(run.dedupe_key, now)
+        if holder is not None:
+            return Added(replace(holder, duplicate=True), duplicate=True)
+        # Values pass through the codec, as they would in any store that outlives the process.
+        run = replace(run, payload=codec.decode(codec.encode(run.payload)))
+        self._runs[run.id] = run
+        return Added(run)
+
+    def _holder(self, key: str | None, now: datetime) -> Run | None:
+        if key is None:
+            return None
+        for run in self._runs.values():
+            held = run.state in LIVE or (run.dedupe_until is not None and run.dedupe_until > now)
+            if run.dedupe_key == key and held:
+                return run
+        return None
+
+    def _limit_key(self, job_id: str) -> str | None:
+        job = self._jobs.get(job_id)
+        if job is None or job.policy.concurrency is None:
+            return None
+        return job.policy.concurrency_key or f"job:{job_id}"
+
+    def _room(self, now: datetime) -> dict[tuple[str, str], int]:
+        """How many more runs each limited job may have, by (job, what its limit counts over)."""
+        used = Counter(
+            self._limit_key(run.job_id)
+            for run in self._runs.values()
+            if run.state is State.RUNNING and run.lease_until and run.lease_until > now
+        )
+        return {
+            (job.id, key): (job.policy.concurrency or 0) - used[key]
+            for job in self._jobs.values()
+            if (key := self._limit_key(job.id)) is not None
+        }
+
+    def _commit(self, change: Change, now: datetime) -> bool:
+        run = self._runs.get(change.id)
+        if run is None:
+            return False
+        if not all(getattr(run, name) == value for name, value in change.expect.items()):
+            repeat = run.token == change.expect.get("token", run.token)
+            return repeat and all(getattr(run, name) == v for name, v in change.set.items())
+        after = change.after(run)
+        if run.state in FINISHED and after.state in LIVE:
+            holder = self._holder(run.dedupe_key, now)
+            if holder is not None and holder.id != run.id:
+                return False
+        if after.result is not run.result:
+            after = replace(after, result=codec.decode(codec.encode(after.result)))
+        self._runs[run.id] = after
+        return True
+
+    def _fire(self, firing: Firing, now: datetime) -> Fired:
+        job = self._jobs.get(firing.job_id)
+        if job is None or job.version != firing.version:
+            return Fired(False)
+        unfinished = [
+            run
+            for run in self._runs.values()
+            if run.job_id == job.id and run.source is Source.SCHEDULE and run.state in LIVE
+        ]
+        runs, changes = overlapped(firing, unfinished, now)
+        for change in changes:
+            self._commit(change, now)
+        stored = tuple(self._add(run, now).run for run in runs)
+        self._jobs[job.id] = replace(
+            job,
+            next_run_at=firing.next_run_at,
+            last_run_at=firing.last_run_at,
+            version=job.version + 1,
+        )
+        return Fired(True, stored)
+
+
+def _claimable(run: Run, claim: Claim, now: datetime) -> bool:
+    return (
+        run.state is State.PENDING
+        and run.run_at <= now
+        and run.handler in claim.handlers
+        and (claim.queues is None or run.queue in claim.queues)
+    )
+
+
+def _lapsed(run: Run, now: datetime) -> bool:
+    return run.state is State.RUNNING and run.lease_until is not None and run.lease_until <= now
