@@ -1,4 +1,5 @@
 """Placeholder until the schedules branch lands."""
+
 from __future__ import annotations
 
 import re
@@ -11,4 +12,6 @@ def duration(value: str | float | timedelta, *, what: str = "duration") -> timed
     if isinstance(value, int | float):
         return timedelta(seconds=value)
     units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-    return timedelta(seconds=sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(ms|[smhdw])", value)))
+    return timedelta(
+        seconds=sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(ms|[smhdw])", value))
+    )

@@ -1,4 +1,5 @@
 """Placeholder until the schedules branch lands."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
