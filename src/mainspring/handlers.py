@@ -85,8 +85,12 @@ class Handler:
         else:
             self._check_names(payload or {})
 
+    def stored_arguments(self, payload: Any) -> Mapping[str, Any]:
+        """The part of a payload that is passed as arguments."""
+        return payload if payload and (self._names or self._any_names) else {}
+
     def call(self, context: RunContext, payload: Any) -> Any:
-        arguments = payload if payload and (self._names or self._any_names) else {}
+        arguments = self.stored_arguments(payload)
         if self.takes_context:
             return self.function(context, **arguments)
         return self.function(**arguments)
