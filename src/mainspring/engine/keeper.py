@@ -15,6 +15,7 @@ from typing import TypeVar
 from mainspring import states
 from mainspring.engine.firing import Gap, plan
 from mainspring.engine.parts import Parts
+from mainspring.engine.resting import rest
 from mainspring.model import Job, Page, Run, State
 from mainspring.policy import Delivery
 from mainspring.states import Change
@@ -32,6 +33,7 @@ FOLLOWER_SWEEP = 3.0
 """Seconds between two looks for lapsed runs: a rescue comes within lease + 5 s either way."""
 
 PRUNE_EVERY = 60.0
+HINT_REST = 0.02
 BATCH = 1000
 FAR = timedelta(days=366)
 
@@ -96,7 +98,8 @@ class Keeper:
             if self.leads and self._parts.clock.monotonic() - pruned_at >= PRUNE_EVERY:
                 pruned_at = self._parts.clock.monotonic()
                 await self._guarded(self._prune)
-            await self._until_unblock(LEADER_SWEEP if self.leads else FOLLOWER_SWEEP)
+            await asyncio.sleep(HINT_REST)
+            await rest(self._unblock, LEADER_SWEEP if self.leads else FOLLOWER_SWEEP)
 
     # Firing
 
@@ -134,7 +137,9 @@ class Keeper:
         if soonest and soonest[0].next_run_at is not None:
             due = soonest[0].next_run_at + grace
             seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
-        await _sleep(self._wake, max(seconds, 0.001))
+        # Hints come with every commit anywhere; a short rest keeps them from being a load.
+        await asyncio.sleep(min(max(seconds, 0.001), HINT_REST))
+        await rest(self._wake, seconds - HINT_REST)
 
     # Sweeping
 
@@ -190,11 +195,9 @@ class Keeper:
 
     async def _prune(self) -> None:
         before = await self._parts.store.now() - self._parts.settings.retention
-        while await self._parts.store.prune(before, BATCH) == BATCH:
-            await asyncio.sleep(0.01)
-
-    async def _until_unblock(self, seconds: float) -> None:
-        await _sleep(self._unblock, seconds)
+        pruned = BATCH
+        while pruned == BATCH:  # in bites, so that other writes get their turn
+            pruned = await self._parts.store.prune(before, BATCH)
 
     # Leading
 
@@ -217,11 +220,3 @@ class Keeper:
             self._parts.patience.failed(error)
         else:
             self._parts.patience.succeeded()
-
-
-async def _sleep(event: asyncio.Event, seconds: float) -> None:
-    timer = asyncio.get_running_loop().call_later(seconds, event.set)
-    try:
-        await event.wait()
-    finally:
-        timer.cancel()

@@ -7,6 +7,7 @@ A run's way: `claim` → `_admit` → ready → `_begin` → runner → `_over` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from mainspring import states
 from mainspring.context import RunContext
 from mainspring.engine.breakers import Breakers, Turn
 from mainspring.engine.parts import Parts
+from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict, judge
@@ -66,6 +68,7 @@ class Worker:
         self._stuck: set[Work] = set()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
+        self._claimed_last = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._handler_seconds = 1.0
@@ -98,9 +101,11 @@ class Worker:
             self._wake.clear()
             room = self._room()
             if room <= 0:
-                await self._sleep(self._settings.poll.total_seconds())
+                await rest(self._wake, self._settings.poll.total_seconds())
             elif not await self._claim(room):
                 await self._sleep_until_due()
+        self._release_ready()
+        self._claimed_last.set()
 
     async def renewing(self) -> None:
         """Renew every sixth of a lease; no handler can block the engine's loop."""
@@ -122,7 +127,9 @@ class Worker:
         """Stop claiming, give back what has not begun, wait for the rest, release it at last."""
         self._draining = True
         self._wake.set()
-        self._release_ready()
+        with contextlib.suppress(TimeoutError):  # a claim under way may still bring runs
+            async with asyncio.timeout(DRAIN_GRACE):
+                await self._claimed_last.wait()
         if graceful:
             await self._active_over(timeout)
         for work in list(self._active.values()):
@@ -164,14 +171,7 @@ class Worker:
         seconds = self._settings.poll.total_seconds()
         if due is not None:
             seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
-        await self._sleep(max(seconds, 0.001))
-
-    async def _sleep(self, seconds: float) -> None:
-        timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
+        await rest(self._wake, max(seconds, 0.001))
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
@@ -304,7 +304,7 @@ class Worker:
         ends = self._parts.clock.monotonic() + timeout
         while self._active and (left := ends - self._parts.clock.monotonic()) > 0:
             self._wake.clear()
-            await self._sleep(left)
+            await rest(self._wake, left)
 
     # Settling
 
