@@ -1,0 +1,1 @@
+from mainspring.schedules.cron import Cron
