@@ -20,6 +20,7 @@ from mainspring.engine.parts import Parts
 from mainspring.engine.worker import Worker
 from mainspring.errors import (
     Conflict,
+    InvalidSchedule,
     InvalidState,
     JobExists,
     JobNotFound,
@@ -180,6 +181,16 @@ class Control:
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._parts.store.jobs(query)
+
+    async def create(self, draft: Job) -> Job:
+        """Store a new job; one of that id is an error, and so is a schedule that is over."""
+        now = await self._parts.store.now()
+        job = _fresh(draft, now)
+        if job.schedule is not None and job.schedule.next(now) is None:
+            raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        if not await self._parts.store.put_job(job):
+            raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
+        return self._changed(job, "job.created")
 
     async def define(self, draft: Job) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
