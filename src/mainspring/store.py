@@ -247,9 +247,14 @@ def overlapped(
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
-            skip = {"state": State.SKIPPED, "finished_at": now}
+            why = {run.id: "overlap"}
             return tuple(
-                replace(r, **skip, reason="overlap" if r is run else "upstream skipped")
+                replace(
+                    r,
+                    state=State.SKIPPED,
+                    finished_at=now,
+                    reason=why.get(r.id, "upstream skipped"),
+                )
                 for r in firing.runs
             ), []
         case Overlap.QUEUE:

@@ -69,7 +69,7 @@ class MemoryStore:
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
-        taken = []
+        taken: list[Run] = []
         for run in due:
             if len(taken) == claim.limit:
                 break
