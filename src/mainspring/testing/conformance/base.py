@@ -100,8 +100,9 @@ class Suite:
 
     async def running(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
         """Add a run and claim it."""
-        await store.add([self.run(run_id, **fields)])
-        [run] = await self.claim(store)
+        made = self.run(run_id, **fields)
+        await store.add([made])
+        [run] = await self.claim(store, handlers=frozenset({made.handler}))
         return run
 
     async def finished(self, store: Store, run_id: str = "run", **fields: Any) -> Run:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 
 from mainspring import states
-from mainspring.model import Progress, State
+from mainspring.model import Progress, Run, State
 from mainspring.policy import Delivery
 from mainspring.store import Held, JobQuery, Store
 from mainspring.testing.conformance.base import Suite
@@ -153,7 +155,7 @@ class Limiting(Suite):
     async def test_every_end_of_an_attempt_gives_its_place_back(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         failure = states.Failure("boom")
-        ends = [
+        ends: list[Callable[[Run, datetime], states.Change]] = [
             lambda r, now: states.succeeded(r, now, 1),
             lambda r, now: states.failed(r, now, failure),
             lambda r, now: states.retrying(r, now, failure, self.at(10**6)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mainspring import states
-from mainspring.model import Outcome, State
+from mainspring.model import Outcome, Run, State
 from mainspring.policy import Delivery
 from mainspring.states import Change, Failure
 from mainspring.store import Store
@@ -37,7 +38,7 @@ class Committing(Suite):
     async def test_each_outcome_is_kept_as_its_change_says(self, store: Store) -> None:
         failure = Failure("ValueError: no", "Traceback…", Outcome.TIMED_OUT)
         later = self.at(50)
-        changes = [
+        changes: list[Callable[[Run], Change]] = [
             lambda r: states.succeeded(r, self.at(1), [1, None]),
             lambda r: states.retrying(r, self.at(1), failure, later, ("a", "b")),
             lambda r: states.failed(r, self.at(1), failure, reason="gave up"),
@@ -164,17 +165,16 @@ class Committing(Suite):
 
     async def test_repeats_of_every_outcome(self, store: Store) -> None:
         failure = Failure("boom", "trace")
-        for n, make in enumerate(
-            [
-                lambda r: states.failed(r, self.start, failure),
-                lambda r: states.retrying(r, self.start, failure, self.at(999)),
-                lambda r: states.request_cancel(r, "asked"),
-                lambda r: states.cancelled(r, self.start, None),
-                lambda r: states.released(r, self.start, began=False),
-                lambda r: states.snoozed(r, self.at(999)),
-                lambda r: states.rescued(r, self.start, Delivery.AT_LEAST_ONCE),
-            ]
-        ):
+        makers: list[Callable[[Run], Change]] = [
+            lambda r: states.failed(r, self.start, failure),
+            lambda r: states.retrying(r, self.start, failure, self.at(999)),
+            lambda r: states.request_cancel(r, "asked"),
+            lambda r: states.cancelled(r, self.start, None),
+            lambda r: states.released(r, self.start, began=False),
+            lambda r: states.snoozed(r, self.at(999)),
+            lambda r: states.rescued(r, self.start, Delivery.AT_LEAST_ONCE),
+        ]
+        for n, make in enumerate(makers):
             run = await self.running(store, f"r{n}", handler=f"h{n}")
             change = make(run)
             assert await store.commit([change]) == [True]
