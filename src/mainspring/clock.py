@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-__all__ = ["EPOCH", "Clock", "SystemClock", "from_us", "to_us", "utcnow"]
+__all__ = ["EPOCH", "CarriedClock", "Clock", "SystemClock", "from_us", "to_us", "utcnow"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -40,3 +40,22 @@ def to_us(moment: datetime) -> int:
 
 def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
+
+
+class CarriedClock:
+    """The store's time between readings, carried on by the monotonic clock.
+
+    For record times and for a retry's `run_at`; it never decides what is due or lapsed.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._monotonic = clock.monotonic
+        self.correct(clock.now())
+
+    def correct(self, reading: datetime) -> None:
+        """Take a fresh reading of the store's clock."""
+        self._reading = reading
+        self._read_at = self._monotonic()
+
+    def now(self) -> datetime:
+        return self._reading + timedelta(seconds=self._monotonic() - self._read_at)

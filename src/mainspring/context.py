@@ -24,8 +24,8 @@ class RunContext:
     """
 
     __slots__ = (
-        "_log",
         "_lines",
+        "_log",
         "attempt",
         "cancelled",
         "job_id",

@@ -1,14 +1,102 @@
-"""Placeholder until the schedules branch lands."""
+"""Spans of time, read from what people write and told in what people say."""
+
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 
+from mainspring.errors import InvalidInput
 
-def duration(value: str | float | timedelta, *, what: str = "duration") -> timedelta:
+__all__ = ["duration", "humanize"]
+
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_UNITS = {**{unit: n * 1_000_000 for unit, n in _SECONDS.items()}, "ms": 1_000, "us": 1}
+
+_PART = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|us|[wdhms])\s*")
+_ISO = re.compile(
+    r"P(?:(?P<w>\d{1,18}(?:[.,]\d{1,9})?)W)?(?:(?P<d>\d{1,18}(?:[.,]\d{1,9})?)D)?"
+    r"(?:T(?:(?P<h>\d{1,18}(?:[.,]\d{1,9})?)H)?(?:(?P<m>\d{1,18}(?:[.,]\d{1,9})?)M)?"
+    r"(?:(?P<s>\d{1,18}(?:[.,]\d{1,9})?)S)?)?"
+)
+_LONGEST_TEXT = 64
+_ALLOWED = 'a text such as "30s", "1h30m", "2d" or "PT5M", a number of seconds, or a timedelta'
+
+
+def duration(value: str | int | float | timedelta, *, what: str = "duration") -> timedelta:
+    """Read a span of time, zero or longer; `what` names it in the error.
+
+    Raises `InvalidInput` for anything else: a number without a unit in a text, a negative or
+    endless span, one too long for a `timedelta` (about 2.7 million years).
+    """
+    try:
+        span = _read(value)
+    except (OverflowError, ValueError):
+        raise _refused(what, value, "it is too long") from None
+    if span is None:
+        raise _refused(what, value)
+    if span < timedelta(0):
+        raise _refused(what, value, "it is negative")
+    return span
+
+
+def humanize(span: timedelta) -> str:
+    """A span in words, largest units first: `1 hour 30 minutes`."""
+    left = abs(span) // timedelta(microseconds=1)
+    words = []
+    for unit, word in _WORDS:
+        count, left = divmod(left, _UNITS[unit])
+        if count:
+            words.append(f"{count} {word}{'s' if count != 1 else ''}")
+    text = " ".join(words) or "0 seconds"
+    return f"minus {text}" if span < timedelta(0) else text
+
+
+_WORDS = (
+    ("d", "day"),
+    ("h", "hour"),
+    ("m", "minute"),
+    ("s", "second"),
+    ("ms", "millisecond"),
+    ("us", "microsecond"),
+)
+
+
+def _read(value: object) -> timedelta | None:
     if isinstance(value, timedelta):
         return value
+    if isinstance(value, bool):
+        return None
     if isinstance(value, int | float):
-        return timedelta(seconds=value)
-    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-    return timedelta(seconds=sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(ms|[smhdw])", value)))
+        return timedelta(seconds=value) if math.isfinite(value) else None
+    if isinstance(value, str) and len(value) <= _LONGEST_TEXT:
+        return _read_text(value.strip())
+    return None
+
+
+def _read_text(text: str) -> timedelta | None:
+    iso = _ISO.fullmatch(text.upper())
+    if iso is not None:
+        return _total([(n.replace(",", "."), u) for u, n in iso.groupdict().items() if n])
+    parts = _PART.findall(text.lower())
+    if _PART.sub("", text.lower()) or len({unit for _, unit in parts}) < len(parts):
+        return None
+    return _total(parts)
+
+
+def _total(parts: list[tuple[str, str]]) -> timedelta | None:
+    """The sum, in whole microseconds where the text has whole numbers (floats would drift)."""
+    if not parts:
+        return None
+    whole = sum(int(n) * _UNITS[unit] for n, unit in parts if "." not in n)
+    broken = sum(float(n) * _UNITS[unit] for n, unit in parts if "." in n)
+    return timedelta(microseconds=whole) + timedelta(microseconds=broken)
+
+
+def _refused(what: str, value: object, why: str | None = None) -> InvalidInput:
+    given = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    reason = f" ({why})" if why else ""
+    advice = ""
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(\.\d+)?\s*", value):
+        advice = f'; a text needs a unit: "{value.strip()}s"'
+    return InvalidInput(f"{what} {given} cannot be used{reason}: give {_ALLOWED}{advice}")

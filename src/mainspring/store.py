@@ -104,10 +104,12 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQuery:
-    """By id. `due`: enabled, with a slot at or before that moment; those come earliest first."""
+    """By id. `due`: enabled, with a slot at or before that moment; those come earliest first.
+    `follows`: those that come after other jobs (`policy.after`)."""
 
     ids: frozenset[str] | None = None
     due: datetime | None = None
+    follows: bool = False
     tag: str | None = None
     limit: int = 100
     cursor: str | None = None
@@ -163,6 +165,11 @@ class Store(Protocol):
         over running runs with a valid lease. Each run is given running, with its token and
         attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock.
         """
+        ...
+
+    async def next_due(self, claim: Claim) -> datetime | None:
+        """When the next pending run that such a claim could take falls due: later than now,
+        or None. What is due already is for `claim` to give, limits permitting."""
         ...
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:

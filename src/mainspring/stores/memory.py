@@ -75,7 +75,7 @@ class MemoryStore:
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
-            (r for r in self._runs.values() if _claimable(r, claim, now)),
+            (r for r in self._runs.values() if r.run_at <= now and _takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
@@ -102,6 +102,13 @@ class MemoryStore:
             self._runs[run.id] = run
             taken.append(_handed_out(run))
         return taken
+
+    async def next_due(self, claim: Claim) -> datetime | None:
+        now = self._clock.now()
+        return min(
+            (r.run_at for r in self._runs.values() if r.run_at > now and _takes(claim, r)),
+            default=None,
+        )
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         now = self._clock.now()
@@ -170,6 +177,7 @@ class MemoryStore:
             for job in self._jobs.values()
             if (query.ids is None or job.id in query.ids)
             and (query.tag is None or query.tag in job.tags)
+            and (not query.follows or job.policy.after)
         ]
         if query.due is not None:
             due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
@@ -308,10 +316,9 @@ class MemoryStore:
         return Fired(True, stored)
 
 
-def _claimable(run: Run, claim: Claim, now: datetime) -> bool:
+def _takes(claim: Claim, run: Run) -> bool:
     return (
         run.state is State.PENDING
-        and run.run_at <= now
         and run.handler in claim.handlers
         and (claim.queues is None or run.queue in claim.queues)
     )

@@ -1,0 +1,68 @@
+"""Circuit breakers, one for each job that asks for one, counted in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from mainspring.durations import duration
+from mainspring.policy import Breaker
+
+__all__ = ["Breakers", "Turn"]
+
+Turn = Literal["opened", "half_open", "closed"]
+
+
+@dataclass(slots=True)
+class _Circuit:
+    failures: int = 0
+    opened_at: float | None = None
+    probing: bool = False
+
+
+class Breakers:
+    """Closed: all pass. Open: none does, for `reset`. Then one probes: it closes or opens it."""
+
+    def __init__(self) -> None:
+        self._circuits: dict[str, _Circuit] = {}
+
+    def admit(
+        self, job_id: str, breaker: Breaker, now: float
+    ) -> tuple[timedelta | None, Turn | None]:
+        """How long this run has to wait (None: it may start), and what turned."""
+        circuit = self._circuits.get(job_id)
+        if circuit is None or circuit.opened_at is None:
+            return None, None
+        reset = duration(breaker.reset)
+        left = reset - timedelta(seconds=now - circuit.opened_at)
+        if left > timedelta():
+            return left, None
+        if circuit.probing:
+            return min(reset, timedelta(seconds=1)), None
+        circuit.probing = True
+        return None, "half_open"
+
+    def record(self, job_id: str, breaker: Breaker, now: float, *, ok: bool) -> Turn | None:
+        """Count how an attempt ended; say what turned."""
+        circuit = self._circuits.setdefault(job_id, _Circuit())
+        if ok:
+            was_open = circuit.opened_at is not None
+            del self._circuits[job_id]
+            return "closed" if was_open else None
+        circuit.failures += 1
+        if circuit.probing or (circuit.opened_at is None and circuit.failures >= breaker.failures):
+            circuit.opened_at, circuit.probing = now, False
+            return "opened"
+        return None
+
+    def abandon(self, job_id: str) -> None:
+        """A probe ended without a verdict (cancelled, lost): let the next one probe."""
+        if job_id in self._circuits:
+            self._circuits[job_id].probing = False
+
+    def state(self, job_id: str) -> str:
+        circuit = self._circuits.get(job_id)
+        if circuit is None or circuit.opened_at is None:
+            return "closed"
+        return "half_open" if circuit.probing else "open"

@@ -1,0 +1,340 @@
+"""What is asked of jobs and runs from outside: add, change, enqueue, cancel, retry, wait.
+
+Everything here happens on the engine's loop and goes straight to the store. Errors of the
+store reach the caller: unlike the engine's own loops, a caller can decide to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from mainspring import codec, states
+from mainspring.engine.firing import make_run, with_followers
+from mainspring.engine.keeper import Keeper
+from mainspring.engine.parts import Parts
+from mainspring.engine.worker import Worker
+from mainspring.errors import (
+    Conflict,
+    InvalidState,
+    JobExists,
+    JobNotFound,
+    JobOwnedByCode,
+    RunNotFound,
+)
+from mainspring.model import Job, Owner, Page, Run, Source, State, new_run_id
+from mainspring.options import Options
+from mainspring.states import Change
+from mainspring.store import Counts, JobQuery, RunQuery
+
+__all__ = ["Control"]
+
+TRIES = 20
+"""How often a compare-and-set is tried before somebody else's writes are said to be in the way."""
+
+POLL_FINISHED = 1.0
+START_HELD = timedelta(seconds=60)
+
+Edit = Callable[[Job, datetime], Job]
+
+
+class Control:
+    def __init__(self, parts: Parts, worker: Worker, keeper: Keeper) -> None:
+        self._parts = parts
+        self._worker = worker
+        self._keeper = keeper
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    # Told by the engine
+
+    def finished(self, run_id: str) -> None:
+        for event in self._waiting.get(run_id, ()):
+            event.set()
+
+    def wake(self) -> None:
+        """Something changed, perhaps in another process: look at the runs waited for."""
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
+
+    # Runs
+
+    async def enqueue(
+        self, job_id: str, payloads: Sequence[Any], options: Options, zone: ZoneInfo, source: Source
+    ) -> list[Run]:
+        """Add a run for each payload, in one commit, or none. A payload of None is the job's."""
+        job = await self.known_job(job_id)
+        handler = self._parts.registry.find(job.handler)
+        for payload in payloads:
+            if payload is not None:
+                codec.encode(payload)
+            if handler is not None:
+                handler.check(job.payload if payload is None else payload)
+        now = await self._parts.store.now()
+        roots = self._made_runs(job, payloads, options, zone, source, now)
+        followers = await self._parts.jobs.followers()
+        instances = [with_followers(root, followers, now) for root in roots]
+        added = await self._parts.store.add([run for runs in instances for run in runs])
+        stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
+        answers = [stands[root.id] for root in roots]
+        for one in answers:
+            if not one.duplicate:
+                self._parts.emit("run.enqueued", one.run)
+        return [one.run for one in answers]
+
+    async def cancel(self, run_id: str, reason: str) -> bool:
+        """Cancel a run that has not ended. One that is running is told to stop, and stays
+        cancelled whatever its handler does. False if it had ended."""
+        for _ in range(TRIES):
+            run = await self.run(run_id)
+            if run.finished:
+                return False
+            if run.state is State.RUNNING:
+                if run.cancel_requested:
+                    return True
+                change = states.request_cancel(run, reason)
+            else:
+                change = states.cancelled(run, await self._parts.store.now(), reason)
+            if await self._committed(change):
+                after = change.after(run)
+                if after.finished:
+                    self.finished(run_id)
+                    self._keeper.unblock()
+                    self._parts.emit("run.cancelled", after)
+                else:
+                    self._worker.cancel(after)
+                return True
+        raise _contended(f"run {run_id}")
+
+    async def retry(self, run_id: str) -> Run:
+        """Bring a failed or cancelled run back: the same run, pending again."""
+        run = await self.run(run_id)
+        if run.state not in (State.FAILED, State.CANCELLED):
+            raise InvalidState(
+                f"only a failed or cancelled run can be tried again; {run_id} is {run.state}"
+            )
+        change = states.revived(run, await self._parts.store.now())
+        if not await self._committed(change):
+            now = await self.run(run_id)
+            held = f"its dedupe key {run.dedupe_key!r} is held by another run"
+            raise InvalidState(
+                f"run {run_id} cannot be tried again: "
+                + (held if now.state is run.state else f"it is {now.state} by now")
+            )
+        after = change.after(run)
+        self._parts.emit("run.enqueued", after)
+        return after
+
+    async def run(self, run_id: str) -> Run:
+        found = await self._parts.store.get([run_id])
+        if run_id not in found:
+            raise RunNotFound(run_id)
+        return found[run_id]
+
+    async def runs(self, query: RunQuery) -> Page[Run]:
+        return await self._parts.store.find(query)
+
+    async def counts(self) -> Counts:
+        return await self._parts.store.counts()
+
+    async def wait(self, run_id: str, timeout: float | None) -> Run:
+        """The run once it is finished; TimeoutError if that takes longer."""
+        changed = asyncio.Event()
+        self._waiting.setdefault(run_id, set()).add(changed)
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    changed.clear()
+                    run = await self.run(run_id)
+                    if run.finished:
+                        return run
+                    timer = asyncio.get_running_loop().call_later(POLL_FINISHED, changed.set)
+                    await changed.wait()
+                    timer.cancel()
+        except TimeoutError:
+            raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
+        finally:
+            self._waiting[run_id].discard(changed)
+            if not self._waiting[run_id]:
+                del self._waiting[run_id]
+
+    # Jobs
+
+    async def job(self, job_id: str) -> Job:
+        page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        if not page.items:
+            raise JobNotFound(job_id)
+        return page.items[0]
+
+    async def known_job(self, job_id: str) -> Job:
+        """The job as it was at most a second ago."""
+        job = (await self._parts.jobs.get([job_id]))[job_id]
+        if job is None:
+            self._parts.jobs.forget(job_id)
+            raise JobNotFound(job_id)
+        return job
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self._parts.store.jobs(query)
+
+    async def define(self, draft: Job) -> Job:
+        """Store a job as given; one that is there is replaced, but for what belongs to the
+        operator (`enabled`) and to time (creation, slots already named)."""
+        for _ in range(TRIES):
+            now = await self._parts.store.now()
+            stored = await self._stored(draft.id)
+            job = _fresh(draft, now) if stored is None else _merged(draft, stored, now)
+            if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
+                return stored
+            if await self._parts.store.put_job(job):
+                return self._changed(job, "job.updated" if stored else "job.created")
+        raise _contended(f"job {draft.id}")
+
+    async def edit(self, job_id: str, edit: Edit, *, operator: bool = False) -> Job:
+        """Change a stored job. What code owns only an operator's switch may change."""
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            if job.owner is Owner.CODE and not operator:
+                raise JobOwnedByCode(job_id)
+            now = await self._parts.store.now()
+            edited = replace(edit(job, now), updated_at=now)
+            if await self._parts.store.put_job(edited):
+                return self._changed(edited, "job.updated")
+        raise _contended(f"job {job_id}")
+
+    async def switch(self, job_id: str, enabled: bool) -> Job:
+        """Pause or resume: a paused job has no next slot, a resumed one none in the past."""
+
+        def flip(job: Job, now: datetime) -> Job:
+            if job.enabled is enabled:
+                return job
+            return replace(job, enabled=enabled, next_run_at=_upcoming(job, enabled, now))
+
+        return await self.edit(job_id, flip, operator=True)
+
+    async def remove(self, job_id: str, *, force: bool) -> None:
+        """Delete a job, cancel its pending runs, let running ones end."""
+        job = await self.job(job_id)
+        if job.owner is Owner.CODE and not force:
+            raise JobOwnedByCode(job_id)
+        await self._parts.store.drop_job(job_id)
+        self._parts.jobs.forget(job_id)
+        unstarted = frozenset({State.PENDING, State.WAITING})
+        while True:
+            page = await self._parts.store.find(RunQuery(job=job_id, states=unstarted, limit=1000))
+            if not page.items:
+                break
+            now = await self._parts.store.now()
+            await self._parts.store.commit(
+                [states.cancelled(run, now, "job removed") for run in page.items]
+            )
+        self._parts.emit("job.removed", job_id=job_id)
+
+    async def run_on_start(self, job_ids: Sequence[str]) -> None:
+        """One run each, also for several nodes that start within the same minute."""
+        for job_id in job_ids:
+            job = await self.known_job(job_id)
+            if job.enabled:
+                once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
+                await self.enqueue(job_id, [None], once, ZoneInfo("UTC"), Source.START)
+
+    # Steps
+
+    def _made_runs(
+        self,
+        job: Job,
+        payloads: Sequence[Any],
+        options: Options,
+        zone: ZoneInfo,
+        source: Source,
+        now: datetime,
+    ) -> list[Run]:
+        run_at, held_until = options.run_at(now, zone), options.held_until(now)
+        after = options.upstream()
+        runs = []
+        for payload, key in zip(payloads, options.keys(len(payloads)), strict=True):
+            run = make_run(
+                job,
+                run_id=new_run_id(now, self._parts.rng),
+                now=now,
+                source=source,
+                scheduled_at=run_at,
+                run_at=run_at,
+                payload=payload,
+                priority=options.priority,
+                queue=options.queue,
+                dedupe_key=key,
+                dedupe_until=held_until,
+            )
+            if after:
+                run = replace(run, state=State.WAITING, after=after, start_by=None)
+            runs.append(run)
+        if after:
+            self._keeper.unblock()
+        return runs
+
+    async def _stored(self, job_id: str) -> Job | None:
+        page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        return page.items[0] if page.items else None
+
+    async def _committed(self, change: Change) -> bool:
+        [kept] = await self._parts.store.commit([change])
+        return kept
+
+    def _changed(self, job: Job, event: str) -> Job:
+        job = replace(job, version=job.version + 1)
+        self._parts.jobs.forget(job.id)
+        self._keeper.wake()
+        self._parts.emit(event, job_id=job.id, job=job)
+        return job
+
+
+def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
+    return [run for runs in instances for run in runs]
+
+
+def _fresh(draft: Job, now: datetime) -> Job:
+    schedule = draft.schedule.bind(draft.id, now) if draft.schedule else None
+    job = replace(draft, schedule=schedule, created_at=now, updated_at=now)
+    return replace(job, next_run_at=_upcoming(job, job.enabled, now))
+
+
+def _merged(draft: Job, stored: Job, now: datetime) -> Job:
+    """The draft over what is stored. An unchanged schedule keeps its anchor and its next slot,
+    so that slots missed while nothing ran are noticed."""
+    if stored.handler != draft.handler and stored.owner is not draft.owner:
+        raise JobExists(
+            f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"
+            f" {draft.handler!r}. Give one of them another id"
+        )
+    schedule, next_run_at = None, None
+    if draft.schedule is not None:
+        anchor = getattr(stored.schedule, "anchor", None) or stored.created_at
+        schedule = draft.schedule.bind(draft.id, anchor)
+        if schedule == stored.schedule:
+            next_run_at = stored.next_run_at
+        else:
+            schedule = draft.schedule.bind(draft.id, now)
+            next_run_at = schedule.next(now) if stored.enabled else None
+    return replace(
+        draft,
+        schedule=schedule,
+        next_run_at=next_run_at,
+        enabled=stored.enabled,
+        last_run_at=stored.last_run_at,
+        created_at=stored.created_at,
+        updated_at=now,
+        version=stored.version,
+    )
+
+
+def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
+    return job.schedule.next(now) if enabled and job.schedule is not None else None
+
+
+def _contended(what: str) -> Conflict:
+    return Conflict(f"{what} is being changed by others all the time; try again")

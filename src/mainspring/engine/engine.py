@@ -1,0 +1,144 @@
+"""All moving parts of one process, put together, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.control import Control
+from mainspring.engine.keeper import Keeper
+from mainspring.engine.parts import JobBook, Parts, Settings
+from mainspring.engine.patience import Patience
+from mainspring.engine.runner import Runner
+from mainspring.engine.settle import Settler
+from mainspring.engine.worker import Worker
+from mainspring.events import Events
+from mainspring.handlers import Registry
+from mainspring.store import Store
+
+__all__ = ["Engine"]
+
+log = logging.getLogger("mainspring")
+
+
+class Engine:
+    """Made, started, used and stopped on one loop: its own, or inline on the program's."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        registry: Registry,
+        settings: Settings,
+        *,
+        events: Events,
+        rng: random.Random,
+        resources: Mapping[str, Any],
+    ) -> None:
+        time = CarriedClock(clock)
+        self._parts = Parts(
+            store=store,
+            clock=clock,
+            time=time,
+            events=events,
+            patience=Patience(clock, time, events, rng),
+            rng=rng,
+            registry=registry,
+            jobs=JobBook(store, clock),
+            settings=settings,
+            resources=resources,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settler = Settler(self._parts)
+        self.worker = Worker(self._parts, self._settler, self._finished)
+        self.keeper = Keeper(self._parts, self._finished)
+        self.control = Control(self._parts, self.worker, self.keeper)
+
+    @property
+    def away(self) -> bool:
+        """Whether the store failed the last call."""
+        return self._parts.patience.away
+
+    async def start(self, home: asyncio.AbstractEventLoop, *, inline: bool) -> None:
+        """Open the store and set everything in motion. `home` is where async handlers run."""
+        parts = self._parts
+        await parts.store.open()
+        parts.time.correct(await parts.store.now())
+        self.worker.runner = Runner(
+            home=home,
+            time=parts.time,
+            places=parts.settings.workers,
+            inline=inline,
+            over=self.worker.over,
+            freed=self.worker.freed,
+        )
+        self._go(self._hinting)
+        if parts.settings.workers > 0:
+            for part in (
+                self._settler.run,
+                self.worker.claiming,
+                self.worker.renewing,
+                self.worker.watching,
+                self.keeper.electing,
+                self.keeper.firing,
+                self.keeper.sweeping,
+            ):
+                self._go(part)
+            parts.emit("worker.started", worker=parts.settings.worker_id)
+        parts.emit("scheduler.started")
+
+    async def stop(self, *, graceful: bool, timeout: float) -> None:
+        """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
+        parts = self._parts
+        if parts.settings.workers > 0:
+            await self.worker.drain(graceful=graceful, timeout=timeout)
+            await self._flush()
+            parts.emit("worker.stopped", worker=parts.settings.worker_id)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.worker.runner.close()
+        try:
+            await self.keeper.resign()
+        except Exception as error:
+            log.warning("could not resign from leading: %s", error)
+        parts.emit("scheduler.stopped")
+        await parts.store.close()
+
+    async def _flush(self) -> None:
+        """A store that is away must not keep a program from stopping: leases will lapse."""
+        try:
+            async with asyncio.timeout(self._parts.settings.lease.total_seconds()):
+                await self._settler.flushed()
+        except TimeoutError:
+            log.warning("the store did not take the last outcomes; the runs will be rescued")
+
+    async def _hinting(self) -> None:
+        poll = self._parts.settings.poll.total_seconds()
+        while True:
+            if await self._parts.patience.call(lambda: self._parts.store.wait(poll)):
+                self.worker.wake()
+                self.keeper.wake()
+                self.control.wake()
+
+    def _finished(self, run_id: str) -> None:
+        self.control.finished(run_id)
+        self.keeper.unblock()
+
+    def _go(self, part: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self._always(part)))
+
+    async def _always(self, part: Callable[[], Awaitable[None]]) -> None:
+        """No part may end silently: an error nobody foresaw is told, and the part goes on."""
+        while True:
+            try:
+                await part()
+                return
+            except Exception as error:
+                log.exception("a part of the engine failed and is started again")
+                self._parts.emit("scheduler.error", error=error)
+                await asyncio.sleep(1)

@@ -1,0 +1,201 @@
+"""Which slots of a job fire now, and the runs that are made of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.durations import duration
+from mainspring.model import Job, Run, Source, State, slot_run_id
+from mainspring.policy import MisfireKind, Overlap
+from mainspring.store import Firing
+
+__all__ = ["Gap", "make_run", "plan", "with_followers"]
+
+MOST_COUNTED = 1000
+"""A gap of more slots than this is said to be of at least so many: counting is not free."""
+
+_INSTANT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Slots that were missed and will not run."""
+
+    first: datetime
+    last: datetime
+    count: int
+
+    def data(self) -> dict[str, Any]:
+        return {"first": self.first, "last": self.last, "count": self.count}
+
+
+def plan(job: Job, now: datetime, followers: Iterable[Job] = ()) -> tuple[list[Firing], Gap | None]:
+    """What to fire for a job whose `next_run_at` has come.
+
+    Of several slots that are due at once only the newest runs, unless `misfire="all"`; those
+    passed over leave one skipped record. Each firing advances the job, so the versions chain.
+    """
+    assert job.schedule is not None
+    assert job.next_run_at is not None
+    slots, gap = _chosen(job, now)
+    upcoming = job.schedule.next(now)
+    runs = [(slot, _slot_run(job, slot, now)) for slot in slots]
+    firings = []
+    version = job.version
+    if gap is not None:
+        following = slots[0] if slots else upcoming
+        firings.append(_firing(job, version, (_gap_run(job, gap, now),), gap.last, following))
+    catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) > 1
+    for at, (slot, run) in enumerate(runs):
+        following = slots[at + 1] if at + 1 < len(slots) else upcoming
+        made = with_followers(run, followers, now)
+        firing = _firing(job, version + len(firings), made, slot, following)
+        if catching_up and firing.overlap is Overlap.SKIP:
+            firing = replace(firing, overlap=Overlap.QUEUE)  # "all" means all: one by one
+        firings.append(firing)
+    return firings, gap
+
+
+def make_run(
+    job: Job,
+    *,
+    run_id: str,
+    now: datetime,
+    source: Source,
+    scheduled_at: datetime,
+    run_at: datetime,
+    **fields: Any,
+) -> Run:
+    """A run of a job, with what its policy says of queue, priority and deadline."""
+    policy = job.policy
+    deadline = policy.start_deadline
+    values: dict[str, Any] = {
+        "queue": policy.queue,
+        "priority": policy.priority,
+        "payload": job.payload,
+        **{name: value for name, value in fields.items() if value is not None},
+    }
+    return Run(
+        id=run_id,
+        job_id=job.id,
+        handler=job.handler,
+        created_at=now,
+        source=source,
+        scheduled_at=scheduled_at,
+        run_at=run_at,
+        start_by=None if deadline is None else run_at + deadline,
+        **values,
+    )
+
+
+def with_followers(root: Run, followers: Iterable[Job], now: datetime) -> tuple[Run, ...]:
+    """A run, and waiting runs of all jobs that come after its job: one workflow instance.
+
+    A follower's id is made from its job and the instance (the root's slot, or the root's id),
+    so an instance can never give two.
+    """
+    made = {root.job_id: root}
+    pending = [job for job in followers if job.enabled and job.id != root.job_id]
+    grown = True
+    while grown:
+        grown = False
+        for job in list(pending):
+            upstream = [made[name].id for name in job.policy.after if name in made]
+            others = {name for name in job.policy.after if name not in made}
+            if not upstream or others & {other.id for other in pending}:
+                continue
+            pending.remove(job)
+            made[job.id] = _follower_run(job, root, tuple(upstream), now)
+            grown = True
+    return tuple(made.values())
+
+
+def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime) -> Run:
+    scheduled = root.source is Source.SCHEDULE
+    run_id = slot_run_id(job.id, root.scheduled_at) if scheduled else f"{job.id}@{root.id}"
+    run = make_run(
+        job,
+        run_id=run_id,
+        now=now,
+        source=Source.AFTER,
+        scheduled_at=root.scheduled_at,
+        run_at=root.run_at,
+    )
+    return replace(run, state=State.WAITING, after=upstream, start_by=None)
+
+
+def _chosen(job: Job, now: datetime) -> tuple[list[datetime], Gap | None]:
+    """The slots to run, earliest first, and those passed over."""
+    schedule, misfire, first = job.schedule, job.policy.misfire, job.next_run_at
+    assert schedule is not None
+    assert first is not None
+    newest = max(schedule.previous(now + _INSTANT) or first, first)
+    if misfire.kind is MisfireKind.ALL:
+        return _newest_slots(job, first, newest, misfire.limit)
+    late = now - newest > duration(misfire.grace)
+    if late and misfire.kind is MisfireKind.SKIP:
+        return [], _gap(job, first, newest)
+    if newest == first:
+        return [newest], None
+    last = schedule.previous(newest)
+    return [newest], _gap(job, first, max(last or first, first))
+
+
+def _newest_slots(
+    job: Job, first: datetime, newest: datetime, limit: int
+) -> tuple[list[datetime], Gap | None]:
+    assert job.schedule is not None
+    slots = [newest]
+    while slots[0] > first and len(slots) < limit:
+        earlier = job.schedule.previous(slots[0])
+        if earlier is None or earlier < first:
+            break
+        slots.insert(0, earlier)
+    before = job.schedule.previous(slots[0])
+    if slots[0] == first or before is None or before < first:
+        return slots, None
+    return slots, _gap(job, first, before)
+
+
+def _gap(job: Job, first: datetime, last: datetime) -> Gap:
+    assert job.schedule is not None
+    count, slot = 1, first
+    while slot < last and count < MOST_COUNTED:
+        following = job.schedule.next(slot)
+        if following is None or following > last:
+            break
+        slot, count = following, count + 1
+    return Gap(first, last, count)
+
+
+def _slot_run(job: Job, slot: datetime, now: datetime) -> Run:
+    assert job.schedule is not None
+    return make_run(
+        job,
+        run_id=slot_run_id(job.id, slot),
+        now=now,
+        source=Source.SCHEDULE,
+        scheduled_at=slot,
+        run_at=slot + job.schedule.delay(slot),
+    )
+
+
+def _gap_run(job: Job, gap: Gap, now: datetime) -> Run:
+    run = _slot_run(job, gap.first, now)
+    return replace(run, state=State.SKIPPED, finished_at=now, reason="misfire", result=gap.data())
+
+
+def _firing(
+    job: Job, version: int, runs: tuple[Run, ...], slot: datetime, following: datetime | None
+) -> Firing:
+    return Firing(
+        job_id=job.id,
+        version=version,
+        runs=runs,
+        overlap=job.policy.overlap,
+        next_run_at=following,
+        last_run_at=slot,
+    )

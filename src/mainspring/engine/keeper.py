@@ -1,0 +1,222 @@
+"""The clock's hands: fires due schedules, rescues lapsed runs, frees waiting ones, prunes.
+
+Any node may do any of it at any time, because every write is conditional. The leader does it
+at once; the others only after a grace, so that they rarely meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from mainspring import states
+from mainspring.engine.firing import Gap, plan
+from mainspring.engine.parts import Parts
+from mainspring.engine.resting import rest
+from mainspring.model import Job, Page, Run, State
+from mainspring.policy import Delivery
+from mainspring.states import Change
+from mainspring.store import Fired, Firing, JobQuery, RunQuery
+
+__all__ = ["Keeper"]
+
+log = logging.getLogger("mainspring")
+T = TypeVar("T")
+
+TERM = timedelta(seconds=15)
+FOLLOWER_GRACE = timedelta(seconds=2)
+LEADER_SWEEP = 1.0
+FOLLOWER_SWEEP = 3.0
+"""Seconds between two looks for lapsed runs: a rescue comes within lease + 5 s either way."""
+
+PRUNE_EVERY = 60.0
+HINT_REST = 0.02
+BATCH = 1000
+FAR = timedelta(days=366)
+
+
+class Keeper:
+    """`finished(run_id)` is called for runs that a sweep has ended."""
+
+    def __init__(self, parts: Parts, finished: Callable[[str], None]) -> None:
+        self._parts = parts
+        self._finished = finished
+        self._wake = asyncio.Event()
+        self._unblock = asyncio.Event()
+        self._term: int | None = None
+
+    @property
+    def leads(self) -> bool:
+        return self._term is not None or not self._parts.settings.leader_election
+
+    def wake(self) -> None:
+        """A job may have changed."""
+        self._wake.set()
+
+    def unblock(self) -> None:
+        """A run has ended: another may be waiting for it."""
+        self._unblock.set()
+
+    async def electing(self) -> None:
+        settings = self._parts.settings
+        while settings.leader_election:
+            before = self._parts.clock.monotonic()
+            term = await self._call(
+                lambda: self._parts.store.elect("keeper", settings.worker_id, TERM)
+            )
+            # A term that took longer to get than it lasts is over already.
+            slow = self._parts.clock.monotonic() - before > TERM.total_seconds() / 2
+            self._lead(None if slow else term)
+            await asyncio.sleep(TERM.total_seconds() / 3)
+
+    async def resign(self) -> None:
+        if self._term is not None:
+            await self._parts.store.elect("keeper", self._parts.settings.worker_id, timedelta())
+            self._lead(None)
+
+    async def firing(self) -> None:
+        while True:
+            self._wake.clear()
+            now = await self._call(self._parts.store.now)
+            self._parts.time.correct(now)
+            grace = timedelta() if self.leads else FOLLOWER_GRACE
+            jobs = await self._due(now - grace, BATCH)
+            if jobs:
+                await self._fire(jobs, now)
+                continue
+            await self._until_next(now, grace)
+
+    async def sweeping(self) -> None:
+        """Rescue, unblock and prune, each in its own rhythm."""
+        pruned_at = self._parts.clock.monotonic()
+        while True:
+            await self._guarded(self._rescue)
+            await self._guarded(self._unblock_waiting)
+            if self.leads and self._parts.clock.monotonic() - pruned_at >= PRUNE_EVERY:
+                pruned_at = self._parts.clock.monotonic()
+                await self._guarded(self._prune)
+            await asyncio.sleep(HINT_REST)
+            await rest(self._unblock, LEADER_SWEEP if self.leads else FOLLOWER_SWEEP)
+
+    # Firing
+
+    async def _due(self, moment: datetime, limit: int) -> list[Job]:
+        query = JobQuery(due=moment, limit=limit)
+        page: Page[Job] = await self._call(lambda: self._parts.store.jobs(query))
+        return page.items
+
+    async def _fire(self, jobs: list[Job], now: datetime) -> None:
+        followers = await self._call(self._parts.jobs.followers)
+        firings: list[Firing] = []
+        gaps: dict[str, Gap] = {}
+        for job in jobs:
+            planned, gap = plan(job, now, followers)
+            firings += planned
+            if gap is not None:
+                gaps[planned[0].runs[0].id] = gap
+        fired: list[Fired] = await self._call(lambda: self._parts.store.fire(firings))
+        for one in fired:
+            for run in one.runs:
+                self._tell_fired(run, gaps.get(run.id))
+
+    def _tell_fired(self, run: Run, gap: Gap | None) -> None:
+        if gap is not None:
+            log.warning("job %s missed %d slots up to %s", run.job_id, gap.count, gap.last)
+            self._parts.emit("schedule.missed", run, **gap.data())
+        elif run.state is State.SKIPPED:
+            self._parts.emit("run.skipped", run)
+        else:
+            self._parts.emit("run.enqueued", run)
+
+    async def _until_next(self, now: datetime, grace: timedelta) -> None:
+        soonest = await self._due(now + FAR, 1)
+        seconds = self._parts.settings.poll.total_seconds()
+        if soonest and soonest[0].next_run_at is not None:
+            due = soonest[0].next_run_at + grace
+            seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
+        # Hints come with every commit anywhere; a short rest keeps them from being a load.
+        await asyncio.sleep(min(max(seconds, 0.001), HINT_REST))
+        await rest(self._wake, seconds - HINT_REST)
+
+    # Sweeping
+
+    async def _rescue(self) -> None:
+        page: Page[Run] = await self._parts.store.find(RunQuery(lapsed=True, limit=BATCH))
+        if not page.items:
+            return
+        now = await self._parts.store.now()
+        jobs = await self._parts.jobs.get({run.job_id for run in page.items})
+        changes = []
+        for run in page.items:
+            job = jobs.get(run.job_id)
+            delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
+            changes.append(states.rescued(run, now, delivery))
+        for run in await self._committed(page.items, changes):
+            log.warning("rescued run %s from %s: its lease had lapsed", run.id, run.worker)
+            self._parts.emit("run.rescued", run)
+
+    async def _unblock_waiting(self) -> None:
+        self._unblock.clear()
+        cursor: str | None = None
+        while True:
+            query = RunQuery(states=frozenset({State.WAITING}), limit=BATCH, cursor=cursor)
+            page: Page[Run] = await self._parts.store.find(query)
+            await self._free(page.items)
+            if (cursor := page.cursor) is None:
+                return
+
+    async def _free(self, waiting: list[Run]) -> None:
+        upstream = await self._parts.store.get({name for run in waiting for name in run.after})
+        known = {run_id: run.state for run_id, run in upstream.items()}
+        now = self._parts.time.now()
+        pairs = [(run, states.unblocked(run, now, known)) for run in waiting]
+        runs = [run for run, change in pairs if change is not None]
+        changes = [change for _, change in pairs if change is not None]
+        for run in await self._committed(runs, changes):
+            if run.state is State.SKIPPED:
+                self._parts.emit("run.skipped", run)
+                self._unblock.set()  # its own followers are to be skipped as well
+
+    async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
+        """Commit, and give the runs as they are now, of those that were still as seen."""
+        if not changes:
+            return []
+        done = await self._parts.store.commit(changes)
+        after = [
+            change.after(run) for run, change, kept in zip(runs, changes, done, strict=True) if kept
+        ]
+        for run in after:
+            if run.finished:
+                self._finished(run.id)
+        return after
+
+    async def _prune(self) -> None:
+        before = await self._parts.store.now() - self._parts.settings.retention
+        pruned = BATCH
+        while pruned == BATCH:  # in bites, so that other writes get their turn
+            pruned = await self._parts.store.prune(before, BATCH)
+
+    # Leading
+
+    def _lead(self, term: int | None) -> None:
+        if term is not None and term != self._term:
+            self._parts.emit("leader.elected", term=term)
+            self._wake.set()
+        elif term is None and self._term is not None:
+            self._parts.emit("leader.lost")
+        self._term = term
+
+    async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
+        return await self._parts.patience.call(operation)
+
+    async def _guarded(self, sweep: Callable[[], Awaitable[None]]) -> None:
+        """One sweep that fails is tried again with the next: none may stop the others."""
+        try:
+            await sweep()
+        except Exception as error:
+            self._parts.patience.failed(error)
+        else:
+            self._parts.patience.succeeded()

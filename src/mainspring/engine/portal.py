@@ -1,0 +1,65 @@
+"""The engine's own thread and event loop, and the way in from any other.
+
+A handler that blocks its loop never stops the renewals, because they are not on that loop.
+Inline (tests, simulation) there is no thread: everything is on the caller's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["LoopThread", "Portal"]
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs in a thread of its own until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(_cancel_all())
+            self.loop.close()
+
+    def close(self) -> None:
+        """Stop the loop; returns when the thread has ended. Not from the thread itself."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=10)
+
+
+class Portal:
+    """Runs coroutines on the engine's loop for callers on any loop, or on none."""
+
+    def __init__(self, *, inline: bool) -> None:
+        self._host = None if inline else LoopThread("mainspring-engine")
+        self.loop = self._host.loop if self._host else asyncio.get_running_loop()
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if asyncio.get_running_loop() is self.loop:
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def call_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def close(self) -> None:
+        if self._host is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._host.close)
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

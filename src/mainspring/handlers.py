@@ -1,0 +1,152 @@
+"""Handlers: Python callables under a name, and how arguments meet their signatures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mainspring.context import RunContext
+from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
+
+__all__ = ["Handler", "Hooks", "Registry"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Callables around an attempt, sync or async. They are told; they decide nothing."""
+
+    on_start: Callable[[RunContext], Awaitable[None] | None] | None = None
+    on_success: Callable[[RunContext, Any], Awaitable[None] | None] | None = None
+    on_error: Callable[[RunContext, BaseException], Awaitable[None] | None] | None = None
+
+
+class Handler:
+    """A callable under a name, with what its signature says about payloads."""
+
+    def __init__(self, name: str, function: Callable[..., Any], hooks: Hooks | None = None) -> None:
+        if not callable(function):
+            raise InvalidInput(f"a handler is a callable, not {function!r}")
+        self.name = name
+        self.function = function
+        self.hooks = hooks or Hooks()
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
+        )
+        parameters = list(inspect.signature(function).parameters.values())
+        self.takes_context = bool(parameters) and _is_context(parameters[0])
+        if self.takes_context:
+            parameters = parameters[1:]
+        for parameter in parameters:
+            if parameter.kind in _POSITIONAL:
+                raise InvalidInput(
+                    f"handler {name!r} takes {parameter}: arguments are stored by name, so give"
+                    " its parameters names that can be passed as keywords"
+                )
+        self._signature = inspect.Signature(parameters)
+        self._names = frozenset(
+            p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD
+        )
+        self._required = frozenset(
+            p.name
+            for p in parameters
+            if p.default is p.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
+        )
+        self._any_names = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """A call's arguments by name, as they are stored; InvalidArguments if they do not fit."""
+        if args:
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise self._refusal(str(error)) from None
+            arguments = dict(bound.arguments)
+            if self._any_names:
+                variable = next(reversed(self._signature.parameters))
+                arguments.update(arguments.pop(variable, {}))
+            return arguments
+        self._check_names(kwargs)
+        return kwargs
+
+    def check(self, payload: Any) -> None:
+        """Whether a stored payload fits: an object whose keys are the parameters.
+
+        A handler that takes only the context reads any payload from it.
+        """
+        if not self._names and not self._any_names:
+            if payload not in (None, {}) and not self.takes_context:
+                raise self._refusal("it takes no arguments")
+        elif payload is not None and not isinstance(payload, Mapping):
+            raise self._refusal(f"the payload must be an object, not {type(payload).__name__}")
+        else:
+            self._check_names(payload or {})
+
+    def stored_arguments(self, payload: Any) -> Mapping[str, Any]:
+        """The part of a payload that is passed as arguments."""
+        return payload if payload and (self._names or self._any_names) else {}
+
+    def call(self, context: RunContext, payload: Any) -> Any:
+        arguments = self.stored_arguments(payload)
+        if self.takes_context:
+            return self.function(context, **arguments)
+        return self.function(**arguments)
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        names = given.keys()
+        if missing := self._required - names:
+            raise self._refusal(f"missing {_listed(missing)}")
+        if not self._any_names and (extra := names - self._names):
+            raise self._refusal(f"unknown {_listed(extra)}")
+
+    def _refusal(self, why: str) -> InvalidArguments:
+        return InvalidArguments(f"wrong arguments for {self.name}{self._signature}: {why}")
+
+
+class Registry:
+    """The handlers this process has."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def add(self, handler: Handler) -> None:
+        known = self._handlers.get(handler.name)
+        if known is not None and known.function is not handler.function:
+            raise JobExists(
+                f"{handler.name!r} is taken by {_place(known.function)}; {_place(handler.function)}"
+                " needs another name: give it with id=…"
+            )
+        self._handlers[handler.name] = handler
+
+    def find(self, name: str) -> Handler | None:
+        return self._handlers.get(name)
+
+    def get(self, name: str) -> Handler:
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise HandlerNotFound(name, sorted(self._handlers))
+        return handler
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._handlers)
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return parameter.name in ("ctx", "context")
+    if isinstance(annotation, str):
+        return annotation.strip("\"'").rpartition(".")[2] == RunContext.__name__
+    return annotation is RunContext
+
+
+def _listed(names: set[str] | frozenset[str]) -> str:
+    return ", ".join(sorted(map(str, names)))
+
+
+def _place(function: Callable[..., Any]) -> str:
+    module = getattr(function, "__module__", "?")
+    return f"{module}.{getattr(function, '__qualname__', function)}"

@@ -1,0 +1,64 @@
+"""What can be said of one enqueue: when, how urgently, under which key, after what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from mainspring.durations import duration
+from mainspring.errors import InvalidInput
+from mainspring.policy import Policy, Span
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    delay: Span | None = None
+    at: datetime | None = None
+    priority: int | None = None
+    queue: str | None = None
+    dedupe_key: str | list[str] | None = None
+    dedupe_for: Span | None = None
+    after: str | list[str] | tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.at is not None:
+            raise InvalidInput("give delay or at, not both")
+        if self.dedupe_for is not None and self.dedupe_key is None:
+            raise InvalidInput("dedupe_for needs a dedupe_key to hold")
+        if self.at is not None and not isinstance(self.at, datetime):
+            raise InvalidInput(f"at is a datetime, not {self.at!r}")
+        for key in [self.dedupe_key] if isinstance(self.dedupe_key, str) else self.dedupe_key or []:
+            if not isinstance(key, str) or not 1 <= len(key) <= 500:
+                raise InvalidInput(f"a dedupe_key is text of 1 to 500 characters, not {key!r}")
+        given = {"priority": self.priority, "queue": self.queue}
+        Policy.make(**{name: value for name, value in given.items() if value is not None})
+
+    def run_at(self, now: datetime, zone: ZoneInfo) -> datetime:
+        if self.delay is not None:
+            return now + duration(self.delay, what="delay")
+        if self.at is None:
+            return now
+        at = self.at if self.at.tzinfo else self.at.replace(tzinfo=zone)
+        return at.astimezone(UTC)
+
+    def held_until(self, now: datetime) -> datetime | None:
+        held = self.dedupe_for
+        return None if held is None else now + duration(held, what="dedupe_for")
+
+    def keys(self, count: int) -> list[str | None]:
+        """A dedupe key for each of so many payloads."""
+        if not isinstance(self.dedupe_key, list):
+            if self.dedupe_key is not None and count > 1:
+                raise InvalidInput("give a list of dedupe keys, one for each payload")
+            return [self.dedupe_key] * count
+        if len(self.dedupe_key) != count:
+            raise InvalidInput(
+                f"{len(self.dedupe_key)} dedupe keys were given for {count} payloads"
+            )
+        return list(self.dedupe_key)
+
+    def upstream(self) -> tuple[str, ...]:
+        return (self.after,) if isinstance(self.after, str) else tuple(self.after)

@@ -1,0 +1,198 @@
+"""The one policy for clocks that jump: wall time to instants and back.
+
+A schedule names wall times in a zone; the world runs on instants. Where the two disagree:
+
+- a wall time that the clocks skip (a gap) happens at the first instant after the gap;
+- a wall time that they repeat (an overlap) happens on its first pass; schedules that follow the
+  clock (`*/30 * * * *`, hourly rules) happen on both.
+
+`next_instant` and `previous_instant` walk a sequence of naive wall times under that policy. The
+sequence is given as a function: the nearest wall time strictly later (or earlier) than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import NamedTuple
+
+__all__ = [
+    "TICK",
+    "Jump",
+    "instant_of",
+    "jumps",
+    "next_instant",
+    "previous_instant",
+    "wall_of",
+]
+
+TICK = timedelta(microseconds=1)
+_DAY = timedelta(days=1)
+# Where an instant has no wall time left, the calendar counts as ending a day early.
+_EARLIEST, _LATEST = datetime.min + _DAY, datetime.max - _DAY
+
+Step = Callable[[datetime], datetime | None]
+
+
+class Jump(NamedTuple):
+    """One change of a zone's clocks: at `instant` they go from wall time `before` to `after`.
+
+    A gap when `after` is the later of the two, an overlap when it is the earlier.
+    """
+
+    instant: datetime
+    before: datetime
+    after: datetime
+
+
+def next_instant(after: datetime, zone: tzinfo, later: Step, *, repeats: bool) -> datetime | None:
+    """The first instant past `after` that the wall times of `later` name in `zone`.
+
+    `repeats`: the schedule follows the clock, so a repeated wall time counts on both passes.
+    """
+    if zone is UTC:
+        wall = later(wall_of(after, zone))
+        return None if wall is None else wall.replace(tzinfo=UTC)
+    local = wall_of(after, zone)
+    wall = later(local)
+    overlap = _overlap_at(local, zone)
+    if overlap is not None:
+        inside = wall is not None and wall < overlap.before
+        if local.fold:
+            if inside and repeats:
+                return _second_pass(wall, overlap)
+            if inside:
+                wall = later(overlap.before - TICK)
+        elif repeats and not inside:
+            again = later(overlap.after - TICK)
+            if again is not None and again < overlap.before:
+                return _second_pass(again, overlap)
+    while wall is not None:
+        try:
+            instant = instant_of(wall, zone)
+        except OverflowError:
+            return None
+        if instant > after:
+            return instant
+        wall = later(wall)  # two jumps close together: never go back in time
+    return None
+
+
+def previous_instant(
+    before: datetime, zone: tzinfo, earlier: Step, *, repeats: bool
+) -> datetime | None:
+    """The last instant ahead of `before`: the mirror of `next_instant`."""
+    if zone is UTC:
+        wall = earlier(wall_of(before, zone))
+        return None if wall is None else wall.replace(tzinfo=UTC)
+    local = wall_of(before, zone)
+    wall = earlier(local)
+    overlap = _overlap_at(local, zone)
+    if overlap is not None and local.fold:
+        if repeats and wall is not None and wall >= overlap.after:
+            return _second_pass(wall, overlap)
+        wall = earlier(overlap.before)
+    while wall is not None:
+        # What is left of the overlap that `before` lies in is its first pass.
+        passed = overlap is not None and wall >= overlap.after
+        try:
+            instant = _resolve(wall, zone, last=repeats and not passed)
+        except OverflowError:
+            return None
+        if instant < before:
+            return instant
+        gap = _gap_at(wall, zone)  # all of a gap happens at its end: leave it in one step
+        wall = earlier(wall if gap is None else gap.before)
+    return None
+
+
+def instant_of(wall: datetime, zone: tzinfo) -> datetime:
+    """The instant (in UTC) of a naive wall time: the end of a gap, the first pass of an overlap.
+
+    Raises `OverflowError` at the ends of the calendar.
+    """
+    return _resolve(wall, zone, last=False)
+
+
+def wall_of(instant: datetime, zone: tzinfo) -> datetime:
+    """The naive wall time of an instant, its `fold` telling the passes of an overlap apart."""
+    try:
+        return instant.astimezone(zone).replace(tzinfo=None)
+    except OverflowError:
+        return _EARLIEST if instant.year < 5000 else _LATEST
+
+
+def jumps(after: datetime, until: datetime, zone: tzinfo) -> Iterator[Jump]:
+    """The changes of the zone's clocks in `(after, until]`, in order."""
+    here, there = after.astimezone(UTC), after.astimezone(UTC)
+    while zone is not UTC and here < until:
+        there = min(until, here + _DAY) if here.year < 9999 else until
+        jump = _jump_between(here, there, zone)
+        if jump is not None:
+            yield jump
+        here = there
+
+
+def _resolve(wall: datetime, zone: tzinfo, *, last: bool) -> datetime:
+    local = wall.replace(tzinfo=zone, fold=0)
+    first, second = local.utcoffset(), local.replace(fold=1).utcoffset()
+    assert first is not None and second is not None
+    if first == second:
+        return (wall - first).replace(tzinfo=UTC, fold=0)
+    if first < second:
+        gap = _gap_at(wall, zone)
+        assert gap is not None
+        return gap.instant
+    return (wall - (second if last else first)).replace(tzinfo=UTC, fold=0)
+
+
+def _second_pass(wall: datetime | None, overlap: Jump) -> datetime:
+    assert wall is not None
+    return overlap.instant + (wall - overlap.after)
+
+
+def _overlap_at(wall: datetime, zone: tzinfo) -> Jump | None:
+    """The overlap that `wall` lies in, if any."""
+    first, second = _offsets(wall, zone)
+    return _jump_near(wall, first, second, zone) if first > second else None
+
+
+def _gap_at(wall: datetime, zone: tzinfo) -> Jump | None:
+    """The gap that `wall` lies in, if any."""
+    first, second = _offsets(wall, zone)
+    return _jump_near(wall, second, first, zone) if first < second else None
+
+
+def _offsets(wall: datetime, zone: tzinfo) -> tuple[timedelta, timedelta]:
+    """The zone's offsets before and after a jump at `wall`; two equal ones on ordinary days."""
+    local = wall.replace(tzinfo=zone, fold=0)
+    first, second = local.utcoffset(), local.replace(fold=1).utcoffset()
+    assert first is not None and second is not None
+    return first, second
+
+
+def _jump_near(wall: datetime, larger: timedelta, smaller: timedelta, zone: tzinfo) -> Jump | None:
+    """The jump that makes `wall` skipped or repeated: it lies between its two readings."""
+    aware = wall.replace(tzinfo=UTC, fold=0)
+    return _jump_between(aware - larger - TICK, aware - smaller, zone)
+
+
+def _jump_between(low: datetime, high: datetime, zone: tzinfo) -> Jump | None:
+    """The jump in `(low, high]`, found by halving; None when the offsets at both ends agree."""
+    old, new = _offset(low, zone), _offset(high, zone)
+    if old == new:
+        return None
+    while high - low > TICK:
+        middle = low + (high - low) // 2
+        if _offset(middle, zone) == old:
+            low = middle
+        else:
+            high = middle
+    wall = high.replace(tzinfo=None)
+    return Jump(high, wall + old, wall + _offset(high, zone))
+
+
+def _offset(instant: datetime, zone: tzinfo) -> timedelta:
+    offset = instant.astimezone(zone).utcoffset()
+    assert offset is not None
+    return offset
