@@ -13,7 +13,7 @@ from mainspring.errors import InvalidInput, InvalidSchedule
 from mainspring.schedules import dst
 from mainspring.schedules.zones import zone_named
 
-__all__ = ["Schedule", "Wall", "aware", "iso", "moment", "stable_hash"]
+__all__ = ["Schedule", "Wall", "in_utc", "iso", "moment", "stable_hash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Schedule(ABC):
 
     def next(self, after: datetime) -> datetime | None:
         """The first slot strictly later than `after`, in UTC; None when there is no more."""
-        aware(after, "after")
+        after = in_utc(after, "after")
         if self.start is not None and after < self.start:
             after = _just_before(self.start)
         slot = self._later(after)
@@ -45,7 +45,7 @@ class Schedule(ABC):
 
     def previous(self, before: datetime) -> datetime | None:
         """The last slot strictly earlier than `before`, in UTC; None when there is none."""
-        aware(before, "before")
+        before = in_utc(before, "before")
         if self.end is not None and before > self.end:
             before = _just_after(self.end)
         slot = self._earlier(before)
@@ -73,7 +73,7 @@ class Schedule(ABC):
         """This schedule as the job `key`'s own: `H` resolved for it, intervals counted from
         `anchor` (its creation) unless they have a start.
         """
-        aware(anchor, "anchor")
+        in_utc(anchor, "anchor")
         return replace(self, key=key)
 
     def warnings(self, after: datetime, until: datetime) -> list[str]:
@@ -177,25 +177,25 @@ class Wall(Schedule):
         )
 
 
-def aware(value: datetime, what: str) -> None:
-    """Refuse a date-time without a zone: it names no instant."""
+def in_utc(value: datetime, what: str) -> datetime:
+    """An aware date-time in UTC; one without a zone is refused: it names no instant."""
+    if value.tzinfo is UTC:
+        return value
     if value.utcoffset() is None:
         raise InvalidInput(
             f"{what} must be an aware datetime (with tzinfo), not {value!r}:"
             " datetime.now(UTC) gives one"
         )
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        return (datetime.min if value.year < 5000 else datetime.max).replace(tzinfo=UTC)
 
 
 def moment(value: datetime | str, timezone: str, what: str) -> datetime:
     """An instant in UTC from a date-time or ISO 8601 text; a naive one is wall time there."""
     if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise InvalidSchedule(
-                f"{what} {value[:64]!r} is no ISO 8601 date-time such as 2027-03-28T09:00:00+02:00",
-                field=what,
-            ) from None
+        value = _from_iso(value, what)
     if not isinstance(value, datetime):
         raise InvalidSchedule(f"{what} must be a datetime or ISO text, not {value!r}", field=what)
     try:
@@ -208,13 +208,25 @@ def moment(value: datetime | str, timezone: str, what: str) -> datetime:
         ) from None
 
 
+def _from_iso(text: str, what: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InvalidSchedule(
+            f"{what} {text[:64]!r} is no ISO 8601 date-time such as 2027-03-28T09:00:00+02:00",
+            field=what,
+        ) from None
+
+
 def iso(value: datetime | None) -> str | None:
     return None if value is None else value.isoformat()
 
 
 def stable_hash(text: str) -> int:
     """A number that is the same in every process (`hash` is not)."""
-    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big"
+    )
 
 
 def _just_before(value: datetime) -> datetime:

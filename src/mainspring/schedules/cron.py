@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from mainspring.errors import InvalidSchedule
 from mainspring.schedules.base import Wall
-from mainspring.schedules.cron_search import Search, search_for
+from mainspring.schedules.cron_walls import CronWalls, walls_of
 from mainspring.schedules.describe import cron_in_words
 from mainspring.schedules.zones import zone_named
 
@@ -28,11 +28,11 @@ class Cron(Wall):
     kind: ClassVar[str] = "cron"
 
     expression: str
-    _search: Search = field(init=False, repr=False, compare=False)
+    _walls: CronWalls = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         zone_named(self.timezone)
-        object.__setattr__(self, "_search", search_for(self.expression, self.key))
+        object.__setattr__(self, "_walls", walls_of(self.expression, self.key))
         self._check()
         if self.next(_DAWN) is None:
             raise InvalidSchedule(f"{self.expression!r} can never fire: {self._why_never()}")
@@ -42,20 +42,20 @@ class Cron(Wall):
 
     @property
     def follows_clock(self) -> bool:
-        return self._search.fields.follows_clock
+        return self._walls.fields.follows_clock
 
     def _wall_later(self, wall: datetime) -> datetime | None:
-        return self._search.later(wall)
+        return self._walls.later(wall)
 
     def _wall_earlier(self, wall: datetime) -> datetime | None:
-        return self._search.earlier(wall)
+        return self._walls.earlier(wall)
 
     def _own_dict(self) -> dict[str, Any]:
         return {"expression": self.expression}
 
     def _why_never(self) -> str:
-        if self._search.later(datetime.min) is not None:
+        if self._walls.later(datetime.min) is not None:
             return f"no time of it lies {self._bounds_text()}"
-        if self._search.fields.years is not None:
+        if self._walls.fields.years is not None:
             return "no day of its years matches its day and month fields"
         return "no month of it has such a day"

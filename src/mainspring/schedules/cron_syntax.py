@@ -7,14 +7,24 @@ year last). Sets are bit masks: bit `n` says that the value `n` matches.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from mainspring.errors import InvalidSchedule
 from mainspring.schedules.base import stable_hash
+from mainspring.schedules.walls import mask_of
 
-__all__ = ["LONGEST", "MACROS", "DaysOfMonth", "DaysOfWeek", "Fields", "parse_cron", "resolve_hash", "split_cron"]
+__all__ = [
+    "LONGEST",
+    "MACROS",
+    "DaysOfMonth",
+    "DaysOfWeek",
+    "Fields",
+    "parse_cron",
+    "resolve_hash",
+    "split_cron",
+    "values_of",
+]
 
 LONGEST = 256
 MACROS = {
@@ -62,34 +72,44 @@ class Fields:
     month_days: DaysOfMonth
     months: int
     week_days: DaysOfWeek
-    years: tuple[int, ...] | None
+    years: frozenset[int] | None
     both_days: bool
     follows_clock: bool
 
 
-class Field(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """One field: its range, its names, what else it takes, and how far `H` reaches in it."""
+
     name: str
     low: int
     high: int
-    names: dict[str, int] = {}  # noqa: RUF012 - never written to
+    names: Mapping[str, int] = field(default_factory=dict)
+    extra: str = ""
+    hash_high: int | None = None
 
     @property
     def allowed(self) -> str:
-        extra = ""
-        if self.names:
-            first, *_, last = self.names
-            extra = f" or {first}-{last}"
-        return f"{self.low}-{self.high}{extra}"
+        names = list(self.names)
+        return f"{self.low}-{self.high}" + (f" or {names[0]}-{names[-1]}" if names else "")
 
 
-_MONTHS = "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC".split()
-_DAYS = "SUN MON TUE WED THU FRI SAT".split()
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 SECOND = Field("second", 0, 59)
 MINUTE = Field("minute", 0, 59)
 HOUR = Field("hour", 0, 23)
-MONTH_DAY = Field("day of month", 1, 31)
+# H keeps to the days that every month has.
+MONTH_DAY = Field("day of month", 1, 31, extra=", L, L-3, LW, 15W", hash_high=28)
 MONTH = Field("month", 1, 12, {name: n for n, name in enumerate(_MONTHS, 1)})
-WEEK_DAY = Field("day of week", 0, 7, {name: n for n, name in enumerate(_DAYS)})
+WEEK_DAY = Field(
+    "day of week",
+    0,
+    7,
+    {name: n for n, name in enumerate(_DAYS)},
+    extra=", 5L (the last Friday), 5#2 (the second)",
+    hash_high=6,
+)
 YEAR = Field("year", 1970, 9999)
 
 _VALUE = r"[0-9]{1,4}|[A-Z]{3}"
@@ -114,11 +134,11 @@ def parse_cron(expression: str, key: str = "") -> Fields:
     second, minute, hour, month_day, month, week_day, year = split_cron(expression)
     joined = week_day.startswith("+")  # "+MON": and-ed with the day of month on request
     return Fields(
-        seconds=_mask(_plain(SECOND, second, key)),
-        minutes=_mask(_plain(MINUTE, minute, key)),
-        hours=_mask(_plain(HOUR, hour, key)),
+        seconds=mask_of(_plain(SECOND, second, key)),
+        minutes=mask_of(_plain(MINUTE, minute, key)),
+        hours=mask_of(_plain(HOUR, hour, key)),
         month_days=_month_days(month_day, key),
-        months=_mask(_plain(MONTH, month, key)),
+        months=mask_of(_plain(MONTH, month, key)),
         week_days=_week_days(week_day.removeprefix("+"), key),
         years=_years(year, key),
         both_days=joined or month_day[0] in "*?" or week_day[0] in "*?",
@@ -145,10 +165,15 @@ def split_cron(expression: str) -> list[str]:
     return parts if len(parts) == 7 else [*parts, "*"]
 
 
+def values_of(field: Field, item: str, key: str = "") -> list[int]:
+    """The values of one item of a list, in order."""
+    return sorted(_item(field, item, key))
+
+
 def resolve_hash(field: Field, text: str, key: str) -> str:
     """A field's text with each `H` replaced by the numbers that the key picks."""
     return ",".join(
-        ",".join(str(n) for n in sorted(_item(field, item, key))) if item.startswith("H") else item
+        ",".join(map(str, values_of(field, item, key))) if item.startswith("H") else item
         for item in text.split(",")
     )
 
@@ -164,13 +189,6 @@ def _macro(text: str) -> str:
 
 def _is_range(item: str) -> bool:
     return "-" in item and not item.startswith("H")  # H(0-29) is one fixed value
-
-
-def _mask(values: Iterable[int]) -> int:
-    mask = 0
-    for value in values:
-        mask |= 1 << value
-    return mask
 
 
 def _plain(field: Field, text: str, key: str) -> set[int]:
@@ -222,8 +240,8 @@ def _span(field: Field, low: int, high: int, step: int, item: str) -> Iterable[i
 
 
 def _hashed(field: Field, item: str, match: re.Match[str], key: str) -> Iterable[int]:
-    """`H`: a value that the key picks. In days of the month it keeps to those all months have."""
-    low, high = field.low, {MONTH_DAY: 28, WEEK_DAY: 6}.get(field, field.high)
+    """`H`: a value that the key picks."""
+    low, high = field.low, field.hash_high or field.high
     if match["from"]:
         low, high = _number(field, match["from"], item), _number(field, match["to"], item)
         if high < low:
@@ -255,9 +273,7 @@ def _month_days(text: str, key: str) -> DaysOfMonth:
             days.update(_item(MONTH_DAY, item.replace("L", "31"), key))
         else:
             days.update(_item(MONTH_DAY, item, key))
-    return DaysOfMonth(
-        _mask(days), *(tuple(sorted(s)) for s in (from_end, near, near_from_end))
-    )
+    return DaysOfMonth(mask_of(days), *(tuple(sorted(s)) for s in (from_end, near, near_from_end)))
 
 
 def _week_days(text: str, key: str) -> DaysOfWeek:
@@ -276,23 +292,19 @@ def _week_days(text: str, key: str) -> DaysOfWeek:
             nth.update((day, int(match["nth"])) for day in chosen)
         else:
             last.update(chosen)
-    return DaysOfWeek(_mask(days), tuple(sorted(nth)), tuple(sorted(last)))
+    return DaysOfWeek(mask_of(days), tuple(sorted(nth)), tuple(sorted(last)))
 
 
-def _years(text: str, key: str) -> tuple[int, ...] | None:
+def _years(text: str, key: str) -> frozenset[int] | None:
     """None for all years: the usual case needs no list of eight thousand."""
     if text in ("*", "?"):
         return None
     if "H" in text:
         raise _refused(YEAR, text, "H is not for years")
-    return tuple(sorted(_plain(YEAR, text, key)))
+    return frozenset(_plain(YEAR, text, key))
 
 
 def _refused(field: Field, item: str, why: str | None = None) -> InvalidSchedule:
-    extra = {
-        MONTH_DAY: ", L, L-3, LW, 15W",
-        WEEK_DAY: ", 5L (the last Friday), 5#2 (the second)",
-    }.get(field, "")
     forms = "lists (1,5), ranges (1-5), steps (*/5) and H"
-    reason = why or f"allowed are {field.allowed}{extra}, and {forms} of these"
+    reason = why or f"allowed are {field.allowed}{field.extra}, and {forms} of these"
     return InvalidSchedule(f"{field.name} {item!r} cannot be used: {reason}", field=field.name)

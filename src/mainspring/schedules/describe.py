@@ -1,7 +1,9 @@
-"""A cron expression in plain English."""
+"""Cron expressions and recurrence rules in plain English."""
 
 from __future__ import annotations
 
+import calendar
+from datetime import datetime
 from itertools import product
 
 from mainspring.schedules.cron_syntax import (
@@ -14,16 +16,17 @@ from mainspring.schedules.cron_syntax import (
     Field,
     resolve_hash,
     split_cron,
+    values_of,
 )
+from mainspring.schedules.rrule_syntax import Freq, Rule
 
-__all__ = ["cron_in_words"]
+__all__ = ["cron_in_words", "rule_in_words"]
 
 _ANY = ("*", "?")
 _MOST_TIMES = 6
-_MONTHS = (
-    "January February March April May June July August September October November December".split()
-)
-_DAYS = "Sunday Monday Tuesday Wednesday Thursday Friday Saturday".split()
+_MONTHS = calendar.month_name[1:]
+_DAYS = [calendar.day_name[n - 1] for n in range(7)]  # from Sunday
+_UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
 _ORDINALS = {"1": "first", "2": "second", "3": "third", "4": "fourth", "5": "fifth"}
 
 
@@ -78,6 +81,8 @@ def _pattern(text: str, unit: str) -> str:
     if text[0] in "*?" and "," not in text:
         step = int(text.partition("/")[2])
         return f"every {step} {unit}s" if step > 1 else f"every {unit}"
+    if "/" in text and "," not in text:
+        return f"{_numbers(text, unit)} of the {'hour' if unit == 'minute' else 'minute'}"
     return f"at {unit} " + _list([_numbers(item, unit) for item in text.split(",")])
 
 
@@ -85,6 +90,8 @@ def _hours(text: str) -> str:
     if text[0] in "*?" and "," not in text:
         step = int(text.partition("/")[2])
         return f"every {step} hours" if step > 1 else "every hour"
+    if "/" in text and "," not in text:
+        return _numbers(text, "hour")
     return "in hour " + _list([_numbers(item, "hour") for item in text.split(",")])
 
 
@@ -110,7 +117,9 @@ def _month_day(item: str) -> str:
         return f"the weekday nearest to {place}" if item.endswith("W") else place
     if item.endswith("W"):
         return f"the weekday nearest to day {int(item[:-1])} of the month"
-    return f"{'' if item[0] in '*?' else 'day '}{_numbers(item, 'day')} of the month"
+    if "/" in item:
+        return f"{_numbers(item, 'day')} of the month"
+    return f"day {_numbers(item, 'day')} of the month"
 
 
 def _weekdays(text: str) -> str:
@@ -130,17 +139,11 @@ def _weekday(item: str) -> str:
 
 def _named(field: Field, item: str) -> str:
     """An item of months or weekdays, its numbers as names."""
-    body, _, step = item.partition("/")
-    unit = field.name.rpartition(" ")[2] if field is MONTH else "day"
-    if body in _ANY:
-        return f"every {step} {unit}s"
-    words = " through ".join(_name(field, value) for value in body.split("-"))
-    return f"every {step} {unit}s from {words}" if step else words
-
-
-def _name(field: Field, value: str) -> str:
-    number = field.names[value] if value.isalpha() else int(value)
-    return _MONTHS[number - 1] if field is MONTH else _DAYS[number % 7]
+    names = _MONTHS if field is MONTH else _DAYS
+    if "/" in item or item in _ANY:  # so few that they are best spelt out
+        return _list([names[number - field.low] for number in values_of(field, item)])
+    numbers = (field.names[v] if v.isalpha() else int(v) for v in item.split("-"))
+    return " through ".join(names[(number - field.low) % len(names)] for number in numbers)
 
 
 def _numbers(item: str, unit: str) -> str:
@@ -148,8 +151,69 @@ def _numbers(item: str, unit: str) -> str:
     if body in _ANY:
         return f"every {step} {unit}s"
     words = " through ".join(v.lstrip("0") or "0" for v in body.replace("L", "31").split("-"))
-    return f"{words} every {step} {unit}s" if step else words
+    return f"every {step} {unit}s from {words}" if step else words
 
 
 def _list(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def rule_in_words(rule: Rule, dtstart: datetime | None) -> str:
+    """`FREQ=WEEKLY;INTERVAL=2;BYDAY=MO` → `Every 2 weeks, on Monday, at 09:00`."""
+    unit = _UNITS[rule.freq]
+    phrases = [f"Every {rule.interval} {unit}s" if rule.interval > 1 else f"Every {unit}"]
+    if rule.months:
+        phrases.append("in " + _list([_MONTHS[month - 1] for month in rule.months]))
+    for values, what in (
+        (rule.month_days, "day {} of the month"),
+        (rule.year_days, "day {} of the year"),
+        (rule.weeks, "week {} of the year"),
+    ):
+        if values:
+            phrases.append("on " + what.format(_list([_from_end(value) for value in values])))
+    if rule.weekdays:
+        phrases.append("on " + _list([_numbered(nth, day) for nth, day in rule.weekdays]))
+    if rule.positions:
+        phrases.append(f"only the {_list([_nth(at) for at in rule.positions])} of these")
+    times = _rule_times(rule, dtstart)
+    if times:
+        phrases.append(times)
+    if rule.count is not None:
+        phrases.append(f"{rule.count} times")
+    if rule.until is not None:
+        phrases.append(f"until {rule.until}")
+    return ", ".join(phrases)
+
+
+def _rule_times(rule: Rule, dtstart: datetime | None) -> str:
+    start = dtstart or datetime.min
+    given = (
+        (rule.hours, Freq.HOURLY, start.hour),
+        (rule.minutes, Freq.MINUTELY, start.minute),
+        (rule.seconds, Freq.SECONDLY, start.second),
+    )
+    lists = [
+        ",".join(map(str, values)) or ("*" if rule.freq >= freq else str(default))
+        for values, freq, default in given
+    ]
+    hour, minute, second = lists
+    return (
+        "" if "*" in lists and lists[-1] == "0" and minute in "0*" else _time(second, minute, hour)
+    )
+
+
+def _numbered(nth: int, day: int) -> str:
+    name = _DAYS[(day + 1) % 7]
+    if nth == 0:
+        return name
+    return f"the {_nth(nth)} {name}"
+
+
+def _nth(number: int) -> str:
+    return _ORDINALS.get(str(number), f"{number}th") if number > 0 else _from_end(number)
+
+
+def _from_end(value: int) -> str:
+    if value == -1:
+        return "last"
+    return str(value) if value > 0 else f"{_nth(-value)} to last"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Self
 
 from mainspring.durations import humanize
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules.base import Schedule, aware, iso, moment
+from mainspring.schedules.base import Schedule, in_utc, iso, moment
 
 __all__ = ["Interval"]
 
@@ -48,14 +48,14 @@ class Interval(Schedule):
             )
 
     def bind(self, key: str, anchor: datetime) -> Self:
-        aware(anchor, "anchor")
+        in_utc(anchor, "anchor")
         return replace(self, key=key, anchor=None if self.start is not None else anchor)
 
     def describe(self) -> str:
-        text = f"Every {humanize(self.interval).removeprefix('1 ')}"
-        if self.interval != timedelta(days=1) and humanize(self.interval).count(" ") > 1:
-            text = f"Every {humanize(self.interval)}"
-        return f"{text} from {iso(self.start)}" if self.start is not None else text
+        words = humanize(self.interval)
+        if words.startswith("1 ") and words.count(" ") == 1:
+            words = words.removeprefix("1 ")
+        return f"Every {words}" + (f" from {iso(self.start)}" if self.start is not None else "")
 
     @property
     def _base(self) -> datetime | None:
@@ -90,6 +90,6 @@ class Interval(Schedule):
 
 def _shifted(value: datetime, by: timedelta) -> datetime | None:
     try:
-        return value.astimezone(UTC) + by
+        return value + by
     except OverflowError:
         return None

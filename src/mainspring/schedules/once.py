@@ -29,7 +29,9 @@ class Once(Schedule):
         if (self.start is not None and self.when < self.start) or (
             self.end is not None and self.when > self.end
         ):
-            raise InvalidSchedule(f"{iso(self.when)} can never fire: it is not {self._bounds_text()}")
+            raise InvalidSchedule(
+                f"{iso(self.when)} can never fire: it is not {self._bounds_text()}"
+            )
 
     def describe(self) -> str:
         wall = dst.wall_of(self.when, zone_named(self.timezone))

@@ -17,18 +17,17 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}")
 _LONGEST = 64
 
 
+@lru_cache(maxsize=1024)
 def zone_named(name: str) -> tzinfo:
     """The zone of an IANA name; `InvalidSchedule` with the nearest known names otherwise."""
-    if isinstance(name, str) and len(name) <= _LONGEST and _NAME.fullmatch(name):
+    if len(name) <= _LONGEST and _NAME.fullmatch(name):
         zone = _load(name)
         if zone is not None:
             return zone
-    raise InvalidSchedule(
-        f"unknown timezone {str(name)[:_LONGEST]!r}: {_advice(name)}", field="timezone"
-    )
+    shown = repr(name[:_LONGEST])
+    raise InvalidSchedule(f"unknown timezone {shown}: {_advice(name)}", field="timezone")
 
 
-@lru_cache(maxsize=1024)
 def _load(name: str) -> tzinfo | None:
     if name in ("UTC", "Etc/UTC"):
         return UTC  # `timezone.utc` itself: arithmetic with it is several times faster
@@ -38,9 +37,9 @@ def _load(name: str) -> tzinfo | None:
         return None
 
 
-def _advice(name: object) -> str:
+def _advice(name: str) -> str:
     known = _known()
-    wanted = str(name)[:_LONGEST].strip().replace(" ", "_").casefold()
+    wanted = name[:_LONGEST].strip().replace(" ", "_").casefold()
     near = [fold for fold in known if wanted and fold.split("/")[-1] == wanted]
     near += difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
     names = dict.fromkeys(known[fold] for fold in near[:3])

@@ -1,0 +1,233 @@
+"""Making schedules: the constructors that users call, and `parse` for what they wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.durations import duration
+from mainspring.errors import InvalidInput, InvalidSchedule
+from mainspring.schedules import dst
+from mainspring.schedules.base import Schedule, moment
+from mainspring.schedules.cron import Cron
+from mainspring.schedules.cron_syntax import LONGEST
+from mainspring.schedules.interval import Interval
+from mainspring.schedules.once import Once
+from mainspring.schedules.recurrence import Recurrence
+from mainspring.schedules.rrule_syntax import read_recipe
+from mainspring.schedules.zones import zone_named
+
+__all__ = ["at", "cron", "every", "from_dict", "parse", "rrule"]
+
+_EVERY = re.compile(r"@every\s+(\S.*)", re.IGNORECASE)
+_ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
+_DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}([T ].*)?")
+_RULE = re.compile(r"\s*(RRULE|DTSTART|EXDATE|FREQ)\b", re.IGNORECASE)
+
+Moment = datetime | str | None
+Span = str | int | float | timedelta
+
+
+def cron(
+    expr: str,
+    tz: str = "UTC",
+    *,
+    start: Moment = None,
+    end: Moment = None,
+    jitter: Span | None = None,
+) -> Schedule:
+    """The times that a cron expression matches in a zone: `cron("0 9 * * 1-5", "Asia/Kolkata")`.
+
+    Macros (`@daily`) are expressions too; `@every 5m` gives an interval. A leading
+    `CRON_TZ=Zone` names the zone inside the text.
+    """
+    text = _short(_text(expr, "a cron expression")).strip()
+    if zoned := _ZONED.fullmatch(text):
+        tz, text = zoned.groups()
+    if match := _EVERY.fullmatch(text):
+        return every(match[1], start=start, end=end, jitter=jitter)
+    _text(tz, "a timezone")
+    return Cron(
+        expression=text,
+        timezone=tz,
+        start=_moment(start, tz, "start"),
+        end=_moment(end, tz, "end"),
+        jitter=_span(jitter),
+    )
+
+
+def every(
+    interval: Span, *, start: Moment = None, end: Moment = None, jitter: Span | None = None
+) -> Interval:
+    """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`."""
+    return Interval(
+        interval=_interval(interval),
+        start=_moment(start, "UTC", "start"),
+        end=_moment(end, "UTC", "end"),
+        jitter=_span(jitter),
+    )
+
+
+def at(when: datetime | str, *, tz: str | None = None, jitter: Span | None = None) -> Once:
+    """One moment. A naive date-time is wall time in `tz` (UTC unless given)."""
+    own = getattr(getattr(when, "tzinfo", None), "key", None)
+    name = tz or own or "UTC"
+    return Once(
+        when=moment(when, _text(name, "a timezone"), "when"), timezone=name, jitter=_span(jitter)
+    )
+
+
+def rrule(
+    rule: object,
+    *,
+    start: Moment = None,
+    tz: str = "UTC",
+    end: Moment = None,
+    jitter: Span | None = None,
+) -> Recurrence:
+    """An RFC 5545 rule, as text or as a `dateutil.rrule.rrule`.
+
+    It counts from its DTSTART, else from `start`, else from the moment it is bound. A TZID of
+    the DTSTART comes before `tz`.
+    """
+    recipe = read_recipe(_rule_text(rule), _text(tz, "a timezone"))
+    zone = zone_named(recipe.timezone)
+    first = _moment(start, recipe.timezone, "start")
+    dtstart = recipe.dtstart
+    if dtstart is None and first is not None:
+        dtstart = dst.wall_of(first, zone).replace(microsecond=0, fold=0)
+    return Recurrence(
+        rule=recipe.rule,
+        dtstart=dtstart,
+        exdates=recipe.exdates,
+        timezone=recipe.timezone,
+        start=first,
+        end=_moment(end, recipe.timezone, "end"),
+        jitter=_span(jitter),
+    )
+
+
+def parse(spec: object, *, timezone: str = "UTC") -> Schedule:
+    """Whatever a user may write for a schedule, as one.
+
+    A `Schedule`; a cron expression or macro; an interval (`"5m"`, `"PT5M"`, a number of seconds,
+    a `timedelta`); a date-time (ISO 8601 text or `datetime`, naive in `timezone`); an RRULE.
+    """
+    if isinstance(spec, Schedule):
+        return spec
+    if isinstance(spec, datetime):
+        return at(spec, tz=timezone if spec.tzinfo is None else None)
+    if isinstance(spec, timedelta | int | float) and not isinstance(spec, bool):
+        return every(spec)
+    if isinstance(spec, str):
+        return _parse_text(spec, timezone)
+    if type(spec).__module__ == "dateutil.rrule":
+        return rrule(spec, tz=timezone)
+    raise InvalidSchedule(f"{_shown(spec)} is no schedule: {_FORMS}")
+
+
+def from_dict(data: Mapping[str, Any]) -> Schedule:
+    """The schedule that `to_dict` wrote. Unknown kinds and damaged fields are refused."""
+    try:
+        common = {
+            "timezone": _text(data.get("tz", "UTC"), "a timezone"),
+            "start": _moment(data.get("start"), "UTC", "start"),
+            "end": _moment(data.get("end"), "UTC", "end"),
+            "jitter": _span(data.get("jitter")),
+            "key": data.get("key", ""),
+        }
+        match data["kind"]:
+            case "cron":
+                return Cron(expression=_short(data["expression"]), **common)
+            case "interval":
+                anchor = _moment(data.get("anchor"), "UTC", "anchor")
+                return Interval(interval=_interval(data["interval"]), anchor=anchor, **common)
+            case "once":
+                return Once(when=moment(data["when"], "UTC", "when"), **common)
+            case "rrule":
+                return Recurrence(
+                    rule=data["rule"],
+                    dtstart=data["dtstart"] and datetime.fromisoformat(data["dtstart"]),
+                    exdates=tuple(map(datetime.fromisoformat, data.get("exdates", ()))),
+                    **common,
+                )
+            case kind:
+                raise InvalidSchedule(f"unknown kind of schedule {kind!r}", field="kind")
+    except InvalidInput:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidSchedule(f"{_shown(data)} is no schedule as to_dict writes it") from error
+
+
+_FORMS = (
+    'write a cron expression ("0 9 * * 1-5"), a macro ("@daily"), an interval ("5m", "PT1H"),'
+    ' a date-time ("2027-03-28T09:00:00+02:00") or a rule ("RRULE:FREQ=DAILY")'
+)
+
+
+def _parse_text(text: str, timezone: str) -> Schedule:
+    if _RULE.match(text):
+        return rrule(text, tz=timezone)
+    stripped = _short(text).strip()
+    if stripped.startswith("@") or _ZONED.fullmatch(stripped):
+        return cron(stripped, timezone)
+    if _DATE.fullmatch(stripped):
+        return at(stripped, tz=timezone)
+    if len(stripped.split()) >= 5 or stripped[:1] in ("*", "?"):
+        return cron(stripped, timezone)
+    try:
+        span = duration(stripped, what="interval")
+    except InvalidInput as error:
+        if stripped[:1].isdigit() or stripped[:1] in "-+.":
+            raise InvalidSchedule(f"{_shown(text)} is no schedule: {error}") from None
+        raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
+    return every(span)
+
+
+def _rule_text(rule: object) -> str:
+    if isinstance(rule, str):
+        return rule
+    from dateutil.rrule import rrule as dateutil_rule  # only for those who use it
+
+    if not isinstance(rule, dateutil_rule):
+        raise InvalidSchedule(f"{_shown(rule)} is no rule: give a text or a dateutil rrule")
+    dtstart = getattr(rule, "_dtstart", None)  # dateutil has no public name for it
+    if dtstart is not None and dtstart.tzinfo is not None:
+        raise InvalidSchedule("give the rule a naive dtstart, and its zone as tz=")
+    return str(rule)
+
+
+def _interval(value: Span) -> timedelta:
+    try:
+        return duration(value, what="interval")
+    except InvalidSchedule:
+        raise
+    except InvalidInput as error:
+        raise InvalidSchedule(str(error), field="interval") from None
+
+
+def _span(value: Span | None) -> timedelta | None:
+    return None if value is None else duration(value, what="jitter")
+
+
+def _moment(value: Moment, timezone: str, what: str) -> datetime | None:
+    return None if value is None else moment(value, timezone, what)
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidSchedule(f"{what} is a text, not {_shown(value)}")
+    return value
+
+
+def _short(text: str) -> str:
+    if len(text) > LONGEST:
+        raise InvalidSchedule(f"a schedule has at most {LONGEST} characters, not {len(text)}")
+    return text
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,78 @@
+"""Recurrence rules (RFC 5545) as schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Self
+
+from mainspring.errors import InvalidSchedule
+from mainspring.schedules import dst
+from mainspring.schedules.base import Wall, in_utc, iso
+from mainspring.schedules.describe import rule_in_words
+from mainspring.schedules.rrule_syntax import Freq
+from mainspring.schedules.rrule_walls import RuleWalls, rule_walls
+from mainspring.schedules.zones import zone_named
+
+__all__ = ["Recurrence"]
+
+_UNBOUND = datetime(1970, 1, 1)
+_EARLIEST = datetime(1900, 1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence(Wall):
+    """The times of an RRULE on the wall clock of `timezone`, counted from `dtstart`.
+
+    `dtstart` and `exdates` are naive wall times there. Without a `dtstart` a rule counts from
+    the anchor it is bound to, and until then from 1970. Rules of hours, minutes and seconds
+    follow the clock through a repeated hour; all others name fixed times.
+    """
+
+    kind: ClassVar[str] = "rrule"
+
+    rule: str
+    dtstart: datetime | None = None
+    exdates: tuple[datetime, ...] = ()
+    _walls: RuleWalls = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        zone_named(self.timezone)
+        self._check()
+        dtstart = self.dtstart or _UNBOUND
+        if dtstart.tzinfo is not None or dtstart.microsecond or dtstart < _EARLIEST:
+            raise InvalidSchedule(
+                f"dtstart {dtstart} must be wall time (naive), in whole seconds, from 1900 on",
+                field="dtstart",
+            )
+        walls = rule_walls(self.rule, dtstart, self.timezone, self.exdates)
+        object.__setattr__(self, "_walls", walls)
+        if self.next(_EARLIEST.replace(tzinfo=UTC)) is None:
+            raise InvalidSchedule(
+                f"{self.rule!r} can never fire: no time of it was found"
+                f" {self._bounds_text() or f'from {dtstart} on'}"
+            )
+
+    def bind(self, key: str, anchor: datetime) -> Self:
+        wall = dst.wall_of(in_utc(anchor, "anchor"), zone_named(self.timezone))
+        return replace(self, key=key, dtstart=self.dtstart or wall.replace(microsecond=0, fold=0))
+
+    def describe(self) -> str:
+        return f"{rule_in_words(self._walls.rule, self.dtstart)}, {self.timezone}"
+
+    @property
+    def follows_clock(self) -> bool:
+        return self._walls.rule.freq >= Freq.HOURLY
+
+    def _wall_later(self, wall: datetime) -> datetime | None:
+        return self._walls.later(wall)
+
+    def _wall_earlier(self, wall: datetime) -> datetime | None:
+        return self._walls.earlier(wall)
+
+    def _own_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "dtstart": iso(self.dtstart),
+            "exdates": [iso(wall) for wall in self.exdates],
+        }

@@ -1,0 +1,295 @@
+"""From a recurrence rule to its wall times, without counting from the beginning.
+
+A rule is a set of times on a set of days (bit masks, as for cron), thinned out by its interval:
+only each nth year, month, week, day, hour, minute or second ("period") from DTSTART counts. A
+search looks for the next time in the masks, and where that lies in a period that does not count
+it goes on from the next one that does. So a rule of seconds from 1990 answers at once.
+"""
+
+from __future__ import annotations
+
+from calendar import isleap
+from datetime import date, datetime, timedelta
+from functools import lru_cache
+
+from mainspring.errors import InvalidSchedule
+from mainspring.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
+from mainspring.schedules.walls import Days, Walls, bits, mask_of
+
+__all__ = ["MOST_COUNTED", "MOST_STEPS", "RuleWalls", "rule_walls"]
+
+MOST_STEPS = 5_000  # periods looked at for one answer; a rule that needs more counts as over
+MOST_COUNTED = 10_000
+_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_UNITS = {
+    Freq.WEEKLY: timedelta(weeks=1),
+    Freq.DAILY: timedelta(days=1),
+    Freq.HOURLY: timedelta(hours=1),
+    Freq.MINUTELY: timedelta(minutes=1),
+    Freq.SECONDLY: timedelta(seconds=1),
+}
+_SECOND = timedelta(seconds=1)
+
+
+@lru_cache(maxsize=1024)
+def rule_walls(
+    text: str, dtstart: datetime, timezone: str, exdates: tuple[datetime, ...]
+) -> RuleWalls:
+    rule = parse_rule(text)
+    until = read_stamp(rule.until, timezone, "UNTIL", whole_day=True) if rule.until else None
+    return RuleWalls(rule, dtstart, until, frozenset(exdates))
+
+
+class RuleWalls:
+    """The wall times of a rule from DTSTART on, nearest first in either direction."""
+
+    def __init__(
+        self, rule: Rule, dtstart: datetime, until: datetime | None, exdates: frozenset[datetime]
+    ) -> None:
+        if rule.count is not None and rule.count > MOST_COUNTED:
+            raise InvalidSchedule(
+                f"COUNT {rule.count} is too large: at most {MOST_COUNTED}; use UNTIL", field="COUNT"
+            )
+        self.rule = rule
+        self._dtstart = dtstart
+        self._exdates = exdates
+        self._walls = _RuleMasks(rule, dtstart)
+        self._periods = _Periods(rule, dtstart)
+        self._last = until
+        self._counted = rule.count is None
+
+    def later(self, wall: datetime) -> datetime | None:
+        self._count()
+        found = self._later(wall)
+        while found is not None and found in self._exdates:
+            found = self._later(found)
+        return found
+
+    def earlier(self, wall: datetime) -> datetime | None:
+        self._count()
+        found = self._earlier(wall)
+        while found is not None and found in self._exdates:
+            found = self._earlier(found)
+        return found
+
+    def _count(self) -> None:
+        """Turn COUNT into the last wall time, the first time it is needed."""
+        if self._counted:
+            return
+        self._counted = True
+        wall = self._dtstart - timedelta.resolution
+        for _ in range(self.rule.count or 0):
+            found = self._later(wall)
+            if found is None:
+                return
+            wall = found
+        self._last = wall
+
+    def _later(self, wall: datetime) -> datetime | None:
+        wall = max(wall, self._dtstart - timedelta.resolution)
+        for _ in range(MOST_STEPS):
+            found = self._walls.later(wall)
+            if found is None or (self._last is not None and found > self._last):
+                return None
+            period = self._periods.of(found)
+            ahead = -period % self.rule.interval
+            if ahead == 0:
+                chosen = self._chosen(found, period, wall)
+                if chosen is not None:
+                    in_time = self._last is None or chosen <= self._last
+                    return chosen if in_time else None
+                ahead = self.rule.interval
+            start = self._periods.start(period + ahead)
+            if start is None:
+                return None
+            wall = start - timedelta.resolution
+        return None
+
+    def _chosen(self, found: datetime, period: int, after: datetime) -> datetime | None:
+        """`found` itself; with BYSETPOS the first chosen time of its period past `after`."""
+        if not self.rule.positions:
+            return found
+        return min((w for w in self._at_positions(period) if w > after), default=None)
+
+    def _earlier(self, wall: datetime) -> datetime | None:
+        if self._last is not None:
+            wall = min(wall, self._last + _SECOND)
+        for _ in range(MOST_STEPS):
+            found = self._walls.earlier(wall)
+            if found is None or found < self._dtstart:
+                return None
+            period = self._periods.of(found)
+            behind = period % self.rule.interval
+            if behind == 0:
+                if not self.rule.positions:
+                    return found
+                chosen = max((w for w in self._at_positions(period) if w < wall), default=None)
+                if chosen is not None:
+                    return chosen if chosen >= self._dtstart else None
+                behind = self.rule.interval
+            end = self._periods.start(period - behind + 1)
+            if end is None:
+                return None
+            wall = end
+        return None
+
+    def _at_positions(self, period: int) -> list[datetime]:
+        """The times of a period that BYSETPOS chooses, out of days × hours × minutes × seconds."""
+        start, end = self._periods.start(period), self._periods.start(period + 1)
+        if start is None or end is None:
+            return []
+        days = self._walls.days_between(start, end)
+        hours, minutes, seconds = self._walls.times_between(start, end)
+        size = len(hours) * len(minutes) * len(seconds)
+        chosen = []
+        for position in self.rule.positions:
+            at = position - 1 if position > 0 else len(days) * size + position
+            if 0 <= at < len(days) * size:
+                rest, second = divmod(at % size, len(seconds))
+                hour, minute = divmod(rest, len(minutes))
+                chosen.append(
+                    datetime.combine(days[at // size], datetime.min.time()).replace(
+                        hour=hours[hour], minute=minutes[minute], second=seconds[second]
+                    )
+                )
+        return chosen
+
+
+class _Periods:
+    """The years, months, weeks … of a rule, numbered from the one that DTSTART lies in."""
+
+    def __init__(self, rule: Rule, dtstart: datetime) -> None:
+        self._freq = rule.freq
+        self._base = dtstart.replace(second=0) if rule.freq < Freq.SECONDLY else dtstart
+        if rule.freq < Freq.MINUTELY:
+            self._base = self._base.replace(minute=0)
+        if rule.freq < Freq.HOURLY:
+            self._base = self._base.replace(hour=0)
+        if rule.freq is Freq.WEEKLY:
+            self._base -= timedelta(days=(dtstart.weekday() - rule.week_start) % 7)
+
+    def of(self, wall: datetime) -> int:
+        if self._freq is Freq.YEARLY:
+            return wall.year - self._base.year
+        if self._freq is Freq.MONTHLY:
+            return (wall.year - self._base.year) * 12 + wall.month - self._base.month
+        return (wall - self._base) // _UNITS[self._freq]
+
+    def start(self, number: int) -> datetime | None:
+        """The first moment of a period; None outside the calendar."""
+        try:
+            if self._freq is Freq.YEARLY:
+                return datetime(self._base.year + number, 1, 1)
+            if self._freq is Freq.MONTHLY:
+                years, month = divmod(self._base.month - 1 + number, 12)
+                return datetime(self._base.year + years, month + 1, 1)
+            return self._base + _UNITS[self._freq] * number
+        except (ValueError, OverflowError):
+            return None
+
+
+class _RuleMasks(Walls):
+    """A rule's times of day and days, as if its interval were one.
+
+    Parts that are absent come from DTSTART, as RFC 5545 says.
+    """
+
+    def __init__(self, rule: Rule, dtstart: datetime) -> None:
+        freq = rule.freq
+        super().__init__(
+            mask_of(rule.hours or _default(freq >= Freq.HOURLY, 24, dtstart.hour)),
+            mask_of(rule.minutes or _default(freq >= Freq.MINUTELY, 60, dtstart.minute)),
+            mask_of(rule.seconds or _default(freq >= Freq.SECONDLY, 60, dtstart.second)),
+        )
+        self._rule = rule
+        self._months, self._month_days = rule.months, rule.month_days
+        self._weekdays = rule.weekdays
+        if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays):
+            if freq is Freq.YEARLY:
+                self._months = rule.months or (dtstart.month,)
+            if freq in (Freq.YEARLY, Freq.MONTHLY):
+                self._month_days = (dtstart.day,)
+            if freq is Freq.WEEKLY:
+                self._weekdays = ((0, dtstart.weekday()),)
+        self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
+
+    def days_of(self, year: int) -> Days:
+        # Weeks that reach over New Year depend on the years on either side, too.
+        leap = isleap(year - 1), isleap(year), isleap(year + 1)
+        calendar = date(year, 1, 1).weekday(), leap
+        days = self._calendars.get(calendar)
+        if days is None:
+            days = self._calendars[calendar] = self._matching(year)
+        return days
+
+    def days_between(self, start: datetime, end: datetime) -> list[date]:
+        """The matching days that a period `[start, end)` touches."""
+        last = (end - _SECOND).date()
+        return [
+            date(year, month, day)
+            for year in range(start.year, last.year + 1)
+            for month in range(1, 13)
+            for day in bits(self.days_of(year)[month])
+            if start.date() <= date(year, month, day) <= last
+        ]
+
+    def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
+        """The hours, minutes and seconds that a period holds: one of each where it is so short."""
+        span = end - start
+        return (
+            bits(self.hours) if span > timedelta(hours=1) else [start.hour],
+            bits(self.minutes) if span > timedelta(minutes=1) else [start.minute],
+            bits(self.seconds) if span > _SECOND else [start.second],
+        )
+
+    def _matching(self, year: int) -> Days:
+        months = []
+        for month in range(1, 13):
+            if self._months and month not in self._months:
+                months.append(0)
+                continue
+            length = _LENGTHS[month] + (month == 2 and isleap(year))
+            days = (date(year, month, day) for day in range(1, length + 1))
+            months.append(mask_of(day.day for day in days if self._matches(day, length)))
+        return (int(any(months)), *months)
+
+    def _matches(self, day: date, length: int) -> bool:
+        rule = self._rule
+        if self._month_days and not (
+            day.day in self._month_days or day.day - length - 1 in self._month_days
+        ):
+            return False
+        if rule.year_days:
+            of_year = day.timetuple().tm_yday
+            if not {of_year, of_year - 366 - isleap(day.year)} & set(rule.year_days):
+                return False
+        if rule.weeks and not set(_week_numbers(day, rule.week_start)) & set(rule.weeks):
+            return False
+        return not self._weekdays or any(
+            weekday == day.weekday() and (nth == 0 or nth in self._which(day, length))
+            for nth, weekday in self._weekdays
+        )
+
+    def _which(self, day: date, length: int) -> tuple[int, int]:
+        """Which of its weekday a day is: in the month, or in a year without BYMONTH."""
+        if self._rule.freq is Freq.YEARLY and not self._rule.months:
+            number, length = day.timetuple().tm_yday, 365 + isleap(day.year)
+        else:
+            number = day.day
+        return (number - 1) // 7 + 1, -((length - number) // 7 + 1)
+
+
+def _default(every: bool, size: int, value: int) -> range:
+    return range(size) if every else range(value, value + 1)
+
+
+def _week_numbers(day: date, week_start: int) -> tuple[int, int]:
+    """The number of a day's week from the start and from the end of the year it belongs to.
+
+    A week belongs to the year that has four or more of its days: the year of its fourth.
+    """
+    fourth = min(day.toordinal() - (day.weekday() - week_start) % 7 + 3, date.max.toordinal())
+    year = date.fromordinal(fourth).year
+    number = (fourth - date(year, 1, 1).toordinal()) // 7 + 1
+    weeks = number + (date(year, 12, 31).toordinal() - fourth) // 7
+    return number, number - weeks - 1
