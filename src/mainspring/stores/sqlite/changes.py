@@ -15,7 +15,7 @@ from typing import Any
 
 from mainspring.model import FINISHED, LIVE
 from mainspring.states import Change
-from mainspring.stores.sqlite.rows import LANE_SQL, bulk, change_column
+from mainspring.stores.sqlite.rows import LANE_SQL, BulkSql, bulk, change_column, select
 from mainspring.stores.sqlite.transaction import Transaction
 
 __all__ = ["Written", "commit"]
@@ -26,8 +26,8 @@ _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
     encode: tuple[Callable[[Any], Any], ...]
-    update: tuple[str, str, int]
-    read_back: str
+    update: BulkSql
+    read_back: BulkSql
     set_from: int
     token_at: int | None
     moves_lane: bool
@@ -114,8 +114,9 @@ _RESTAMP = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
 
 def _standing(tx: Transaction, shape: _Shape, group: Sequence[Written]) -> list[bool]:
     """Which changes' values are there now, under the token they expected."""
-    text = tx.value(shape.read_back, json.dumps([item.id for item in group]))
-    rows = {run_id: (token, values) for run_id, token, *values in json.loads(text)}
+    texts = select(tx.connection, shape.read_back, [(item.id,) for item in group])
+    found = [row for text in texts for row in json.loads(text)]
+    rows = {run_id: (token, values) for run_id, token, *values in found}
 
     def stands(item: Written) -> bool:
         token, values = rows.get(item.id, (None, None))
@@ -141,8 +142,12 @@ def _shape(expect: tuple[str, ...], put: tuple[str, ...]) -> _Shape:
             f") AS v WHERE id = v.column1{tests}",
             set_from + len(put),
         ),
-        read_back=f"SELECT json_group_array(json_array(id, token, {columns}))"
-        " FROM mainspring_runs WHERE id IN (SELECT value FROM json_each(?))",
+        read_back=(
+            f"SELECT json_group_array(json_array(id, token, {columns}))"
+            " FROM mainspring_runs WHERE id IN (VALUES ",
+            ")",
+            1,
+        ),
         set_from=set_from,
         token_at=1 + expect.index("token") if "token" in expect else None,
         moves_lane=not _MOVES_LANE.isdisjoint(put),

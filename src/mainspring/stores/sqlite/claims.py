@@ -14,16 +14,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 from mainspring.store import Claim
-from mainspring.stores.sqlite.rows import lane_parts
+from mainspring.stores.sqlite.rows import lane_parts, select
 
-__all__ = ["next_runs"]
+__all__ = ["LANES_AFTER", "Room", "next_runs", "room_for", "takes"]
 
-_DUE_LANES = """
+# One seek from each lane to the next, and one to the first run in it that the moment allows.
+_LANES = """
 WITH RECURSIVE lanes (lane) AS (
     SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
     WHERE state = 'pending'
@@ -35,11 +36,13 @@ WITH RECURSIVE lanes (lane) AS (
 ), heads (lane, head) AS (
     SELECT lane, (
         SELECT min(run_at) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane = lanes.lane
+        WHERE state = 'pending' AND lane = lanes.lane AND run_at {} ?
     ) FROM lanes WHERE lane IS NOT NULL
 )
-SELECT json_group_array(json_array(lane, head)) FROM heads WHERE head <= ?
+SELECT json_group_array(json_array(lane, head)) FROM heads WHERE head IS NOT NULL
 """
+_LANES_DUE = _LANES.format("<=")
+LANES_AFTER = _LANES.format(">")
 _LIMITS = """
 SELECT json_group_array(json_array(id, concurrency, limit_key, (
     SELECT count(*) FROM mainspring_jobs AS sharing
@@ -49,13 +52,15 @@ SELECT json_group_array(json_array(id, concurrency, limit_key, (
 FROM mainspring_jobs AS job
 WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
 """
-_EARLIEST = """
-SELECT json_group_array(json_array(run.run_at, run.seq, lane.key))
-FROM json_each(?) AS lane JOIN mainspring_runs AS run ON run.seq IN (
-    SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
-    WHERE state = 'pending' AND lane = lane.value AND run_at <= ? ORDER BY run_at, seq LIMIT ?
+_EARLIEST = (
+    "SELECT json_group_array(json_array(run.run_at, run.seq, among.column2)) FROM (VALUES ",
+    """) AS among JOIN mainspring_runs AS run ON run.seq IN (
+        SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
+        WHERE state = 'pending' AND lane = among.column1 AND run_at <= ?
+        ORDER BY run_at, seq LIMIT ?
+    )""",
+    2,
 )
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +71,15 @@ class _Lane:
     priority: int
 
 
-class _Room:
+class Room:
     """How many more runs each limited job may have."""
 
     def __init__(self, limits: Mapping[str, tuple[int, str]], used: Mapping[str, int]) -> None:
         self._limits = limits
         self._used = Counter(used)
 
-    def copy(self) -> _Room:
-        return _Room(self._limits, self._used)
+    def copy(self) -> Room:
+        return Room(self._limits, self._used)
 
     def left(self, job: str) -> bool:
         limit, key = self._limits.get(job, (1, None))
@@ -90,7 +95,7 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
     if claim.limit <= 0:
         return []
     lanes = _due_lanes(connection, claim, now)
-    room = _room(connection, lanes, now)
+    room = room_for(connection, (lane.job for lane in lanes), now)
     taken: list[int] = []
     for _, level in groupby(lanes, key=lambda lane: lane.priority):
         wanted = claim.limit - len(taken)
@@ -103,28 +108,34 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
 def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
     """Those the claim may take from: the highest priority first, then the earliest head."""
     lanes = []
-    for name, head in json.loads(connection.execute(_DUE_LANES, (now,)).fetchone()[0]):
-        queue, handler, job, priority = lane_parts(name)
-        if handler in claim.handlers and (claim.queues is None or queue in claim.queues):
+    for name, head in json.loads(connection.execute(_LANES_DUE, (now,)).fetchone()[0]):
+        if takes(claim, name):
+            _, _, job, priority = lane_parts(name)
             lanes.append(_Lane(name, head, job, priority))
     lanes.sort(key=lambda lane: (-lane.priority, lane.head))
     return lanes
 
 
-def _room(connection: sqlite3.Connection, lanes: list[_Lane], now: int) -> _Room:
-    jobs = sorted({lane.job for lane in lanes if lane.job})
-    if not jobs:
-        return _Room({}, {})
-    (text,) = connection.execute(_LIMITS, (now, json.dumps(jobs))).fetchone()
+def takes(claim: Claim, lane: str) -> bool:
+    queue, handler, _, _ = lane_parts(lane)
+    return handler in claim.handlers and (claim.queues is None or queue in claim.queues)
+
+
+def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> Room:
+    """The room under the limits of these jobs, counted over running runs with valid leases."""
+    limited = sorted(set(jobs) - {""})
+    if not limited:
+        return Room({}, {})
+    (text,) = connection.execute(_LIMITS, (now, json.dumps(limited))).fetchone()
     rows = json.loads(text)
-    return _Room(
+    return Room(
         {job: (limit, key) for job, limit, key, _ in rows},
         {key: used for _, _, key, used in rows},
     )
 
 
 def _earliest(
-    connection: sqlite3.Connection, level: list[_Lane], room: _Room, now: int, wanted: int
+    connection: sqlite3.Connection, level: list[_Lane], room: Room, now: int, wanted: int
 ) -> list[int]:
     """The earliest runs of these lanes (all of one priority), as far as their limits allow.
 
@@ -135,11 +146,11 @@ def _earliest(
     width = wanted
     while level:
         lanes = level[:width]
-        names = json.dumps([lane.name for lane in lanes])
-        (text,) = connection.execute(_EARLIEST, (names, now, wanted)).fetchone()
+        names = [(lane.name, at) for at, lane in enumerate(lanes)]
+        texts = select(connection, _EARLIEST, names, now, wanted)
         taken: list[tuple[int, _Lane]] = []
         trial, turned_away = room.copy(), False
-        for _, seq, at in sorted(json.loads(text)):
+        for _, seq, at in sorted(row for text in texts for row in json.loads(text)):
             if len(taken) == wanted:
                 break
             if trial.left(lanes[at].job):

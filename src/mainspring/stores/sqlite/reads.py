@@ -6,11 +6,13 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State
-from mainspring.store import Counts, Due, JobQuery, RunQuery
+from mainspring.store import Claim, Counts, Due, JobQuery, RunQuery
+from mainspring.stores.sqlite.claims import LANES_AFTER, takes
 from mainspring.stores.sqlite.rows import (
     JOB_SELECT,
     RUN_SELECT,
@@ -18,17 +20,17 @@ from mainspring.stores.sqlite.rows import (
     lane_parts,
     read_jobs,
     read_runs,
+    runs_by_id,
     to_us,
 )
 
-__all__ = ["counts", "find", "get", "jobs"]
+__all__ = ["counts", "find", "get", "jobs", "next_due"]
 
 _LAST = 2**63 - 1
 
 
-def get(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Run]:
-    sql = f"{RUN_SELECT} WHERE id IN (SELECT value FROM json_each(?))"
-    found = {run.id: run for _, run in read_runs(_value(connection, sql, _list(ids)))}
+def get(connection: sqlite3.Connection, ids: list[str]) -> dict[str, Run]:
+    found = runs_by_id(connection, ids)
     return {run_id: found[run_id] for run_id in ids if run_id in found}
 
 
@@ -77,13 +79,14 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
         return [_running(query, before, now)]
     if query.states is None and query.job is None:
         return [(f"SELECT seq FROM mainspring_runs WHERE seq < ?{_NEWEST}", (before, query.limit))]
-    return [_walk(state, query, before, now) for state in query.states or State]
+    states = State if query.states is None else query.states
+    return [_walk(state, query, before) for state in states]
 
 
 _NEWEST = " ORDER BY seq DESC LIMIT ?"
 
 
-def _walk(state: State, query: RunQuery, before: int, now: int) -> tuple[str, tuple[Any, ...]]:
+def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     if state is State.RUNNING:
         return _running(query, before, None)
     index = "mainspring_runs_rare_job" if state in _RARE else _OF_JOB[state]
@@ -184,6 +187,15 @@ def counts(connection: sqlite3.Connection, now: int) -> Counts:
     return Counts(runs, due)
 
 
+# -- next_due -------------------------------------------------------------------------------
+
+
+def next_due(connection: sqlite3.Connection, claim: Claim, now: int) -> datetime | None:
+    lanes = json.loads(_value(connection, LANES_AFTER, now))
+    moments = [at for lane, at in lanes if takes(claim, lane)]
+    return from_us(min(moments)) if moments else None
+
+
 # -- jobs -----------------------------------------------------------------------------------
 
 
@@ -198,6 +210,8 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
     if query.tag is not None:
         where.append("EXISTS (SELECT 1 FROM json_each(body, '$[7]') WHERE value = ?)")
         parameters.append(query.tag)
+    if query.follows:
+        where.append("json_array_length(body, '$[8]') > 0")
     if query.due is not None:
         where.append("enabled AND next_run_at <= ?")
         parameters.append(to_us(query.due))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import Any
@@ -38,6 +38,8 @@ __all__ = [
     "read_jobs",
     "read_runs",
     "run_row",
+    "runs_by_id",
+    "select",
     "span_us",
     "to_us",
 ]
@@ -166,6 +168,14 @@ def read_runs(text: str | None) -> list[tuple[int, Run]]:
         (flat[at][0], _run(moments, *flat[at : at + _STRIDE]))
         for at in range(0, len(flat), _STRIDE)
     ]
+
+
+def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Run]:
+    texts = select(connection, _RUNS_BY_ID, [(run_id,) for run_id in ids])
+    return {run.id: run for text in texts for _, run in read_runs(text)}
+
+
+_RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
 
 
 def _run(
@@ -321,7 +331,8 @@ JOB_SELECT = (
 
 def job_row(job: Job) -> dict[str, Any]:
     policy = job.policy
-    limit_key = policy.concurrency_key or f"job:{job.id}"
+    key = policy.concurrency_key
+    limit_key = f"job:{job.id}" if key is None else f"key:{key}"
     body = [
         job.handler,
         to_us(job.created_at),
@@ -331,6 +342,7 @@ def job_row(job: Job) -> dict[str, Any]:
         job.owner,
         job.description,
         job.tags,
+        policy.after,
     ]
     return {
         "id": job.id,
@@ -355,7 +367,7 @@ def read_jobs(text: str | None) -> list[Job]:
 
 def _job(columns: list[Any], body: list[Any], payload: Any, metadata: Mapping[str, Any]) -> Job:
     id, version, enabled, next_run_at, last_run_at = columns
-    handler, created_at, updated_at, schedule, policy, owner, description, tags = body
+    handler, created_at, updated_at, schedule, policy, owner, description, tags, _ = body
     return Job(
         id=id,
         handler=handler,
@@ -388,29 +400,51 @@ def _policy(text: str) -> Policy:
 # -- many rows, one step --------------------------------------------------------------------
 
 # A batch is padded with empty rows up to one of these sizes, so that few statements serve all
-# and stay prepared. 512 rows of 31 columns keep below SQLite's 32,766 parameters.
-_SIZES = (1, 4, 16, 64, 128, 192, 256, 384, 512)
+# and stay prepared.
+_SIZES = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)
+_MOST_PARAMETERS = 32_000  # SQLite allows 32,766
+
+BulkSql = tuple[str, str, int]
+"""What stands before and after the rows of a `VALUES`, and how wide a row is."""
 
 
-def bulk(
-    connection: sqlite3.Connection, sql: tuple[str, str, int], rows: Sequence[Iterable[Any]]
-) -> int:
-    """Run `head VALUES (…), (…) tail` over the rows; say how many rows it changed.
+def bulk(connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]]) -> int:
+    """Write with `head VALUES (…), (…) tail`; say how many rows that changed.
 
     The statement must pass over rows whose first column is null: those are the padding.
     """
-    changed = 0
-    for start in range(0, len(rows), _SIZES[-1]):
-        part = rows[start : start + _SIZES[-1]]
+    return sum(cursor.rowcount for cursor in _in_chunks(connection, sql, rows, ()))
+
+
+def select(
+    connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]], *after: Any
+) -> list[Any]:
+    """Read with `head VALUES (…), (…) tail`: one value for each chunk of the rows.
+
+    Lists of text come so, and not as JSON, because SQLite's JSON cuts text at a NUL.
+    `after` are the parameters of the tail.
+    """
+    return [cursor.fetchone()[0] for cursor in _in_chunks(connection, sql, rows, after)]
+
+
+def _in_chunks(
+    connection: sqlite3.Connection,
+    sql: BulkSql,
+    rows: Sequence[Sequence[Any]],
+    after: Sequence[Any],
+) -> Iterator[sqlite3.Cursor]:
+    width = sql[2]
+    most = max(size for size in _SIZES if size * width <= _MOST_PARAMETERS)
+    for start in range(0, len(rows), most):
+        part = rows[start : start + most]
         size = next(size for size in _SIZES if size >= len(part))
         values = [value for row in part for value in row]
-        values += [None] * ((size - len(part)) * sql[2])
-        changed += connection.execute(_bulk_sql(sql, size), values).rowcount
-    return changed
+        values += [None] * ((size - len(part)) * width)
+        yield connection.execute(_bulk_sql(sql, size), (*values, *after))
 
 
 @lru_cache(maxsize=1024)
-def _bulk_sql(sql: tuple[str, str, int], size: int) -> str:
+def _bulk_sql(sql: BulkSql, size: int) -> str:
     head, tail, width = sql
     row = f"({','.join('?' * width)})"
     return head + ",".join([row] * size) + tail

@@ -85,6 +85,10 @@ class SqliteStore:
         [runs] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
         return list(runs)
 
+    async def next_due(self, claim: Claim) -> datetime | None:
+        now = to_us(self._clock.now())
+        return await self._open_session().reader.read(reads.next_due, claim, now)
+
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         items = [(item, span_us(lease)) for item in held]
         runs = await self._write(writes.renew, items, wakes=False)

@@ -10,11 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from mainspring import codec
 from mainspring.model import LIVE, Run, State
 from mainspring.store import Added, Claim, Held
-from mainspring.stores.sqlite.claims import next_runs
+from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
     RUN_INSERT,
     RUN_SELECT,
@@ -23,13 +24,14 @@ from mainspring.stores.sqlite.rows import (
     lane_of,
     read_runs,
     run_row,
+    runs_by_id,
+    select,
     span_us,
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
 __all__ = ["NewRun", "add", "claim", "elect", "prune", "renew"]
 
-_BY_IDS = f"{RUN_SELECT} WHERE id IN (SELECT value FROM json_each(?))"
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
 
@@ -45,16 +47,14 @@ class NewRun:
 
     @classmethod
     def of(cls, run: Run) -> NewRun:
-        if run.payload is None:
+        if run.payload is None and not run.duplicate:
             return cls(run, None)
         text = codec.encode(run.payload)
-        kept = codec.decode(text)
-        # A copy of a run costs more than all else here: only where a value came back changed.
-        return cls(run if kept == run.payload else replace(run, payload=kept), text)
+        return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
 
 
 def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
-    duplicates = _duplicates(tx, items) if any(i.run.dedupe_key for i in items) else {}
+    duplicates = _duplicates(tx, items) if any(i.run.dedupe_key is not None for i in items) else {}
     fresh = [item for at, item in enumerate(items) if at not in duplicates]
     stored = _insert(tx, fresh)
     return [
@@ -69,7 +69,7 @@ def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
     rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
     if bulk(tx.connection, RUN_INSERT, rows) == len(rows):
         return {}
-    return _stored(tx, [item.run.id for item in items])
+    return runs_by_id(tx.connection, [item.run.id for item in items])
 
 
 def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
@@ -83,15 +83,12 @@ _LIMITED = (
 )
 
 
-def _stored(tx: Transaction, ids: Sequence[str]) -> dict[str, Run]:
-    return {run.id: run for _, run in read_runs(tx.value(_BY_IDS, json.dumps(ids)))}
-
-
 def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     """Which items meet a taken key (in the store, or earlier among them), by position."""
-    keys = json.dumps([i.run.dedupe_key for i in items if i.run.dedupe_key is not None])
-    holders = {run.dedupe_key: run for _, run in read_runs(tx.value(_HOLDERS, keys, tx.now))}
-    known = set(_stored(tx, [item.run.id for item in items]))
+    keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
+    texts = select(tx.connection, _HOLDERS, keys, tx.now)
+    holders = {run.dedupe_key: run for text in texts for _, run in read_runs(text)}
+    known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
     found = {}
     for at, item in enumerate(items):
         run = item.run
@@ -107,8 +104,9 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
 
 
 _HOLDERS = (
-    f"{RUN_SELECT} WHERE dedupe_key IN (SELECT value FROM json_each(?))"
-    " AND (state IN ('waiting', 'pending', 'running') OR dedupe_until > ?)"
+    f"{RUN_SELECT} WHERE dedupe_key IN (VALUES ",
+    ") AND (state IN ('waiting', 'pending', 'running') OR dedupe_until > ?)",
+    1,
 )
 
 
@@ -144,22 +142,33 @@ WHERE seq IN (SELECT value FROM json_each(?))
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Run | None]:
     """Each item is a run held and the length of its lease in microseconds."""
     _, encode = change_column("progress")
-    rows = [(h.id, h.token, tx.now + lease, encode(h.progress)) for h, lease in items]
+    rows = [(h.id, h.token, tx.now + lease, encode(h.progress), tx.now) for h, lease in items]
     bulk(tx.connection, _RENEW, rows)
-    runs = _stored(tx, [held.id for held, _ in items])
-    return [_if_held(runs.get(held.id), held) for held, _ in items]
+    runs = runs_by_id(tx.connection, [held.id for held, _ in items])
+    return [_if_held(tx, runs.get(h.id), row) for (h, _), row in zip(items, rows, strict=True)]
 
 
-def _if_held(run: Run | None, held: Held) -> Run | None:
-    mine = run is not None and run.state is State.RUNNING and run.token == held.token
-    return run if mine else None
+def _if_held(tx: Transaction, run: Run | None, row: tuple[Any, ...]) -> Run | None:
+    _, token, until, progress, _ = row
+    if run is None or run.state is not State.RUNNING or run.token != token:
+        return None
+    if run.lease_until is None or run.lease_until > tx.time:
+        return run
+    # Its lease had lapsed, and it is under a limit: another run may have its place.
+    if not room_for(tx.connection, [run.job_id], tx.now).left(run.job_id):
+        return None
+    tx.changed(_RENEW_LAPSED, until, progress, run.id)
+    return runs_by_id(tx.connection, [run.id])[run.id]
 
 
 _RENEW = (
     "UPDATE mainspring_runs SET lease_until = v.column3, progress = v.column4 FROM (VALUES ",
-    ") AS v WHERE id = v.column1 AND token = v.column2 AND state = 'running'",
-    4,
+    ") AS v WHERE id = v.column1 AND token = v.column2 AND state = 'running'"
+    " AND (lease_until > v.column5 OR NOT EXISTS (SELECT 1 FROM mainspring_jobs AS job"
+    " WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL))",
+    5,
 )
+_RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE id = ?"
 
 
 # -- prune and elect ------------------------------------------------------------------------
