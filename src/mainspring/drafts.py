@@ -19,7 +19,8 @@ from mainspring.schedules import Schedule
 
 __all__ = ["draft_job", "edited"]
 
-_ABOUT = ("description", "tags", "metadata")
+_WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
+_ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
 
 
 def draft_job(
@@ -63,7 +64,7 @@ def edited(
     if "handler" in given:
         asked = given.pop("handler")
         handler = registry.get(getattr(asked, "id", asked))
-    fresh = {name: given.pop(name) for name in ("schedule", "timezone", "jitter") if name in given}
+    fresh = {name: given.pop(name) for name in _WHEN if name in given}
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
     after = replace(
@@ -145,4 +146,4 @@ def _check(job: Job, handler: Handler | None) -> None:
                 f"{error}; a job that runs by itself needs them in payload=…"
             ) from None
     if job.policy.isolation is Isolation.PROCESS:
-        Target.of(handler.function)  # refused here, not when the first run is due
+        Target.check(handler.function)  # refused here, not when the first run is due

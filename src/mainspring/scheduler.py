@@ -69,6 +69,7 @@ class Scheduler:
     ) -> None:
         self._clock = clock or SystemClock()
         self._store = open_store(store, self._clock) if isinstance(store, str) else store
+        self._timezone = timezone
         self._zone = zone_named(timezone)
         self._rng = rng or random.SystemRandom()
         self._settings = Settings(
@@ -115,7 +116,7 @@ class Scheduler:
 
         def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any]:
             handler = Handler(id or function.__name__, function, hooks)
-            zone = str(self._zone)
+            zone = self._timezone
             draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=schedule, **policy)
             self._registry.add(handler)
             self._drafts[draft.id] = draft
@@ -171,13 +172,13 @@ class Scheduler:
         """Store a job for a registered handler. One of that id is an error."""
         name = handler.id if isinstance(handler, DecoratedJob) else handler
         known = self._registry.get(name)
-        zone = str(self._zone)
+        zone = self._timezone
         draft = draft_job(id, known, Owner.API, zone, schedule=schedule, payload=payload, **policy)
         return await self._call(self._running().control.create(draft))
 
     async def update_job(self, id: str, **changes: Any) -> Job:
         """Change fields of a job made by `add_job`; what is not named stays."""
-        zone = str(self._zone)
+        zone = self._timezone
         registry = self._registry
         return await self._call(
             self._running().control.edit(

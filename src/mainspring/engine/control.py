@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from mainspring import codec, states
 from mainspring.engine.firing import make_run, with_followers
@@ -65,7 +64,7 @@ class Control:
     # Runs
 
     async def enqueue(
-        self, job_id: str, payloads: Sequence[Any], options: Options, zone: ZoneInfo, source: Source
+        self, job_id: str, payloads: Sequence[Any], options: Options, zone: tzinfo, source: Source
     ) -> list[Run]:
         """Add a run for each payload, in one commit, or none. A payload of None is the job's."""
         job = await self.known_job(job_id)
@@ -251,7 +250,7 @@ class Control:
             job = await self.known_job(job_id)
             if job.enabled:
                 once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
-                await self.enqueue(job_id, [None], once, ZoneInfo("UTC"), Source.START)
+                await self.enqueue(job_id, [None], once, UTC, Source.START)
 
     # Steps
 
@@ -260,7 +259,7 @@ class Control:
         job: Job,
         payloads: Sequence[Any],
         options: Options,
-        zone: ZoneInfo,
+        zone: tzinfo,
         source: Source,
         now: datetime,
     ) -> list[Run]:
