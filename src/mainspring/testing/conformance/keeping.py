@@ -23,7 +23,7 @@ from mainspring.policy import (
     Overlap,
     Policy,
 )
-from mainspring.schedules import Schedule
+from mainspring.schedules import Schedule, at, cron, every, rrule
 from mainspring.store import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 
@@ -103,6 +103,7 @@ JOB = Job(
     created_at=AT,
     updated_at=AT + timedelta(microseconds=1),
     payload=[{"x": Decimal("1.10")}],
+    schedule=every("5m", start=AT),
     policy=POLICY,
     enabled=False,
     next_run_at=AT + timedelta(microseconds=3),
@@ -144,6 +145,15 @@ VALUES: list[Any] = [
     {"mixed": [date(2030, 1, 1), {"id": UUID(int=1)}, b""]},
 ]
 
+SCHEDULES: list[Schedule] = [
+    cron("30 2 * * 1-5", "Europe/Berlin"),
+    cron("*/10 0 0 L * ? 2031"),
+    every("90s"),
+    every("1h30m", start=AT, jitter="20s"),
+    at(AT + timedelta(days=1)),
+    rrule("FREQ=MONTHLY;BYDAY=-1FR;COUNT=9", start=AT),
+]
+
 
 class Keeping(Suite):
     async def test_every_field_of_a_run(self, store: Store) -> None:
@@ -153,7 +163,7 @@ class Keeping(Suite):
         assert (await store.find(RunQuery())).items == [RUN]
 
     async def test_every_field_of_a_job(self, store: Store) -> None:
-        _differs_everywhere(JOB, self.job(), {"handler", "version", "schedule"})
+        _differs_everywhere(JOB, self.job(), {"handler", "version"})
         assert await store.put_job(JOB) is True
         kept = await self.read_job(store, JOB.id)
         assert kept == replace(JOB, version=1)
@@ -163,16 +173,13 @@ class Keeping(Suite):
         await store.put_job(self.job(policy=POLICY))
         assert (await self.read_job(store)).policy == POLICY
 
-    async def test_schedules(self, store: Store) -> None:
-        for n, schedule in enumerate(self.schedules()):
-            await store.put_job(self.job(f"j{n}", schedule=schedule))
-            kept = (await self.read_job(store, f"j{n}")).schedule
-            assert kept == schedule
-            assert kept is not None
-            assert kept.next(AT) == schedule.next(AT)
-
-    def schedules(self) -> list[Schedule]:
-        return [Schedule(90), Schedule(0.5)]
+    @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+    async def test_schedules(self, store: Store, schedule: Schedule) -> None:
+        await store.put_job(self.job(schedule=schedule))
+        kept = (await self.read_job(store)).schedule
+        assert kept == schedule
+        assert kept is not None
+        assert kept.next(AT) == schedule.next(AT)
 
     @pytest.mark.parametrize("value", VALUES, ids=lambda v: ascii(v)[:40])
     async def test_payloads_and_results(self, store: Store, value: Any) -> None:
