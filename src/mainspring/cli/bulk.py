@@ -30,7 +30,7 @@ async def enqueue_lines(
         payloads, done = _payloads(lines, name), 0
         while True:
             try:
-                chunk = list(islice(payloads, CHUNK))
+                chunk = [payload for _, payload in islice(payloads, CHUNK)]
                 if not chunk:
                     return done
                 await scheduler.enqueue_many(job_id, chunk, **options)
@@ -50,13 +50,13 @@ def _checked(name: str) -> int | None:
 
     count = 0
     with _opened(name) as lines:
-        for number, payload in enumerate(_payloads(lines, name), start=1):
+        for number, payload in _payloads(lines, name):
             codec.encode(payload, what=f"payload of line {number}")
             count += 1
     return count
 
 
-def _payloads(lines: TextIO, name: str) -> Iterator[Any]:
+def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
     from mainspring import codec
 
     place = "stdin" if name == "-" else name
@@ -64,7 +64,7 @@ def _payloads(lines: TextIO, name: str) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            yield codec.decode(line)
+            yield number, codec.decode(line)
         except (ValueError, RecursionError) as error:
             raise CommandError(
                 f"{place}, line {number} is not JSON: {error}",

@@ -20,7 +20,7 @@ from mainspring import __version__
 from mainspring.cli.connect import Found, check_exists, find_store
 from mainspring.cli.failures import CommandError
 from mainspring.cli.options import Where
-from mainspring.cli.times import relative
+from mainspring.cli.times import span
 from mainspring.clock import SystemClock
 from mainspring.errors import MainspringError
 from mainspring.model import Job, State
@@ -93,30 +93,32 @@ def _versions() -> Iterator[Check]:
 
 
 def _tzdata() -> Check:
-    system = _system_tzdata()
+    """Python takes the system's zones before the package's: old ones give wrong slots."""
+    system, folder = _system_tzdata()
     try:
         package = metadata.version("tzdata")
     except metadata.PackageNotFoundError:
-        package = None
-    if system is None and package is None:
-        return Check("fail", "tzdata", "no time zones here", "pip install tzdata")
-    if system is None:
+        package = ""
+    if not folder:
+        if not package:
+            return Check("fail", "tzdata", "no time zones here", "pip install tzdata")
         return Check("ok", "tzdata", f"{package} (package)")
-    beside = f"; the package's {package} stands behind it" if package else ""
-    return Check("ok", "tzdata", f"{system}{beside}")
+    detail = f"{system or 'of unknown age'} in {folder}"
+    if system and package and system[:4] < package[:4]:
+        advice = "update the system's, or set PYTHONTZPATH to nothing to use the package's"
+        return Check("warn", "tzdata", f"{detail} is older than the package's {package}", advice)
+    return Check("ok", "tzdata", detail)
 
 
-def _system_tzdata() -> str | None:
-    """The system's zones, which Python prefers to the package's, and their version if told."""
+def _system_tzdata() -> tuple[str, str]:
+    """The version (where it is told) and the folder of the system's zones."""
     for folder in map(Path, zoneinfo.TZPATH):
-        if not (folder / "Europe").is_dir():
-            continue
-        try:
-            text = (folder / "tzdata.zi").read_text("ascii", errors="replace")
-        except OSError:
-            return f"{folder}"
-        return f"{text.partition(chr(10))[0].removeprefix('# version').strip()} ({folder})"
-    return None
+        if (folder / "Europe").is_dir():
+            with contextlib.suppress(OSError):
+                text = (folder / "tzdata.zi").read_text("ascii", errors="replace")
+                return text.splitlines()[0].removeprefix("# version").strip(), str(folder)
+            return "", str(folder)
+    return "", ""
 
 
 def _steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
@@ -198,8 +200,8 @@ def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check
         (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > LATE
     ]
     for handler, item in late:
-        since = relative(item.oldest, now)
-        detail = f"{item.count} runs of {handler} are due, the oldest since {since}"
+        since = span((now - item.oldest).total_seconds())
+        detail = f"{item.count} due of {handler}, the oldest for {since}"
         if running.get(handler):
             advice = "workers are on it but behind: start more, or raise --workers"
             yield Check("warn", "due work", detail, advice)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import typer
 
 from mainspring.cli.failures import FAILED
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
 from mainspring.cli.output import STYLES, Output
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = 
     from mainspring.cli.checks import all_checks
 
     output = Output(as_json=json)
-    checks = asyncio.run(all_checks(Where.of(store, app)))
+    checks = finish(all_checks(Where.of(store, app)))
     if json:
         output.document({"ok": _well(checks), "checks": [check.document() for check in checks]})
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from mainspring.cli.options import (
     StoreOption,
     Where,
     example,
+    finish,
 )
 from mainspring.cli.output import Output, when
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         "enqueue",
         epilog=example(
             'mainspring enqueue send_email \'{"to": "a@example.org"}\' --delay 5m',
-            "mainspring enqueue resize --wait --timeout 1m < payload.json -",
+            "mainspring enqueue resize - --wait --timeout 1m < payload.json",
             "mainspring enqueue send_email --many addresses.jsonl",
         ),
     )(enqueue)
@@ -104,10 +104,10 @@ def enqueue(
                 " --dedupe-key",
                 code=BAD_INPUT,
             )
-        asyncio.run(_enqueue_many(where, output, job, many, options))
+        finish(_enqueue_many(where, output, job, many, options))
     else:
         content = None if payload is None else read_payload(payload)
-        asyncio.run(_enqueue(where, output, job, content, options, wait, timeout))
+        finish(_enqueue(where, output, job, content, options, wait, timeout))
 
 
 def read_payload(text: str) -> Any:

@@ -18,7 +18,16 @@ from mainspring.errors import (
     StoreError,
 )
 
-__all__ = ["BAD_INPUT", "FAILED", "OK", "UNREACHABLE", "CommandError", "exit_code", "tell"]
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "OK",
+    "UNREACHABLE",
+    "CommandError",
+    "Stopped",
+    "exit_code",
+    "tell",
+]
 
 OK = 0
 FAILED = 1
@@ -33,6 +42,10 @@ class CommandError(Exception):
         super().__init__(message)
         self.code = code
         self.advice = advice
+
+
+class Stopped(SystemExit):
+    """A signal came before there was anything to finish."""
 
 
 def exit_code(error: BaseException) -> int:
@@ -63,6 +76,10 @@ def tell(error: BaseException, *, as_json: bool) -> int:
 
 
 def _message(error: BaseException) -> str:
+    return "; ".join([_words(error), *getattr(error, "__notes__", ())])
+
+
+def _words(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, MainspringError | CommandError | TimeoutError) and text:
         return text

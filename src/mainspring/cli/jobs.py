@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from mainspring.cli.options import (
     StoreOption,
     Where,
     example,
+    finish,
 )
 from mainspring.cli.output import Column, Output, when
 
@@ -45,7 +45,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List the jobs, by id."""
-    asyncio.run(_list(Where.of(store, app), Output(as_json=json), tag, limit, cursor))
+    finish(_list(Where.of(store, app), Output(as_json=json), tag, limit, cursor))
 
 
 async def _list(
@@ -75,7 +75,7 @@ def show(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Show a job: its schedule, its next and its last runs, how it fares."""
-    asyncio.run(_show(Where.of(store, app), Output(as_json=json), job))
+    finish(_show(Where.of(store, app), Output(as_json=json), job))
 
 
 async def _show(where: Where, output: Output, job_id: str) -> None:
@@ -124,7 +124,7 @@ def pause(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Stop a job's schedule. It can still be triggered; what is queued still runs."""
-    asyncio.run(_switch(Where.of(store, app), Output(as_json=json), job, on=False))
+    finish(_switch(Where.of(store, app), Output(as_json=json), job, on=False))
 
 
 @group.command("resume", epilog=example("mainspring jobs resume daily_report"))
@@ -132,7 +132,7 @@ def resume(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Let a paused job's schedule go on, from its next time."""
-    asyncio.run(_switch(Where.of(store, app), Output(as_json=json), job, on=True))
+    finish(_switch(Where.of(store, app), Output(as_json=json), job, on=True))
 
 
 async def _switch(where: Where, output: Output, job_id: str, *, on: bool) -> None:
@@ -156,7 +156,7 @@ def trigger(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Run a job now, with its own payload, also a paused one."""
-    asyncio.run(_trigger(Where.of(store, app), Output(as_json=json), job))
+    finish(_trigger(Where.of(store, app), Output(as_json=json), job))
 
 
 async def _trigger(where: Where, output: Output, job_id: str) -> None:
@@ -182,7 +182,7 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a job and cancel its pending runs; running ones may end."""
-    asyncio.run(_remove(Where.of(store, app), Output(as_json=json), job, force=force))
+    finish(_remove(Where.of(store, app), Output(as_json=json), job, force=force))
 
 
 async def _remove(where: Where, output: Output, job_id: str, *, force: bool) -> None:

@@ -10,7 +10,7 @@ import traceback
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mainspring.cli.failures import BAD_INPUT, CommandError
+from mainspring.cli.failures import BAD_INPUT, CommandError, Stopped
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -61,6 +61,13 @@ def _imported(name: str, folder: str) -> ModuleType:
         raise _broken(name, error) from error
     except Exception as error:
         raise _broken(name, error) from error
+    except Stopped:
+        raise
+    except SystemExit as error:
+        raise _refused(
+            f"importing {name!r} ended the program: {_in_words(error)}",
+            'put what a script does under `if __name__ == "__main__":`',
+        ) from error
 
 
 def _attribute(module: ModuleType, path: str) -> Any:

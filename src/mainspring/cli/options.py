@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -21,7 +22,10 @@ __all__ = [
     "StoreOption",
     "Where",
     "example",
+    "finish",
 ]
+
+T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
 
@@ -64,6 +68,13 @@ RunArgument = Annotated[
 def example(*lines: str) -> str:
     """A help text's last lines. (A blank line is what Typer takes for a line's end.)"""
     return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end. (asyncio is imported only by commands that run.)"""
+    import asyncio
+
+    return asyncio.run(coroutine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mainspring.cli import times
@@ -61,7 +62,7 @@ class Output:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         if self.pretty:
-            self._console().print(text, style=style or None, markup=False, highlight=False)
+            self._console.print(text, style=style or None, markup=False, highlight=False)
         else:
             sys.stdout.write(text + "\n")
 
@@ -91,7 +92,7 @@ class Output:
         grid.add_column(overflow="fold")
         for name, value in shown:
             grid.add_row(name, Text(value, style=STYLES.get(value, "")))
-        self._console().print(grid)
+        self._console.print(grid)
 
     def _plain_table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
         lines = [[column.title.upper() for column in columns]]
@@ -115,8 +116,9 @@ class Output:
                 text = _one_line((column.pretty or column.plain)(row)) or "-"
                 cells.append(Text(text, style=STYLES.get(text, "") if column.state else ""))
             table.add_row(*cells)
-        self._console().print(table)
+        self._console.print(table)
 
+    @cached_property
     def _console(self) -> Console:
         from rich.console import Console
 

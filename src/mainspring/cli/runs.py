@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +18,7 @@ from mainspring.cli.options import (
     StoreOption,
     Where,
     example,
+    finish,
 )
 from mainspring.cli.output import STYLES, Column, Output, when
 
@@ -58,7 +58,7 @@ def list_(
 ) -> None:
     """List runs, newest first."""
     states = [name.strip() for given in state or [] for name in given.split(",")]
-    asyncio.run(_list(Where.of(store, app), Output(as_json=json), job, states, limit, cursor))
+    finish(_list(Where.of(store, app), Output(as_json=json), job, states, limit, cursor))
 
 
 async def _list(
@@ -98,7 +98,7 @@ def show(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Show a run: its attempts with their log lines and errors, its result, its reason."""
-    asyncio.run(_show(Where.of(store, app), Output(as_json=json), run))
+    finish(_show(Where.of(store, app), Output(as_json=json), run))
 
 
 async def _show(where: Where, output: Output, run_id: str) -> None:
@@ -120,7 +120,7 @@ def cancel(
     json: JsonOption = False,
 ) -> None:
     """Cancel a run. One that is running is told to stop."""
-    asyncio.run(_cancel(Where.of(store, app), Output(as_json=json), run, reason))
+    finish(_cancel(Where.of(store, app), Output(as_json=json), run, reason))
 
 
 async def _cancel(where: Where, output: Output, run_id: str, reason: str) -> None:
@@ -145,7 +145,7 @@ def retry(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Try a failed or cancelled run again: the same run, its failures forgotten."""
-    asyncio.run(_retry(Where.of(store, app), Output(as_json=json), run))
+    finish(_retry(Where.of(store, app), Output(as_json=json), run))
 
 
 async def _retry(where: Where, output: Output, run_id: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.failures import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, example
+from mainspring.cli.failures import BAD_INPUT, CommandError, Stopped
+from mainspring.cli.options import JsonOption, example, finish
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -124,7 +123,7 @@ def _work(command: Command) -> None:
     folder = os.getcwd()
     _end_quietly_on_signals()
     scheduler = _prepared(command)
-    if asyncio.run(_run(scheduler, command)):
+    if finish(_run(scheduler, command)):
         _replace_process(command, folder)
 
 
@@ -147,6 +146,8 @@ def _prepared(command: Command) -> Scheduler:
 
 async def _run(scheduler: Scheduler, command: Command) -> bool:
     """Work; True if the process should be replaced."""
+    import asyncio
+
     from mainspring.cli.banner import greet
     from mainspring.signals import run_until_signal
 
@@ -201,7 +202,7 @@ def _end_quietly_on_signals() -> None:
     """Until the scheduler heeds signals itself there is nothing to finish: just end."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(0)
+        raise Stopped(0)
 
     for number in SIGNALS:
         signal.signal(number, end)
