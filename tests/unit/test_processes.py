@@ -1,121 +1,24 @@
-"""Handlers in processes of their own: what they give back, and how they are ended."""
+"""Handlers in processes of their own: how they are found, and what they give back."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from datetime import UTC, date, datetime
+from datetime import date
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainspring.context import RunContext
-from mainspring.engine.processes import ProcessPool, RemoteError, Reply, Target
-from mainspring.errors import (
-    InvalidInput,
-    InvalidPayload,
-    MemoryExceeded,
-    NotStarted,
-    ProcessDied,
-    RunCancelled,
-)
-from mainspring.model import Progress, Run
+from mainspring.engine.processes import ProcessPool, Target
+from mainspring.errors import InvalidInput, InvalidPayload
+from mainspring.model import Progress
 from tests.unit import process_handlers as handlers
+from tests.unit.process_support import NOW, Function, Started, error, pool, result
 
-NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-MIB = 2**20
-Function = Callable[..., Any]
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[ProcessPool]:
-    pool = ProcessPool(size=2)
-    yield pool
-    await pool.close()
-
-
-class Started:
-    """A run under way in the pool, and what it has said so far."""
-
-    def __init__(
-        self, pool: ProcessPool, function: Function | Target, limit: int | None = None, **given: Any
-    ) -> None:
-        run = Run(
-            id="run-1",
-            job_id="job",
-            handler="handler",
-            created_at=NOW,
-            scheduled_at=NOW,
-            run_at=NOW,
-            payload=given,
-            attempt=3,
-        )
-        self.context = RunContext(run)
-        target = function if isinstance(function, Target) else Target.of(function)
-        code = getattr(function, "__code__", None)
-        self.task = asyncio.ensure_future(
-            pool.run(
-                target,
-                run,
-                takes_context=code is not None and "ctx" in code.co_varnames[: code.co_argcount],
-                arguments=given,
-                results={"before": [1, NOW]},
-                memory_limit=limit,
-                context=self.context,
-            )
-        )
-
-    async def said(self) -> Progress:
-        while self.context.latest_progress is None:
-            assert not self.task.done(), self.task.result()
-            await asyncio.sleep(0.005)
-        return self.context.latest_progress
-
-    async def pid(self) -> int:
-        return int((await self.said()).done)
-
-    async def cancel(self) -> None:
-        self.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await self.task
-
-
-async def result(pool: ProcessPool, function: Function | Target, **given: Any) -> Any:
-    reply = await Started(pool, function, **given).task
-    assert reply.error is None, reply.error.traceback
-    return reply.result
-
-
-async def error(pool: ProcessPool, function: Function | Target, **given: Any) -> RemoteError:
-    reply: Reply = await Started(pool, function, **given).task
-    assert reply.error is not None
-    return reply.error
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs; what is dead but not yet taken note of (a zombie of init's) does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def gone(pid: int) -> None:
-    async with asyncio.timeout(30):
-        while alive(pid):  # noqa: ASYNC110 - another program's end gives no event
-            await asyncio.sleep(0.01)
-
-
-def own_children() -> list[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+__all__ = ["pool"]
 
 
 # What comes back
@@ -250,13 +153,9 @@ def local_function() -> Function:
         (local_function(), "made inside another function"),
         (handlers.Tools().method, "bound to an object"),
         (functools.partial(handlers.add, 1), "without a name"),
-        (handlers.registered[0].__closure__[0].cell_contents, None),  # type: ignore[index]
     ],
 )
-def test_what_another_process_cannot_find_is_refused(function: Function, why: str | None) -> None:
-    if why is None:
-        assert Target.of(function).layers == 2
-        return
+def test_what_another_process_cannot_find_is_refused(function: Function, why: str) -> None:
     with pytest.raises(InvalidInput, match=why) as caught:
         Target.of(function)
     assert "at the top of a module" in str(caught.value)
@@ -277,205 +176,3 @@ async def test_a_module_that_cannot_be_imported_is_named(pool: ProcessPool) -> N
     failure = await error(pool, Target(handlers.__name__, "missing"))
     assert "AttributeError" in failure.message
     assert "missing" in failure.message
-
-
-# Ends that no handler reports
-
-
-async def test_exit_keeps_what_was_said_before(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.report_and_die)
-    with pytest.raises(ProcessDied, match="exit code 3"):
-        await run.task
-    assert run.context.latest_progress == Progress(5, 10, "halfway")
-    assert len(run.context.log_lines) == 1
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
-async def test_a_segfault(pool: ProcessPool) -> None:
-    with pytest.raises(ProcessDied, match="was ended by SIGSEGV"):
-        await Started(pool, handlers.segfault).task
-
-
-async def test_sigkill_from_outside(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.block)
-    os.kill(await run.pid(), signal.SIGKILL)
-    with pytest.raises(ProcessDied, match="was ended by SIGKILL"):
-        await run.task
-
-
-async def test_an_idle_process_that_was_killed_is_replaced(pool: ProcessPool) -> None:
-    pid = await result(pool, handlers.pid)
-    os.kill(pid, signal.SIGKILL)  # at once, so that the next order goes to the dying one
-    assert await result(pool, handlers.pid) != pid
-
-
-async def test_a_fork_that_holds_the_connection_hides_no_death(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.fork_and_die)
-    with pytest.raises(ProcessDied, match="SIGKILL"):
-        await run.task
-    assert run.context.log_lines[0].endswith("about to die")
-
-
-async def test_only_one_of_two_forks_answers(pool: ProcessPool) -> None:
-    assert await result(pool, handlers.fork_and_return) == "parent"
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
-async def test_garbage_on_the_wire(pool: ProcessPool) -> None:
-    with pytest.raises(ProcessDied, match=r"a frame of 4,294,967,295 bytes"):
-        await Started(pool, handlers.garbage).task
-    for message in ("{", "[]", "{}", '{"type":"x"}', '{"type":"done"}', '{"a":{"$decimal":"x"}}'):
-        with pytest.raises(ProcessDied, match="no process of ours"):
-            await Started(pool, handlers.misspoken, message=message).task
-
-
-async def test_a_closed_wire(pool: ProcessPool) -> None:
-    with pytest.raises(ProcessDied, match="closed its connection"):
-        await Started(pool, handlers.hang_up).task
-
-
-# Cancel and timeout
-
-
-@pytest.mark.parametrize("handler", [handlers.block_sync, handlers.block_async])
-async def test_a_cancelled_handler_may_clean_up(
-    pool: ProcessPool, tmp_path: Path, handler: Function
-) -> None:
-    witness = tmp_path / "witness"
-    run = Started(pool, handler, witness=str(witness))
-    pid = await run.pid()
-    await run.cancel()
-    assert not alive(pid)
-    assert witness.read_text() == "cleaned up, cancelled=True"
-
-
-async def test_a_handler_that_ignores_sigterm_is_killed(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.ignore_sigterm)
-    pid = await run.pid()
-    await run.cancel()
-    assert not alive(pid)
-
-
-async def test_a_second_cancel_does_not_leave_it_behind(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.ignore_sigterm)
-    pid = await run.pid()
-    run.task.cancel()
-    await asyncio.sleep(0)
-    await run.cancel()
-    assert not alive(pid)
-
-
-async def test_grandchildren_end_with_a_timeout(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.with_grandchild)
-    said = await run.said()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await run.task
-    assert not alive(int(said.done))
-    assert not alive(int(said.total or 0))
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
-async def test_what_a_finished_handler_left_running_ends_with_it(pool: ProcessPool) -> None:
-    before = await result(pool, handlers.pid)
-    assert not alive(await result(pool, handlers.leave_grandchild))
-    assert await result(pool, handlers.pid) != before
-
-
-# Memory
-
-
-async def test_growth_beyond_the_limit_ends_the_run(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.hog, 120 * MIB, mib=2000)
-    with pytest.raises(MemoryExceeded, match=r"limit.* is 120\.0 MiB|limit of 120\.0 MiB"):
-        await run.task
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
-async def test_one_great_allocation_is_refused(pool: ProcessPool) -> None:
-    with pytest.raises(MemoryExceeded, match=r"wanted more memory than its limit of 120\.0 MiB"):
-        await Started(pool, handlers.gulp, 120 * MIB, mib=3000).task
-
-
-async def test_the_limit_counts_children(pool: ProcessPool) -> None:
-    with pytest.raises(MemoryExceeded, match=r"its limit is 200\.0 MiB"):
-        await Started(pool, handlers.hog_in_children, 200 * MIB, mib=100).task
-
-
-async def test_a_limit_binds_only_its_own_run() -> None:
-    pool = ProcessPool(size=1)
-    first = await Started(pool, handlers.pid, 120 * MIB).task
-    assert await result(pool, handlers.gulp, mib=300) == 300 * MIB
-    assert await result(pool, handlers.pid) == first.result
-    await pool.close()
-
-
-# The pool
-
-
-async def test_a_process_serves_one_run_after_another(pool: ProcessPool) -> None:
-    assert await result(pool, handlers.pid) == await result(pool, handlers.pid)
-
-
-async def test_no_more_processes_than_its_size(pool: ProcessPool) -> None:
-    runs = [Started(pool, handlers.block) for _ in range(4)]
-    pids = {await runs[0].pid(), await runs[1].pid()}
-    assert pids == set(own_children())
-    await runs[0].cancel()
-    third = await runs[2].pid()
-    assert set(own_children()) == {await runs[1].pid(), third}
-    for run in runs[1:]:
-        await run.cancel()
-
-
-async def test_an_idle_process_ends() -> None:
-    pool = ProcessPool(size=1, idle=0)
-    await gone(await result(pool, handlers.pid))
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-    await pool.close()
-
-
-async def test_close_leaves_nothing_and_tells_runs_under_way() -> None:
-    pool = ProcessPool(size=2)
-    idle = await result(pool, handlers.pid)
-    running = Started(pool, handlers.block)
-    waiting = Started(pool, handlers.block)
-    queued = Started(pool, handlers.block)
-    pids = [idle, await running.pid(), await waiting.pid()]
-    await pool.close()
-    for run in (running, waiting):
-        with pytest.raises(RunCancelled):
-            await run.task
-    with pytest.raises(NotStarted):
-        await queued.task
-    assert not any(map(alive, pids))
-    assert own_children() == []
-
-
-async def test_many_runs_leave_nothing_behind(pool: ProcessPool) -> None:
-    await result(pool, handlers.pid)
-    before = len(os.listdir("/proc/self/fd"))
-    children = own_children()
-    for _ in range(200):
-        await result(pool, handlers.add, a=1, b=1)
-    assert (len(os.listdir("/proc/self/fd")), own_children()) == (before, children)
-    for _ in range(10):
-        with pytest.raises(ProcessDied):
-            await Started(pool, handlers.report_and_die).task
-    await result(pool, handlers.pid)
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert len(own_children()) == 1
-
-
-async def test_a_system_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
-    pool = ProcessPool(size=1)
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-    with pytest.raises(ProcessDied, match="exit code 3"):
-        await Started(pool, handlers.report_and_die).task
-    run = Started(pool, handlers.ignore_sigterm)
-    pid = await run.pid()
-    await run.cancel()
-    assert not alive(pid)
-    await pool.close()
-    assert own_children() == []

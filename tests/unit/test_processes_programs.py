@@ -16,7 +16,7 @@ import pytest
 
 from mainspring.engine.processes import ProcessPool, Reply, Target
 from tests.unit import process_handlers as handlers
-from tests.unit.test_processes import Started, alive, result
+from tests.unit.process_support import Started, alive, result
 
 PRELUDE = """
 import asyncio, os, subprocess, sys, time

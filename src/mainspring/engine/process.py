@@ -79,7 +79,7 @@ class Child:
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
-            boot = json.dumps([theirs.fileno(), sys.path, sys.argv])
+            boot = json.dumps([theirs.fileno(), [str(entry) for entry in sys.path], sys.argv])
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, boot],
                 stdin=subprocess.DEVNULL,
