@@ -82,8 +82,8 @@ def _pattern(text: str, unit: str) -> str:
         step = int(text.partition("/")[2])
         return f"every {step} {unit}s" if step > 1 else f"every {unit}"
     if "/" in text and "," not in text:
-        step = text.partition("/")[2]
-        return f"every {step} {unit}s from {unit} {_numbers(text.partition('/')[0], unit)}"
+        body, _, every = text.partition("/")
+        return f"every {every} {unit}s from {unit} {_numbers(body, unit)}"
     return f"at {unit} " + _list([_numbers(item, unit) for item in text.split(",")])
 
 
