@@ -82,7 +82,8 @@ def _pattern(text: str, unit: str) -> str:
         step = int(text.partition("/")[2])
         return f"every {step} {unit}s" if step > 1 else f"every {unit}"
     if "/" in text and "," not in text:
-        return f"{_numbers(text, unit)} of the {'hour' if unit == 'minute' else 'minute'}"
+        body, _, every = text.partition("/")
+        return f"every {every} {unit}s from {unit} {_numbers(body, unit)}"
     return f"at {unit} " + _list([_numbers(item, unit) for item in text.split(",")])
 
 
@@ -197,9 +198,9 @@ def _rule_times(rule: Rule, dtstart: datetime | None) -> str:
         for values, freq, default in given
     ]
     hour, minute, second = lists
-    return (
-        "" if "*" in lists and lists[-1] == "0" and minute in "0*" else _time(second, minute, hour)
-    )
+    if hour == "*" and minute in "0*" and second in "0*":
+        return ""
+    return _time(second, minute, hour).removesuffix(" past every hour")
 
 
 def _numbered(nth: int, day: int) -> str:

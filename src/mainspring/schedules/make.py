@@ -136,7 +136,7 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
             "start": _moment(data.get("start"), "UTC", "start"),
             "end": _moment(data.get("end"), "UTC", "end"),
             "jitter": _span(data.get("jitter")),
-            "key": data.get("key", ""),
+            "key": _text(data.get("key", ""), "a key"),
         }
         match data["kind"]:
             case "cron":
