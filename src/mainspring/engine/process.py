@@ -76,7 +76,10 @@ class Child:
 
     @classmethod
     def start(cls) -> Child:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _no_start(error) from error
         try:
             ours.setblocking(False)
             boot = json.dumps([theirs.fileno(), [str(entry) for entry in sys.path], sys.argv])
@@ -88,7 +91,7 @@ class Child:
             )
         except OSError as error:
             ours.close()
-            raise ProcessDied(f"no process could be started: {error}") from error
+            raise _no_start(error) from error
         finally:
             theirs.close()
         return cls(process, ours)
@@ -291,6 +294,10 @@ def _no_memory(reply: Reply, limit: int) -> MemoryExceeded:
     if reply.error is not None:
         error.add_note(reply.error.traceback)
     return error
+
+
+def _no_start(error: OSError) -> ProcessDied:
+    return ProcessDied(f"no process could be started: {error}")
 
 
 def _garbled(what: str) -> ProcessDied:
