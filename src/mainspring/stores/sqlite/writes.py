@@ -27,10 +27,11 @@ from mainspring.stores.sqlite.rows import (
     runs_by_id,
     select,
     span_us,
+    with_payload,
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
-__all__ = ["NewRun", "add", "claim", "elect", "prune", "renew"]
+__all__ = ["Claimed", "NewRun", "add", "claim", "elect", "prune", "renew"]
 
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
@@ -50,7 +51,7 @@ class NewRun:
         if run.payload is None and not run.duplicate:
             return cls(run, None)
         text = codec.encode(run.payload)
-        return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
+        return cls(with_payload(run, codec.decode(text)), text)
 
 
 def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
@@ -117,18 +118,29 @@ def _holds_key(run: Run, now: datetime) -> bool:
 # -- claim and renew ------------------------------------------------------------------------
 
 
-def claim(tx: Transaction, items: Sequence[Claim]) -> list[list[Run]]:
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
+
+    seqs: Sequence[int] = ()
+    text: str | None = None
+
+    def runs(self) -> list[Run]:
+        runs = dict(read_runs(self.text))
+        return [runs[seq] for seq in self.seqs]
+
+
+def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed]:
     return [_claim(tx, item) for item in items]
 
 
-def _claim(tx: Transaction, claim: Claim) -> list[Run]:
+def _claim(tx: Transaction, claim: Claim) -> Claimed:
     seqs = next_runs(tx.connection, claim, tx.now)
     if not seqs:
-        return []
+        return Claimed()
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
-    runs = dict(read_runs(tx.value(_BY_SEQS, chosen)))
-    return [runs[seq] for seq in seqs]
+    return Claimed(seqs, tx.value(_BY_SEQS, chosen))
 
 
 _TAKE = """
