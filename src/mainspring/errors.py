@@ -18,6 +18,7 @@
     ├── RunCancelled                   process-isolated work was stopped by a cancel
     ├── MemoryExceeded                 process-isolated work outgrew its memory limit
     ├── ProcessDied                    a process died under its handler
+    ├── RemoteFailure                  what a handler raised in a process of its own
     └── StoreError
         ├── StoreUnavailable             away for now: worth another try
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
@@ -47,6 +48,7 @@ __all__ = [
     "NotFound",
     "NotStarted",
     "ProcessDied",
+    "RemoteFailure",
     "Retry",
     "RunCancelled",
     "RunNotFound",
@@ -147,6 +149,10 @@ class MemoryExceeded(MainspringError):
 
 class ProcessDied(MainspringError):
     """A process died under its handler (`os._exit`, a segfault, the kernel's OOM killer)."""
+
+
+class RemoteFailure(MainspringError):
+    """What a handler raised in a process of its own, in words: `ValueError: …`."""
 
 
 class StoreError(MainspringError):

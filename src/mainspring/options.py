@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from zoneinfo import ZoneInfo
+from datetime import UTC, datetime, tzinfo
 
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
@@ -36,7 +35,7 @@ class Options:
         given = {"priority": self.priority, "queue": self.queue}
         Policy.make(**{name: value for name, value in given.items() if value is not None})
 
-    def run_at(self, now: datetime, zone: ZoneInfo) -> datetime:
+    def run_at(self, now: datetime, zone: tzinfo) -> datetime:
         if self.delay is not None:
             return now + duration(self.delay, what="delay")
         if self.at is None:

@@ -249,12 +249,13 @@ def overlapped(
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
+            why = {run.id: "overlap"}
             return tuple(
                 replace(
                     r,
                     state=State.SKIPPED,
                     finished_at=now,
-                    reason="overlap" if r is run else "upstream skipped",
+                    reason=why.get(r.id, "upstream skipped"),
                 )
                 for r in firing.runs
             ), []

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from mainspring import codec, states
 from mainspring.engine.firing import make_run, with_followers
@@ -20,6 +19,7 @@ from mainspring.engine.parts import Parts
 from mainspring.engine.worker import Worker
 from mainspring.errors import (
     Conflict,
+    InvalidSchedule,
     InvalidState,
     JobExists,
     JobNotFound,
@@ -64,7 +64,7 @@ class Control:
     # Runs
 
     async def enqueue(
-        self, job_id: str, payloads: Sequence[Any], options: Options, zone: ZoneInfo, source: Source
+        self, job_id: str, payloads: Sequence[Any], options: Options, zone: tzinfo, source: Source
     ) -> list[Run]:
         """Add a run for each payload, in one commit, or none. A payload of None is the job's."""
         job = await self.known_job(job_id)
@@ -181,6 +181,16 @@ class Control:
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._parts.store.jobs(query)
 
+    async def create(self, draft: Job) -> Job:
+        """Store a new job; one of that id is an error, and so is a schedule that is over."""
+        now = await self._parts.store.now()
+        job = _fresh(draft, now)
+        if job.schedule is not None and job.schedule.next(now) is None:
+            raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        if not await self._parts.store.put_job(job):
+            raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
+        return self._changed(job, "job.created")
+
     async def define(self, draft: Job) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
         operator (`enabled`) and to time (creation, slots already named)."""
@@ -240,7 +250,7 @@ class Control:
             job = await self.known_job(job_id)
             if job.enabled:
                 once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
-                await self.enqueue(job_id, [None], once, ZoneInfo("UTC"), Source.START)
+                await self.enqueue(job_id, [None], once, UTC, Source.START)
 
     # Steps
 
@@ -249,7 +259,7 @@ class Control:
         job: Job,
         payloads: Sequence[Any],
         options: Options,
-        zone: ZoneInfo,
+        zone: tzinfo,
         source: Source,
         now: datetime,
     ) -> list[Run]:

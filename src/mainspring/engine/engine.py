@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
@@ -18,6 +18,7 @@ from mainspring.engine.settle import Settler
 from mainspring.engine.worker import Worker
 from mainspring.events import Events
 from mainspring.handlers import Registry
+from mainspring.model import Job
 from mainspring.store import Store
 
 __all__ = ["Engine"]
@@ -63,11 +64,22 @@ class Engine:
         """Whether the store failed the last call."""
         return self._parts.patience.away
 
-    async def start(self, home: asyncio.AbstractEventLoop, *, inline: bool) -> None:
-        """Open the store and set everything in motion. `home` is where async handlers run."""
+    async def start(
+        self, home: asyncio.AbstractEventLoop, drafts: Sequence[Job], *, inline: bool
+    ) -> None:
+        """Open the store, define the jobs of the code, set everything in motion.
+
+        `home` is the loop that async handlers run on.
+        """
         parts = self._parts
         await parts.store.open()
-        parts.time.correct(await parts.store.now())
+        try:
+            parts.time.correct(await parts.store.now())
+            for draft in drafts:
+                await self.control.define(draft)
+        except BaseException:
+            await parts.store.close()
+            raise
         self.worker.runner = Runner(
             home=home,
             time=parts.time,
@@ -89,6 +101,7 @@ class Engine:
             ):
                 self._go(part)
             parts.emit("worker.started", worker=parts.settings.worker_id)
+            await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         parts.emit("scheduler.started")
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:

@@ -32,6 +32,10 @@ class LoopThread:
             self.loop.run_until_complete(_cancel_all())
             self.loop.close()
 
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on this loop from another thread, and wait for its answer."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
     def close(self) -> None:
         """Stop the loop; returns when the thread has ended. Not from the thread itself."""
         self.loop.call_soon_threadsafe(self.loop.stop)

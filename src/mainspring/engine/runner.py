@@ -21,7 +21,7 @@ from mainspring.clock import CarriedClock
 from mainspring.context import RunContext
 from mainspring.engine.processes import ProcessPool, RemoteError, Target
 from mainspring.engine.threads import Threads
-from mainspring.errors import GiveUp, Retry
+from mainspring.errors import GiveUp, RemoteFailure, Retry
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -77,7 +77,7 @@ class Problem:
             retry_after=error.retry_after,
             asks_retry=error.kind == "retry",
             gives_up=error.kind == "give_up",
-            exception=error,
+            exception=RemoteFailure(error.message),
         )
 
 
@@ -296,6 +296,7 @@ class Runner:
                 context=work.context,
                 takes_context=work.handler.takes_context,
                 arguments=work.handler.stored_arguments(work.run.payload),
+                results=work.context.results,
                 memory_limit=work.job.policy.memory_limit,
             )
             work.result = reply.result

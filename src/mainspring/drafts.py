@@ -1,0 +1,149 @@
+"""Jobs as people write them: what `add_job`, `update_job` and the decorator take, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from mainspring import codec, schedules
+from mainspring.clock import EPOCH
+from mainspring.durations import duration
+from mainspring.engine.processes import Target
+from mainspring.errors import InvalidArguments, InvalidInput
+from mainspring.handlers import Handler, Registry
+from mainspring.model import Job, Owner, check_job_id
+from mainspring.policy import Isolation, Policy
+from mainspring.schedules import Schedule
+
+__all__ = ["draft_job", "edited"]
+
+_WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
+_ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
+
+
+def draft_job(
+    job_id: str,
+    handler: Handler,
+    owner: Owner,
+    default_zone: str,
+    *,
+    schedule: Any = None,
+    payload: Any = None,
+    enabled: bool = True,
+    timezone: str | None = None,
+    jitter: Any = None,
+    **given: Any,
+) -> Job:
+    """A job that was never stored: no times, no version."""
+    about = {name: given.pop(name) for name in _ABOUT if name in given}
+    job = Job(
+        id=check_job_id(job_id),
+        handler=handler.name,
+        created_at=EPOCH,
+        updated_at=EPOCH,
+        payload=payload,
+        schedule=_schedule(schedule, timezone or default_zone, jitter),
+        policy=Policy.make(**given),
+        enabled=enabled,
+        owner=owner,
+        **_about(about),
+    )
+    _check(job, handler)
+    return job
+
+
+def edited(
+    job: Job, changes: Mapping[str, Any], registry: Registry, default_zone: str, now: datetime
+) -> Job:
+    """A stored job with changes; what is not named stays. A new schedule starts afresh."""
+    given = dict(changes)
+    about = _about({name: given.pop(name) for name in _ABOUT if name in given})
+    handler = registry.find(job.handler)
+    if "handler" in given:
+        asked = given.pop("handler")
+        handler = registry.get(getattr(asked, "id", asked))
+    fresh = {name: given.pop(name) for name in _WHEN if name in given}
+    enabled = given.pop("enabled", job.enabled)
+    payload = given.pop("payload", job.payload)
+    after = replace(
+        job,
+        handler=handler.name if handler else job.handler,
+        payload=payload,
+        policy=Policy.make(job.policy, **given),
+        enabled=enabled,
+        **about,
+    )
+    if fresh:
+        after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
+    if fresh or enabled is not job.enabled:
+        upcoming = after.schedule.next(now) if after.schedule and enabled else None
+        after = replace(after, next_run_at=upcoming)
+    _check(after, handler)
+    return after
+
+
+def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:
+    if spec is None:
+        if jitter is not None:
+            raise InvalidInput("jitter spreads a schedule's slots: it needs a schedule")
+        return None
+    schedule = schedules.parse(spec, timezone=zone)
+    if jitter is not None:
+        schedule = replace(schedule, jitter=duration(jitter, what="jitter"))
+    return schedule
+
+
+def _rescheduled(
+    job: Job, fresh: Mapping[str, Any], default_zone: str, now: datetime
+) -> Schedule | None:
+    old = job.schedule
+    zone = fresh.get("timezone") or (old.timezone if old else default_zone)
+    schedule = _schedule(fresh.get("schedule", old), zone, None)
+    if schedule is None:
+        return None
+    if "timezone" in fresh and "schedule" not in fresh:
+        schedule = replace(schedule, timezone=zone)
+    jitter = fresh.get("jitter", old.jitter if old and "schedule" not in fresh else None)
+    if jitter is not None:
+        schedule = replace(schedule, jitter=duration(jitter, what="jitter"))
+    return schedule.bind(job.id, now) if "schedule" in fresh else schedule
+
+
+def _about(given: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if "description" in given:
+        made["description"] = str(given["description"] or "")
+    if "tags" in given:
+        tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
+        made["tags"] = tuple(str(tag) for tag in tags)
+    if "metadata" in given:
+        if not isinstance(given["metadata"], Mapping):
+            raise InvalidInput(f"metadata is an object, not {given['metadata']!r}")
+        made["metadata"] = codec.decode(codec.encode(dict(given["metadata"]), what="metadata"))
+    return made
+
+
+def _check(job: Job, handler: Handler | None) -> None:
+    if not isinstance(job.enabled, bool):
+        raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
+    codec.encode(job.payload)
+    if job.schedule is not None and job.policy.after:
+        raise InvalidInput(
+            f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
+            " it can have one or the other"
+        )
+    if job.id in job.policy.after:
+        raise InvalidInput(f"job {job.id!r} cannot come after itself")
+    if handler is None:
+        return
+    if job.schedule is not None or job.policy.after or job.policy.run_on_start:
+        try:
+            handler.check(job.payload)
+        except InvalidArguments as error:
+            raise InvalidArguments(
+                f"{error}; a job that runs by itself needs them in payload=…"
+            ) from None
+    if job.policy.isolation is Isolation.PROCESS:
+        Target.check(handler.function)  # refused here, not when the first run is due

@@ -1,0 +1,46 @@
+"""Working until a signal says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mainspring.scheduler import Scheduler
+
+__all__ = ["run_until_signal"]
+
+log = logging.getLogger("mainspring")
+
+
+async def run_until_signal(scheduler: Scheduler) -> None:
+    """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once, also
+    while a handler blocks the loop: what was running is rescued when its lease lapses."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    signals: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            sys.stderr.flush()
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(asked.set)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, on_signal)
+    try:
+        async with scheduler:
+            await asked.wait()
+            log.info("stopping: waiting for running work (signal again to end at once)")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,261 @@
+"""Handlers that the process tests run for real: each does one thing a handler may do."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mainspring.context import RunContext
+from mainspring.errors import GiveUp, Retry
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+async def add_later(ctx: RunContext, a: int, b: int) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"sum": a + b, "run": ctx.run_id, "attempt": ctx.attempt, "results": dict(ctx.results)}
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def payload(ctx: RunContext) -> Any:
+    return ctx.payload
+
+
+def surroundings() -> dict[str, Any]:
+    return {
+        "cwd": os.getcwd(),
+        "path": sys.path,
+        "leader": os.getpid() == os.getpgrp() == os.getsid(0),
+        "stdin": os.readlink("/proc/self/fd/0"),
+    }
+
+
+def wander() -> None:
+    os.chdir("/")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def fail() -> NoReturn:
+    raise ValueError("boom")
+
+
+def leave() -> NoReturn:
+    sys.exit("enough")
+
+
+def retry(after: float | str | None = None) -> NoReturn:
+    raise Retry("busy", after=after)
+
+
+def give_up() -> NoReturn:
+    raise GiveUp("no such customer")
+
+
+def not_json() -> Any:
+    return object()
+
+
+def huge() -> str:
+    return "x" * (256 * 1024 + 1)
+
+
+def report(ctx: RunContext) -> None:
+    ctx.log.warning("half of %d", 10)
+    ctx.progress(5, 10, "halfway")
+
+
+def report_and_die(ctx: RunContext) -> NoReturn:
+    report(ctx)
+    os._exit(3)
+
+
+def report_error(ctx: RunContext) -> None:
+    try:
+        fail()
+    except ValueError:
+        ctx.log.exception("it went wrong")
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def garbage() -> None:
+    for wire in _sockets():
+        wire.sendall(b"\xff" * 64)
+    time.sleep(600)
+
+
+def misspoken(message: str) -> None:
+    """A frame that is well formed, and says something no child says."""
+    for wire in _sockets():
+        wire.sendall(len(message).to_bytes(4, "big") + message.encode())
+    time.sleep(600)
+
+
+def hang_up() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for wire in _sockets():
+        wire.shutdown(socket.SHUT_WR)
+    time.sleep(600)
+
+
+def _sockets() -> list[socket.socket]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.append(socket.socket(fileno=os.dup(int(name))))
+        except OSError:
+            continue
+    return [one for one in found if one.family == socket.AF_UNIX]
+
+
+def block(ctx: RunContext) -> None:
+    """Say the pid as progress, so that a test knows it runs, and never come back."""
+    ctx.progress(os.getpid())
+    time.sleep(600)
+
+
+async def block_async(ctx: RunContext, witness: str) -> None:
+    ctx.progress(os.getpid())
+    try:
+        await asyncio.sleep(600)
+    finally:
+        Path(witness).write_text(f"cleaned up, cancelled={ctx.cancelled}")
+
+
+def block_sync(ctx: RunContext, witness: str) -> None:
+    """Not even `except Exception` in a loop keeps it from being unwound."""
+    ctx.progress(os.getpid())
+    try:
+        while True:
+            try:
+                time.sleep(600)
+            except Exception:
+                continue
+    finally:
+        Path(witness).write_text(f"cleaned up, cancelled={ctx.cancelled}")
+
+
+def ignore_sigterm(ctx: RunContext) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    block(ctx)
+
+
+def with_grandchild(ctx: RunContext) -> None:
+    """Grandchildren that ignore SIGTERM, too."""
+    script = "trap '' TERM; sleep 600 & echo $!; wait; sleep 600"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        ctx.progress(shell.pid, int(shell.stdout.readline()))
+        shell.wait()
+
+
+def leave_grandchild() -> int:
+    """An orphan by the end: the shell between has gone."""
+    shell = subprocess.run(
+        ["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
+    )
+    return int(shell.stdout)
+
+
+def fork_and_return() -> str:
+    return "fork" if os.fork() == 0 else "parent"
+
+
+def fork_and_die(ctx: RunContext) -> None:
+    """The fork holds the connection open; the death must be seen all the same."""
+    ctx.log.warning("about to die")
+    if os.fork() == 0:
+        time.sleep(600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def log_from_thread(ctx: RunContext) -> None:
+    """A thread that goes on logging after its run is over."""
+
+    def chatter() -> None:
+        while True:
+            ctx.log.warning("still here")
+
+    threading.Thread(target=chatter, daemon=True).start()
+
+
+def hog(ctx: RunContext, mib: int) -> int:
+    """Grow in small steps, as most leaks do."""
+    kept = []
+    for _ in range(mib):
+        kept.append(bytearray(b"x" * 2**20))
+        ctx.progress(len(kept), mib)
+        time.sleep(0.001)
+    return len(kept)
+
+
+def gulp(mib: int) -> int:
+    return len(bytearray(mib * 2**20))
+
+
+def hog_in_children(mib: int) -> None:
+    script = f"kept = bytearray(b'x' * {mib} * 2**20); input()"
+    grown = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for _ in range(3)
+    ]
+    for one in grown:
+        one.wait()
+
+
+def double(function: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(function)
+    def doubled(*args: Any, **kwargs: Any) -> int:
+        return 2 * function(*args, **kwargs)
+
+    return doubled
+
+
+def count(function: Callable[..., int]) -> Callable[..., int]:
+    """Stands for the scheduler's decorator, which registers what it is given."""
+    registered.append(function)
+
+    @functools.wraps(function)
+    def outer(*args: Any, **kwargs: Any) -> int:
+        return -function(*args, **kwargs)
+
+    return outer
+
+
+registered: list[Callable[..., int]] = []
+
+
+@count
+@double
+def decorated(value: int) -> int:
+    return value
+
+
+class Tools:
+    @staticmethod
+    def shout(text: str) -> str:
+        return text.upper()
+
+    def method(self) -> None: ...
