@@ -238,6 +238,19 @@ class Keeping(Suite):
         assert await self.one(store, run.id) == failed.after(held)
         assert await store.elect(f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
 
+    async def test_an_error_text_that_is_no_unicode(self, store: Store) -> None:
+        """A file name with stray bytes in a message must not keep its run from ending."""
+        text = "no such file: caf\udce9.txt"
+        run = await self.running(store)
+        failed = states.failed(run, self.start, states.Failure(text, text), (text,), text)
+        assert await store.commit([failed]) == [True]
+        assert await store.commit([failed]) == [True]
+        kept = await self.one(store)
+        assert kept.state is State.FAILED
+        for told in (kept.error, kept.reason, kept.attempts[0].traceback, kept.attempts[0].log[0]):
+            assert told is not None
+            assert told.startswith("no such file: caf")
+
     async def test_ids_are_compared_exactly(self, store: Store) -> None:
         ids = ["a", "A", "a ", "á", "a\u0301", "ａ"]
         await store.add(self.runs(*ids))
