@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -197,6 +197,7 @@ def check_job_id(job_id: object) -> str:
 
 def slot_run_id(job_id: str, slot: datetime) -> str:
     """The id of the run of a slot: the same slot can never give two (`@` is in no job id)."""
+    slot = slot.astimezone(UTC)  # a wall-clock hour may come twice, its moment only once
     text = slot.strftime("%Y%m%dT%H%M%S")
     if slot.microsecond:
         text += f".{slot.microsecond:06d}".rstrip("0")

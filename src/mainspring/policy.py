@@ -6,6 +6,7 @@ refuses what makes no sense; everything behind it works on checked values.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -85,10 +86,12 @@ class Backoff:
         _set(self, "kind", _choice(BackoffKind, self.kind, "backoff"))
         _set(self, "delay", duration(self.delay, what="backoff delay"))
         _set(self, "cap", duration(self.cap, what="backoff cap"))
-        if self.factor < 1:
+        if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
             raise InvalidInput(f"a backoff factor is 1 or more, not {self.factor!r}")
-        if not 0 <= self.jitter <= 1:
+        if not isinstance(self.jitter, bool | int | float) or not 0 <= self.jitter <= 1:
             raise InvalidInput(f"backoff jitter is True, False or 0 to 1, not {self.jitter!r}")
+        # A number from here on: True equals 1, which would be a spread of 100 %.
+        _set(self, "jitter", 0.1 if self.jitter is True else float(self.jitter))
 
     def wait(self, failures: int, rng: random.Random) -> timedelta:
         """The time before the try that follows the given number of failures (1 or more)."""
@@ -99,10 +102,11 @@ class Backoff:
             case BackoffKind.LINEAR:
                 seconds = delay * failures
             case BackoffKind.EXPONENTIAL:
-                # The exponent is bounded so that no number of failures can overflow.
-                seconds = delay * self.factor ** min(failures - 1, 64)
-        spread = 0.1 if self.jitter is True else float(self.jitter)
-        seconds = min(seconds, cap) * (1 + spread * (2 * rng.random() - 1))
+                try:
+                    seconds = delay * float(self.factor) ** (failures - 1)
+                except OverflowError:
+                    seconds = cap if delay else 0.0
+        seconds = min(seconds, cap) * (1 + self.jitter * (2 * rng.random() - 1))
         return timedelta(seconds=min(seconds, cap))
 
 
@@ -236,6 +240,16 @@ def _whole(given: object, what: str, least: int, most: int | None = None) -> int
     return given
 
 
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def _items(given: Any, what: str) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise InvalidInput(f"{what} takes one name or a list of them, not {given!r}")
+    return list(given)
+
+
 def _positive(given: Any, what: str) -> timedelta | None:
     if given is None:
         return None
@@ -259,7 +273,7 @@ def _flag(given: object, what: str) -> bool:
 
 def _kinds(given: Any, what: str) -> tuple[str, ...]:
     """Error classes, or their names: names are what is kept, so nothing is ever imported."""
-    items = [given] if isinstance(given, str | type) else list(given)
+    items = [given] if isinstance(given, str | type) else _items(given, what)
     names = []
     for item in items:
         if isinstance(item, type) and issubclass(item, BaseException):
@@ -273,7 +287,8 @@ def _kinds(given: Any, what: str) -> tuple[str, ...]:
 
 def _job_names(given: Any) -> tuple[str, ...]:
     """Job ids, or decorated functions, which carry theirs as `.id`."""
-    items = [given] if isinstance(given, str) or hasattr(given, "id") else list(given)
+    single = isinstance(given, str) or hasattr(given, "id")
+    items = [given] if single else _items(given, "after")
     return tuple(_name(getattr(item, "id", item), "after") for item in items)
 
 
@@ -284,12 +299,12 @@ def _size(given: Any) -> int | None:
         number = given.strip().rstrip("BbKkMmGgIi ")
         unit = given.strip()[len(number) :].strip().lower()
         try:
-            size = float(number) * (_SIZES[unit] if unit else 1)
-        except (ValueError, KeyError):
+            size = int(float(number) * (_SIZES[unit] if unit else 1))
+        except (ValueError, KeyError, OverflowError):
             raise InvalidInput(
                 f"memory_limit is bytes or text like '512MiB' or '2GB', not {given!r}"
             ) from None
-        return _whole(int(size), "memory_limit", 1)
+        return _whole(size, "memory_limit", 1)
     return _whole(given, "memory_limit", 1)
 
 

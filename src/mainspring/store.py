@@ -177,7 +177,7 @@ class Store(Protocol):
 
         Gives the runs that are still the caller's (same token, running); their
         `cancel_requested` carries cancel requests. A lease that has lapsed but that nobody
-        took is still the caller's.
+        took is still the caller's, unless another run has taken its place under a limit.
         """
         ...
 
@@ -238,22 +238,23 @@ def overlapped(
 ) -> tuple[tuple[Run, ...], list[Change]]:
     """What a firing adds and changes, given the job's earlier slot runs that are unfinished.
 
-    Pure, and the same for every store.
+    Pure, and the same for every store. A run of this very slot, left by a crash between the
+    run and the job's advance, is no earlier one.
     """
     run, *rest = firing.runs
+    unfinished = [earlier for earlier in unfinished if earlier.id != run.id]
     if run.state in (State.SKIPPED, State.WAITING) or not unfinished:
         return firing.runs, []
     match firing.overlap:
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
-            why = {run.id: "overlap"}
             return tuple(
                 replace(
                     r,
                     state=State.SKIPPED,
                     finished_at=now,
-                    reason=why.get(r.id, "upstream skipped"),
+                    reason="overlap" if r is run else "upstream skipped",
                 )
                 for r in firing.runs
             ), []

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
 
 from mainspring import codec
 from mainspring.clock import Clock, SystemClock
@@ -32,6 +35,9 @@ from mainspring.store import (
 __all__ = ["MemoryStore"]
 
 
+_LimitKey = tuple[str, str]
+
+
 @dataclass(slots=True)
 class _Term:
     holder: str
@@ -43,9 +49,12 @@ class MemoryStore:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._runs: dict[str, Run] = {}
+        self._number: dict[str, int] = {}  # in which order they came, for cursors
+        self._numbers = count(1)
         self._jobs: dict[str, Job] = {}
         self._terms: dict[str, _Term] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -58,9 +67,10 @@ class MemoryStore:
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
+        runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
         added = [self._add(run, now) for run in runs]
         self._wake()
-        return added
+        return [replace(item, run=_handed_out(item.run)) for item in added]
 
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
@@ -90,7 +100,7 @@ class MemoryStore:
                 progress=None,
             )
             self._runs[run.id] = run
-            taken.append(run)
+            taken.append(_handed_out(run))
         return taken
 
     async def next_due(self, claim: Claim) -> datetime | None:
@@ -101,38 +111,41 @@ class MemoryStore:
         )
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
-        until = self._clock.now() + lease
+        now = self._clock.now()
         mine = []
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                run = replace(run, lease_until=until, progress=item.progress)
+                if _lapsed(run, now) and not self._has_room(run, now):
+                    continue
+                run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
-                mine.append(run)
+                mine.append(_handed_out(run))
         return mine
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
+        changes = [_storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._wake()
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return {run_id: self._runs[run_id] for run_id in ids if run_id in self._runs}
+        return {i: _handed_out(self._runs[i]) for i in ids if i in self._runs}
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._clock.now()
         found = [
-            (at, run)
-            for at, run in enumerate(self._runs.values())
+            run
+            for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
             and (not query.lapsed or _lapsed(run, now))
-            and (query.cursor is None or at < int(query.cursor))
-        ]
-        found = found[::-1][: query.limit]
-        full = len(found) == query.limit
-        return Page([run for _, run in found], str(found[-1][0]) if full and found else None)
+            and (query.cursor is None or self._number[run.id] < int(query.cursor))
+        ][: query.limit]
+        full = found and len(found) == query.limit
+        cursor = str(self._number[found[-1].id]) if full else None
+        return Page([_handed_out(run) for run in found], cursor)
 
     async def counts(self) -> Counts:
         now = self._clock.now()
@@ -155,7 +168,7 @@ class MemoryStore:
             and not (run.dedupe_until and run.dedupe_until > now)
         ][:limit]
         for run_id in old:
-            del self._runs[run_id]
+            del self._runs[run_id], self._number[run_id]
         return len(old)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
@@ -178,7 +191,12 @@ class MemoryStore:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = replace(job, version=job.version + 1)
+        self._jobs[job.id] = replace(
+            job,
+            payload=_through_codec(job.payload),
+            metadata=_through_codec(dict(job.metadata)),
+            version=job.version + 1,
+        )
         self._wake()
         return True
 
@@ -203,14 +221,14 @@ class MemoryStore:
 
     async def wait(self, timeout: float) -> bool:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout):
                 await waiter
         except TimeoutError:
             return False
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
         return True
 
     def _wake(self) -> None:
@@ -224,9 +242,8 @@ class MemoryStore:
         holder = self._holder(run.dedupe_key, now)
         if holder is not None:
             return Added(replace(holder, duplicate=True), duplicate=True)
-        # Values pass through the codec, as they would in any store that outlives the process.
-        run = replace(run, payload=codec.decode(codec.encode(run.payload)))
         self._runs[run.id] = run
+        self._number[run.id] = next(self._numbers)
         return Added(run)
 
     def _holder(self, key: str | None, now: datetime) -> Run | None:
@@ -238,13 +255,18 @@ class MemoryStore:
                 return run
         return None
 
-    def _limit_key(self, job_id: str) -> str | None:
+    def _limit_key(self, job_id: str) -> _LimitKey | None:
         job = self._jobs.get(job_id)
         if job is None or job.policy.concurrency is None:
             return None
-        return job.policy.concurrency_key or f"job:{job_id}"
+        key = job.policy.concurrency_key
+        return ("job", job_id) if key is None else ("key", key)
 
-    def _room(self, now: datetime) -> dict[tuple[str, str], int]:
+    def _has_room(self, run: Run, now: datetime) -> bool:
+        key = self._limit_key(run.job_id)
+        return key is None or self._room(now)[run.job_id, key] > 0
+
+    def _room(self, now: datetime) -> dict[tuple[str, _LimitKey], int]:
         """How many more runs each limited job may have, by (job, what its limit counts over)."""
         used = Counter(
             self._limit_key(run.job_id)
@@ -269,8 +291,6 @@ class MemoryStore:
             holder = self._holder(run.dedupe_key, now)
             if holder is not None and holder.id != run.id:
                 return False
-        if after.result is not run.result:
-            after = replace(after, result=codec.decode(codec.encode(after.result)))
         self._runs[run.id] = after
         return True
 
@@ -286,7 +306,7 @@ class MemoryStore:
         runs, changes = overlapped(firing, unfinished, now)
         for change in changes:
             self._commit(change, now)
-        stored = tuple(self._add(run, now).run for run in runs)
+        stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,
@@ -306,3 +326,25 @@ def _takes(claim: Claim, run: Run) -> bool:
 
 def _lapsed(run: Run, now: datetime) -> bool:
     return run.state is State.RUNNING and run.lease_until is not None and run.lease_until <= now
+
+
+def _through_codec(value: Any) -> Any:
+    """What would come back from a store that outlives the process."""
+    return codec.decode(codec.encode(value))
+
+
+def _storable(run: Run) -> Run:
+    return replace(run, payload=_through_codec(run.payload), duplicate=False)
+
+
+def _storable_change(change: Change) -> Change:
+    if "result" not in change.set:
+        return change
+    return replace(change, set={**change.set, "result": _through_codec(change.set["result"])})
+
+
+def _handed_out(run: Run) -> Run:
+    """The run with values of its own: what a handler does to its payload stays with it."""
+    if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
+        return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))
+    return run

@@ -1,0 +1,58 @@
+"""What Mainspring is tested with, shipped so that you can test with it too.
+
+- `FakeClock`: time that moves when you say so.
+- `run_virtual`, `VirtualLoop`, `VirtualClock`: asyncio on virtual time, replayed by a seed.
+- `FaultyStore` with `RandomFaults` or `ScriptedFaults`: a store that fails as real ones do.
+- `StoreConformance`: the tests that every store must pass. It needs pytest; the rest does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mainspring.testing.clocks import FakeClock
+from mainspring.testing.faults import (
+    FaultPlan,
+    FaultyStore,
+    Injection,
+    RandomFaults,
+    ScriptedFaults,
+)
+from mainspring.testing.virtual import (
+    Deadlock,
+    SimulationLimit,
+    VirtualClock,
+    VirtualLoop,
+    run_virtual,
+)
+
+if TYPE_CHECKING:
+    from mainspring.testing.conformance import StoreConformance
+
+__all__ = [
+    "Deadlock",
+    "FakeClock",
+    "FaultPlan",
+    "FaultyStore",
+    "Injection",
+    "RandomFaults",
+    "ScriptedFaults",
+    "SimulationLimit",
+    "StoreConformance",
+    "VirtualClock",
+    "VirtualLoop",
+    "run_virtual",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`StoreConformance` on first use: only it needs pytest."""
+    if name != "StoreConformance":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
+
+    # Before the import, so that a failed assertion shows its values, as in a test file.
+    pytest.register_assert_rewrite("mainspring.testing.conformance")
+    from mainspring.testing.conformance import StoreConformance
+
+    return StoreConformance

@@ -1,0 +1,43 @@
+"""The tests that every store must pass: each sentence of the Store protocol has its own.
+
+    class TestMine(StoreConformance):
+        def make_store(self):
+            return MyStore(self.place / "file", self.clock)
+
+A store that reads a clock of its own sets `tick` to a fraction of a second and overrides
+`advance` to sleep. `make_peer` gives a second client of the same data.
+"""
+
+from __future__ import annotations
+
+from mainspring.testing.conformance.adding import Adding, Living
+from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
+from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
+from mainspring.testing.conformance.jobs import Electing, Firing, KeepingJobs, Waking
+from mainspring.testing.conformance.keeping import Keeping
+from mainspring.testing.conformance.racing import Racing
+from mainspring.testing.conformance.reading import Counting, Finding, Pruning
+
+__all__ = ["StoreConformance"]
+
+
+class StoreConformance(
+    Living,
+    Adding,
+    Claiming,
+    Limiting,
+    Renewing,
+    Committing,
+    Rescuing,
+    Reviving,
+    Finding,
+    Counting,
+    Pruning,
+    KeepingJobs,
+    Firing,
+    Electing,
+    Waking,
+    Keeping,
+    Racing,
+):
+    """Subclass it under a name that begins with `Test`, and say how a store is made."""

@@ -1,0 +1,187 @@
+"""How the suite runs: a store for each test, time that can be moved, and builders.
+
+Each test is a coroutine that takes the opened store. It becomes a plain function when its
+class is made, so the suite needs pytest and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mainspring import states
+from mainspring.model import Job, Run, Source, State, slot_run_id
+from mainspring.policy import Overlap, Policy
+from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery, Store
+from mainspring.testing.clocks import FakeClock
+
+__all__ = ["Suite"]
+
+
+class Suite:
+    """What a store's author fills in, and what the tests build upon."""
+
+    tick: float = 1.0
+    """The suite's unit of time in seconds. Real time wants a small one (0.2) with `advance`."""
+
+    clock: FakeClock
+    """A clock to give to the store, where it takes one."""
+
+    place: Path
+    """An empty directory for this test alone."""
+
+    start: datetime
+    """The store's time when the test began."""
+
+    def make_store(self) -> Store:
+        """A store, not opened, on `self.place` and `self.clock` where it has use for them."""
+        raise NotImplementedError("say how a store is made: override make_store()")
+
+    def make_peer(self, store: Store) -> Store:
+        """Another client of the same data, as a second process would have."""
+        return self.make_store()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, for the store too."""
+        self.clock.advance(seconds)
+
+    def __init_subclass__(cls) -> None:
+        for name, test in list(vars(cls).items()):
+            if name.startswith("test_") and inspect.iscoroutinefunction(test):
+                setattr(cls, name, _plain(test))
+
+    async def peer(self, store: Store) -> Store:
+        made = self.make_peer(store)
+        if made is not store:
+            await made.open()
+            self._stack.push_async_callback(made.close)
+        return made
+
+    async def pass_ticks(self, count: float) -> None:
+        await self.advance(count * self.tick)
+
+    def ticks(self, count: float) -> timedelta:
+        return timedelta(seconds=count * self.tick)
+
+    def at(self, count: float) -> datetime:
+        return self.start + self.ticks(count)
+
+    def run(self, run_id: str = "run", **fields: Any) -> Run:
+        """A run that is due since the test began."""
+        times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), self.start)
+        return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+
+    def runs(self, *ids: str, **fields: Any) -> list[Run]:
+        return [self.run(run_id, **fields) for run_id in ids]
+
+    def job(self, job_id: str = "job", **fields: Any) -> Job:
+        times = {"created_at": self.start, "updated_at": self.start}
+        return Job(**{"id": job_id, "handler": "work", **times, **fields})
+
+    async def put(self, store: Store, job_id: str = "job", **policy: Any) -> Job:
+        """Make or change a job's policy, and read it back."""
+        found = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
+        job = found[0] if found else self.job(job_id, next_run_at=self.start)
+        assert await store.put_job(replace(job, policy=Policy.make(job.policy, **policy)))
+        return (await store.jobs(JobQuery(ids=frozenset({job_id})))).items[0]
+
+    async def claim(self, store: Store, limit: int = 100, **fields: Any) -> list[Run]:
+        given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
+        return await store.claim(Claim(limit=limit, **given))
+
+    async def claim_ids(self, store: Store, limit: int = 100, **fields: Any) -> list[str]:
+        return [run.id for run in await self.claim(store, limit, **fields)]
+
+    async def running(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
+        """Add a run and claim it."""
+        made = self.run(run_id, **fields)
+        await store.add([made])
+        [run] = await self.claim(store, handlers=frozenset({made.handler}))
+        return run
+
+    async def finished(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
+        run = await self.running(store, run_id, **fields)
+        assert await store.commit([states.succeeded(run, await store.now(), None)]) == [True]
+        return await self.one(store, run_id)
+
+    async def renew(self, store: Store, *runs: Run, lease: float = 30) -> list[Run]:
+        return await store.renew([Held(r.id, r.token) for r in runs], self.ticks(lease))
+
+    async def one(self, store: Store, run_id: str = "run") -> Run:
+        return (await store.get([run_id]))[run_id]
+
+    async def states(self, store: Store, *ids: str) -> list[State | None]:
+        found = await store.get(ids)
+        return [found[i].state if i in found else None for i in ids]
+
+    async def all_ids(self, store: Store, **query: Any) -> list[str]:
+        """Every id that a query finds, page by page."""
+        ids: list[str] = []
+        cursor = None
+        for _ in range(1000):
+            page = await store.find(RunQuery(cursor=cursor, **query))
+            ids += [run.id for run in page.items]
+            if page.cursor is None:
+                return ids
+            cursor = page.cursor
+        raise AssertionError("a thousand pages, and no end to them")
+
+    async def lapsed(self, store: Store) -> list[str]:
+        return await self.all_ids(store, lapsed=True)
+
+    def slot(self, at: datetime, job_id: str = "job", **fields: Any) -> Run:
+        """The run of a slot, as the scheduler makes it."""
+        given = {"source": Source.SCHEDULE, "scheduled_at": at, "run_at": at, **fields}
+        return self.run(slot_run_id(job_id, at), job_id=job_id, **given)
+
+    async def fire(
+        self, store: Store, job: Job, at: datetime, overlap: str = "skip", *rest: Run
+    ) -> Fired:
+        run = self.slot(at, job.id)
+        firing = Firing(
+            job_id=job.id,
+            version=job.version,
+            runs=(run, *rest),
+            overlap=Overlap(overlap),
+            next_run_at=at + self.ticks(60),
+            last_run_at=at,
+        )
+        [fired] = await store.fire([firing])
+        return fired
+
+    async def read_job(self, store: Store, job_id: str = "job") -> Job:
+        [job] = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
+        return job
+
+    async def _run_test(
+        self, test: Callable[..., Awaitable[None]], place: Path, given: dict[str, Any]
+    ) -> None:
+        self.place = place
+        self.clock = FakeClock()
+        async with AsyncExitStack() as self._stack:
+            store = self.make_store()
+            await store.open()
+            self._stack.push_async_callback(store.close)
+            self.start = await store.now()
+            await test(self, store, **given)
+
+
+def _plain(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The coroutine test as a function that pytest can call; its parameters stay fixtures."""
+
+    def run(self: Suite, tmp_path: Path, **given: Any) -> None:
+        asyncio.run(self._run_test(test, tmp_path, given))
+
+    _self, _store, *others = inspect.signature(test).parameters.values()
+    place = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__dict__.update(vars(test))  # the marks
+    run.__name__, run.__qualname__ = test.__name__, test.__qualname__
+    run.__doc__, run.__module__ = test.__doc__, test.__module__
+    run.__signature__ = inspect.Signature([_self, place, *others])  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,383 @@
+"""`jobs`, `put_job`, `drop_job`, `fire`, `elect`, `wait`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import states
+from mainspring import store as protocol
+from mainspring.model import Source, State, slot_run_id
+from mainspring.policy import Overlap
+from mainspring.store import JobQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Electing", "Firing", "KeepingJobs", "Waking"]
+
+
+class KeepingJobs(Suite):
+    async def ids(self, store: Store, **query: Any) -> list[str]:
+        return [job.id for job in (await store.jobs(JobQuery(**query))).items]
+
+    async def test_a_new_job_has_version_one(self, store: Store) -> None:
+        job = self.job(payload={"a": 1})
+        assert await store.put_job(job) is True
+        assert await self.read_job(store) == replace(job, version=1)
+
+    async def test_a_second_new_one_of_the_same_id_loses(self, store: Store) -> None:
+        await store.put_job(self.job(description="first"))
+        assert await store.put_job(self.job(description="second")) is False
+        assert (await self.read_job(store)).description == "first"
+
+    async def test_compare_and_set(self, store: Store) -> None:
+        await store.put_job(self.job())
+        read = await self.read_job(store)
+        assert await store.put_job(replace(read, description="mine")) is True
+        assert await store.put_job(replace(read, description="theirs")) is False
+        job = await self.read_job(store)
+        assert (job.description, job.version) == ("mine", 2)
+
+    async def test_an_update_of_a_job_that_is_gone_loses(self, store: Store) -> None:
+        assert await store.put_job(self.job(version=3)) is False
+        assert await self.ids(store) == []
+
+    async def test_drop(self, store: Store) -> None:
+        await store.put_job(self.job())
+        await store.add([self.run()])
+        assert await store.drop_job("job") is True
+        assert await store.drop_job("job") is False
+        assert await self.ids(store) == []
+        assert await self.states(store, "run") == [State.PENDING]
+
+    async def test_a_dropped_id_begins_anew(self, store: Store) -> None:
+        await store.put_job(self.job())
+        await store.drop_job("job")
+        assert await store.put_job(self.job(description="again")) is True
+        assert (await self.read_job(store)).version == 1
+
+    async def test_by_id_in_pages(self, store: Store) -> None:
+        names = ["b", "a-2", "a", "B", "a.1", "c:x", "_z", "10", "9"]
+        for name in names:
+            await store.put_job(self.job(name))
+        assert await self.ids(store) == sorted(names)
+        for limit in (1, 2, 4, 9):
+            seen: list[str] = []
+            cursor = None
+            while True:
+                page = await store.jobs(JobQuery(limit=limit, cursor=cursor))
+                seen += [job.id for job in page.items]
+                if (cursor := page.cursor) is None:
+                    break
+            assert seen == sorted(names)
+
+    async def test_by_ids(self, store: Store) -> None:
+        for name in "abc":
+            await store.put_job(self.job(name))
+        assert await self.ids(store, ids=frozenset({"c", "a", "nowhere"})) == ["a", "c"]
+        assert await self.ids(store, ids=frozenset()) == []
+
+    async def test_by_tag(self, store: Store) -> None:
+        await store.put_job(self.job("a", tags=("mail", "daily")))
+        await store.put_job(self.job("b", tags=("daily-report",)))
+        await store.put_job(self.job("c", tags=("Daily", "☃", 'qu"ote', "100%")))
+        assert await self.ids(store, tag="daily") == ["a"]
+        assert await self.ids(store, tag="☃") == ["c"]
+        assert await self.ids(store, tag='qu"ote') == ["c"]
+        assert await self.ids(store, tag="%") == []
+        assert await self.ids(store, tag="") == []
+
+    async def test_due_earliest_first(self, store: Store) -> None:
+        for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):
+            await store.put_job(self.job(name, next_run_at=self.at(at)))
+        await store.put_job(self.job("never", next_run_at=None))
+        await store.put_job(self.job("paused", next_run_at=self.at(2), enabled=False))
+        due = self.at(10)
+        assert await self.ids(store, due=due) == ["early", "middle", "late", "edge"]
+        assert await self.ids(store, due=due, limit=2) == ["early", "middle"]
+        assert await self.ids(store, due=self.at(0)) == []
+
+    async def test_due_follows_the_job(self, store: Store) -> None:
+        await store.put_job(self.job(next_run_at=self.at(1)))
+        job = await self.read_job(store)
+        await store.put_job(replace(job, enabled=False))
+        assert await self.ids(store, due=self.at(5)) == []
+        job = await self.read_job(store)
+        await store.put_job(replace(job, enabled=True, next_run_at=self.at(9)))
+        assert await self.ids(store, due=self.at(5)) == []
+        assert await self.ids(store, due=self.at(9)) == ["job"]
+
+
+class Firing(Suite):
+    async def test_a_slot_gives_its_run_and_the_job_moves_on(self, store: Store) -> None:
+        job = await self.put(store)
+        fired = await self.fire(store, job, self.start)
+        assert (fired.done, fired.runs) == (True, (self.slot(self.start),))
+        moved = await self.read_job(store)
+        expected = replace(
+            job, next_run_at=self.at(60), last_run_at=self.start, version=job.version + 1
+        )
+        assert moved == expected
+        assert await self.claim_ids(store) == [slot_run_id("job", self.start)]
+
+    async def test_a_slot_fires_once(self, store: Store) -> None:
+        job = await self.put(store)
+        assert (await self.fire(store, job, self.start)).done is True
+        assert await self.fire(store, job, self.start) == protocol.Fired(False)
+        assert len(await self.all_ids(store)) == 1
+        assert (await self.read_job(store)).version == job.version + 1
+
+    async def test_a_job_that_was_changed_does_not_fire(self, store: Store) -> None:
+        """Paused, say, after it was read."""
+        job = await self.put(store)
+        await store.put_job(replace(job, enabled=False, next_run_at=None))
+        assert (await self.fire(store, job, self.start)).done is False
+        assert await self.all_ids(store) == []
+        assert (await self.read_job(store)).next_run_at is None
+
+    async def test_a_job_that_is_gone_does_not_fire(self, store: Store) -> None:
+        job = await self.put(store)
+        await store.drop_job("job")
+        assert (await self.fire(store, job, self.start)).done is False
+        assert await self.all_ids(store) == []
+
+    async def test_a_slots_run_that_is_there_is_left_as_it_is(self, store: Store) -> None:
+        """A crash between the run and the advance, or a job made again under its id."""
+        for overlap in Overlap:
+            at = self.at(-len(overlap))
+            job = await self.put(store, f"job-{overlap}")
+            await store.add([self.slot(at, job.id, payload=overlap)])
+            [held] = await self.claim(store)
+            fired = await self.fire(store, job, at, overlap)
+            assert (fired.done, fired.runs) == (True, (held,)), overlap
+            assert await self.one(store, held.id) == held
+            assert (await self.read_job(store, job.id)).version == job.version + 1
+
+    async def earlier(self, store: Store, state: State) -> Any:
+        """A job with an unfinished run of its last slot."""
+        job = await self.put(store)
+        run = self.slot(self.at(-60))
+        if state is State.WAITING:
+            run = replace(run, state=state, after=("x",))
+        await store.add([run])
+        if state is State.RUNNING:
+            await self.claim(store)
+        return job
+
+    @pytest.mark.parametrize("state", [State.WAITING, State.PENDING, State.RUNNING])
+    async def test_skip(self, store: Store, state: State) -> None:
+        job = await self.earlier(store, state)
+        follower = self.run("follower", job_id="next", state=State.WAITING, after=("x",))
+        before = await store.now()
+        fired = await self.fire(store, job, self.start, "skip", follower)
+        assert fired.done is True
+        slot, rest = fired.runs
+        assert (slot.state, slot.reason) == (State.SKIPPED, "overlap")
+        assert slot.finished_at is not None
+        assert before <= slot.finished_at <= await store.now()
+        assert (rest.state, rest.reason) == (State.SKIPPED, "upstream skipped")
+        assert await store.get([slot.id, rest.id]) == {slot.id: slot, rest.id: rest}
+        assert (await self.read_job(store)).next_run_at == self.at(60)
+
+    @pytest.mark.parametrize("state", [State.WAITING, State.PENDING, State.RUNNING])
+    async def test_queue(self, store: Store, state: State) -> None:
+        job = await self.earlier(store, state)
+        [slot] = (await self.fire(store, job, self.start, "queue")).runs
+        assert (slot.state, slot.after_any) == (State.WAITING, True)
+        assert slot.after == (slot_run_id("job", self.at(-60)),)
+        assert await self.one(store, slot.id) == slot
+
+    async def test_replace_cancels_what_nobody_holds(self, store: Store) -> None:
+        job = await self.earlier(store, State.PENDING)
+        [slot] = (await self.fire(store, job, self.start, "replace")).runs
+        old = await self.one(store, slot_run_id("job", self.at(-60)))
+        assert (old.state, old.reason) == (State.CANCELLED, f"replaced by {slot.id}")
+        assert await self.claim_ids(store) == [slot.id]
+
+    async def test_replace_asks_the_holder_to_stop(self, store: Store) -> None:
+        job = await self.earlier(store, State.RUNNING)
+        [slot] = (await self.fire(store, job, self.start, "replace")).runs
+        old = await self.one(store, slot_run_id("job", self.at(-60)))
+        assert (old.state, old.cancel_requested) == (State.RUNNING, True)
+        assert old.reason == f"replaced by {slot.id}"
+        assert slot.state is State.PENDING
+
+    async def test_allow(self, store: Store) -> None:
+        job = await self.earlier(store, State.RUNNING)
+        [slot] = (await self.fire(store, job, self.start, "allow")).runs
+        old = await self.one(store, slot_run_id("job", self.at(-60)))
+        assert (slot.state, old.cancel_requested) == (State.PENDING, False)
+
+    @pytest.mark.parametrize("overlap", list(Overlap))
+    async def test_what_has_ended_does_not_overlap(self, store: Store, overlap: str) -> None:
+        job = await self.earlier(store, State.RUNNING)
+        old = await self.one(store, slot_run_id("job", self.at(-60)))
+        await store.commit([states.failed(old, self.start, states.Failure("boom"))])
+        [slot] = (await self.fire(store, job, self.start, overlap)).runs
+        assert slot == self.slot(self.start)
+
+    @pytest.mark.parametrize("source", [s for s in Source if s is not Source.SCHEDULE])
+    async def test_only_scheduled_runs_of_the_job_overlap(
+        self, store: Store, source: Source
+    ) -> None:
+        job = await self.put(store)
+        await store.add([self.run("mine", source=source), self.slot(self.at(-60), "other")])
+        [slot] = (await self.fire(store, job, self.start)).runs
+        assert slot.state is State.PENDING
+
+    async def test_slots_of_one_call_see_each_other(self, store: Store) -> None:
+        """Catching up on two slots of one job: the second meets the first."""
+        job = await self.put(store)
+        firings = [
+            protocol.Firing(
+                job_id="job",
+                version=job.version + n,
+                runs=(self.slot(self.at(-60 * (2 - n))),),
+                overlap=Overlap.SKIP,
+                next_run_at=self.at(-60 * (1 - n)),
+                last_run_at=self.at(-60 * (2 - n)),
+            )
+            for n in range(2)
+        ]
+        first, second = await store.fire(firings)
+        assert (first.done, first.runs[0].state) == (True, State.PENDING)
+        assert (second.done, second.runs[0].reason) == (True, "overlap")
+
+    async def test_each_firing_stands_alone(self, store: Store) -> None:
+        jobs = [await self.put(store, name) for name in ("a", "b", "c")]
+        await store.drop_job("b")
+        firings = [
+            protocol.Firing(
+                job_id=job.id,
+                version=job.version,
+                runs=(self.slot(self.start, job.id),),
+                overlap=Overlap.SKIP,
+                next_run_at=None,
+                last_run_at=self.start,
+            )
+            for job in jobs
+        ]
+        assert [fired.done for fired in await store.fire(firings)] == [True, False, True]
+        assert len(await self.all_ids(store)) == 2
+        assert (await self.read_job(store, "a")).next_run_at is None
+        assert await store.fire([]) == []
+
+    async def test_dependents_come_along_waiting(self, store: Store) -> None:
+        job = await self.put(store)
+        follower = self.run(
+            "follower",
+            job_id="next",
+            source=Source.AFTER,
+            state=State.WAITING,
+            after=(slot_run_id("job", self.start),),
+        )
+        fired = await self.fire(store, job, self.start, "skip", follower)
+        assert fired.runs == (self.slot(self.start), follower)
+        assert await self.one(store, "follower") == follower
+        assert await self.claim_ids(store) == [slot_run_id("job", self.start)]
+
+    async def test_a_missed_slot_leaves_its_skipped_record(self, store: Store) -> None:
+        job = await self.earlier(store, State.RUNNING)
+        record = self.slot(
+            self.start, state=State.SKIPPED, finished_at=self.start, reason="misfire"
+        )
+        firing = protocol.Firing(
+            job_id="job",
+            version=job.version,
+            runs=(record,),
+            overlap=Overlap.REPLACE,
+            next_run_at=self.at(60),
+            last_run_at=None,
+        )
+        [fired] = await store.fire([firing])
+        assert fired.runs == (record,)
+        old = await self.one(store, slot_run_id("job", self.at(-60)))
+        assert old.cancel_requested is False
+
+
+class Electing(Suite):
+    async def test_one_leads_until_its_term_is_over(self, store: Store) -> None:
+        ttl = self.ticks(10)
+        first = await store.elect("lead", "a", ttl)
+        assert first is not None
+        assert await store.elect("lead", "b", ttl) is None
+        await self.pass_ticks(6)
+        assert await store.elect("lead", "a", ttl) == first  # and is renewed
+        await self.pass_ticks(6)
+        assert await store.elect("lead", "b", ttl) is None
+        await self.pass_ticks(6)
+        second = await store.elect("lead", "b", ttl)
+        assert second is not None
+        assert second > first
+        assert await store.elect("lead", "a", ttl) is None
+
+    async def test_tokens_only_grow(self, store: Store) -> None:
+        last = 0
+        for n in range(6):
+            token = await store.elect("lead", "ab"[n % 2], self.ticks(1))
+            assert token is not None
+            assert token > last
+            last = token
+            await self.pass_ticks(2)
+
+    async def test_a_leader_that_resigns_lets_the_next_in_at_once(self, store: Store) -> None:
+        first = await store.elect("lead", "a", self.ticks(100))
+        assert await store.elect("lead", "a", timedelta()) is None
+        second = await store.elect("lead", "b", self.ticks(100))
+        assert first is not None
+        assert second is not None
+        assert second > first
+
+    async def test_only_the_leader_can_resign(self, store: Store) -> None:
+        token = await store.elect("lead", "a", self.ticks(100))
+        assert await store.elect("lead", "b", timedelta()) is None
+        assert await store.elect("lead", "b", self.ticks(100)) is None
+        assert await store.elect("lead", "a", self.ticks(100)) == token
+
+    async def test_names_are_apart(self, store: Store) -> None:
+        assert await store.elect("one", "a", self.ticks(10)) is not None
+        assert await store.elect("two", "b", self.ticks(10)) is not None
+
+
+class Waking(Suite):
+    patience = 20.0
+    """Real seconds that a hint may take before the test says there was none."""
+
+    async def woken(self, store: Store, by: Any) -> bool:
+        waiting = asyncio.create_task(store.wait(self.patience))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await by
+        return await waiting
+
+    async def test_waiting_ends_by_itself(self, store: Store) -> None:
+        assert await store.wait(0.01) is False
+        assert await store.wait(0) is False
+
+    async def test_an_added_run_wakes(self, store: Store) -> None:
+        assert await self.woken(store, store.add([self.run()])) is True
+
+    async def test_a_commit_wakes(self, store: Store) -> None:
+        run = await self.running(store)
+        change = states.released(run, self.start, began=True)
+        assert await self.woken(store, store.commit([change])) is True
+
+    async def test_a_changed_job_wakes(self, store: Store) -> None:
+        assert await self.woken(store, store.put_job(self.job())) is True
+
+    async def test_every_waiter_wakes(self, store: Store) -> None:
+        waiting = [asyncio.create_task(store.wait(self.patience)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await store.add([self.run()])
+        assert await asyncio.gather(*waiting) == [True] * 3
+
+    async def test_a_waiter_can_be_cancelled(self, store: Store) -> None:
+        waiting = asyncio.create_task(store.wait(self.patience))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await store.add([self.run()])

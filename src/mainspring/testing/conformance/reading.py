@@ -1,0 +1,208 @@
+"""`get`, `find`, `counts`, `prune`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mainspring import states
+from mainspring.model import LIVE, State
+from mainspring.store import RunQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Counting", "Finding", "Pruning"]
+
+
+class Finding(Suite):
+    async def fill(self, store: Store, count: int, **fields: Any) -> list[str]:
+        """Runs made one after the other; their ids, newest first."""
+        ids = [f"r{(n * 37) % 101:03}" for n in range(count)]  # in no order of their own
+        for n, run_id in enumerate(ids):
+            await store.add([self.run(run_id, created_at=self.at(n), **fields)])
+        return ids[::-1]
+
+    async def test_get_gives_those_that_exist(self, store: Store) -> None:
+        await store.add(self.runs("a", "b", "c"))
+        found = await store.get(["c", "nowhere", "a", "a"])
+        assert {run_id: run.id for run_id, run in found.items()} == {"a": "a", "c": "c"}
+        assert await store.get([]) == {}
+
+    async def test_get_takes_any_iterable(self, store: Store) -> None:
+        await store.add(self.runs("a", "b"))
+        assert set(await store.get(run_id for run_id in ("a", "b"))) == {"a", "b"}
+
+    async def test_newest_first(self, store: Store) -> None:
+        newest = await self.fill(store, 20)
+        page = await store.find(RunQuery())
+        assert [run.id for run in page.items] == newest
+        assert page.cursor is None
+
+    async def test_pages_follow_each_other(self, store: Store) -> None:
+        newest = await self.fill(store, 20)
+        for limit in (1, 3, 10, 20, 21):
+            assert await self.all_ids(store, limit=limit) == newest
+
+    async def test_a_page_holds_what_was_asked_for(self, store: Store) -> None:
+        await self.fill(store, 5)
+        page = await store.find(RunQuery(limit=2))
+        assert len(page.items) == 2
+        assert page.cursor is not None
+
+    async def test_pages_are_steady_while_runs_come_and_go(self, store: Store) -> None:
+        newest = await self.fill(store, 10)
+        old = newest[-3:]
+        for run_id in old:
+            run = await self.one(store, run_id)
+            await store.commit([states.cancelled(run, self.at(-50), None)])
+        first = await store.find(RunQuery(limit=4))
+        await store.add([self.run("new", created_at=self.at(100))])
+        assert await store.prune(self.at(-10), 100) == 3
+        rest = await store.find(RunQuery(limit=100, cursor=first.cursor))
+        assert [run.id for run in [*first.items, *rest.items]] == newest[:7]
+
+    async def test_by_job(self, store: Store) -> None:
+        await store.add([self.run("a", job_id="one"), self.run("b", job_id="two")])
+        assert await self.all_ids(store, job="two") == ["b"]
+        assert await self.all_ids(store, job="three") == []
+
+    async def test_by_state(self, store: Store) -> None:
+        running = await self.running(store, "running")
+        await store.add(
+            [
+                self.run("pending"),
+                self.run("waiting", state=State.WAITING, after=("running",)),
+                self.run("skipped", state=State.SKIPPED, finished_at=self.start),
+            ]
+        )
+        for state in ("running", "pending", "waiting", "skipped"):
+            assert await self.all_ids(store, states=frozenset({State(state)})) == [state]
+        assert set(await self.all_ids(store, states=LIVE)) == {"running", "pending", "waiting"}
+        assert await self.all_ids(store, states=frozenset({State.FAILED})) == []
+        assert await self.all_ids(store, states=frozenset()) == []
+        await store.commit([states.succeeded(running, self.start, None)])
+        assert await self.all_ids(store, states=frozenset({State.SUCCEEDED})) == ["running"]
+
+    async def test_filters_and_pages_together(self, store: Store) -> None:
+        newest = await self.fill(store, 9)
+        await store.add([self.run("x", job_id="other", created_at=self.at(50))])
+        ids = await self.all_ids(store, job="job", states=frozenset({State.PENDING}), limit=2)
+        assert ids == newest
+
+    async def test_lapsed_is_by_the_stores_clock(self, store: Store) -> None:
+        await store.add(self.runs("short", "long", "pending"))
+        await self.claim(store, 1, lease=self.ticks(5))
+        await self.claim(store, 1, lease=self.ticks(50))
+        assert await self.lapsed(store) == []
+        await self.pass_ticks(5)
+        [lapsed] = await self.lapsed(store)
+        assert await self.all_ids(store, lapsed=True, job="other") == []
+        await self.pass_ticks(45)
+        both = await self.lapsed(store)
+        assert len(both) == 2
+        assert lapsed in both
+
+
+class Counting(Suite):
+    async def test_nothing(self, store: Store) -> None:
+        counts = await store.counts()
+        assert (dict(counts.runs), dict(counts.due), counts.total(State.PENDING)) == ({}, {}, 0)
+
+    async def test_runs_by_job_and_state(self, store: Store) -> None:
+        await self.finished(store, "a", job_id="one")
+        await self.running(store, "b", job_id="one")
+        await store.add([self.run(run_id, job_id="two") for run_id in "cde"])
+        counts = await store.counts()
+        assert {job: dict(by_state) for job, by_state in counts.runs.items()} == {
+            "one": {State.SUCCEEDED: 1, State.RUNNING: 1},
+            "two": {State.PENDING: 3},
+        }
+        assert (counts.total(State.PENDING), counts.total(State.FAILED)) == (3, 0)
+
+    async def test_due_by_handler_since_the_oldest(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a", handler="mail", run_at=self.at(-3)),
+                self.run("b", handler="mail", run_at=self.at(-8)),
+                self.run("c", handler="report", run_at=self.start),
+                self.run("d", handler="report", run_at=self.at(50)),
+                self.run("e", handler="later", run_at=self.at(50)),
+                self.run("f", handler="blocked", state=State.WAITING, after=("a",)),
+            ]
+        )
+        due = {handler: (d.count, d.oldest) for handler, d in (await store.counts()).due.items()}
+        assert due == {"mail": (2, self.at(-8)), "report": (1, self.start)}
+        await self.pass_ticks(50)
+        due = {handler: (d.count, d.oldest) for handler, d in (await store.counts()).due.items()}
+        assert due["report"] == (2, self.start)
+        assert due["later"] == (1, self.at(50))
+
+    async def test_counts_follow_every_change(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.commit([states.failed(run, self.start, states.Failure("boom"))])
+        assert (await store.counts()).runs["job"] == {State.FAILED: 1}
+        dead = await self.one(store)
+        await store.commit([states.revived(dead, self.start)])
+        assert (await store.counts()).runs["job"] == {State.PENDING: 1}
+        await store.commit([states.cancelled(await self.one(store), self.at(-9), None)])
+        await store.prune(self.start, 10)
+        assert (await store.counts()).runs.get("job", {}) == {}
+
+
+class Pruning(Suite):
+    def ended(self, run_id: str, at: float, **fields: Any) -> Any:
+        times = {"state": State.SUCCEEDED, "finished_at": self.at(at)}
+        return self.run(run_id, **{**times, **fields})
+
+    async def test_what_ended_before_is_deleted(self, store: Store) -> None:
+        await store.add(
+            [
+                self.ended("old", -20),
+                self.ended("edge", -10),
+                self.ended("new", -5),
+                self.ended("failed", -30, state=State.FAILED),
+                self.ended("skipped", -30, state=State.SKIPPED),
+            ]
+        )
+        assert await store.prune(self.at(-10), 100) == 3
+        assert sorted(await self.all_ids(store)) == ["edge", "new"]
+        assert await store.prune(self.at(-10), 100) == 0
+
+    async def test_live_runs_stay(self, store: Store) -> None:
+        await self.running(store, "running", run_at=self.at(-500))
+        await store.add([self.run("pending", created_at=self.at(-900), run_at=self.at(-900))])
+        assert await store.prune(self.at(10**6), 100) == 0
+        assert len(await self.all_ids(store)) == 2
+
+    async def test_at_most_the_limit(self, store: Store) -> None:
+        await store.add([self.ended(f"r{n}", -20) for n in range(10)])
+        assert [await store.prune(self.start, 4) for _ in range(4)] == [4, 4, 2, 0]
+
+    async def test_a_key_that_is_still_held_keeps_its_run(self, store: Store) -> None:
+        """Else the same key would run twice within its time."""
+        held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
+        await store.add([self.ended("a", -20, **held), self.ended("b", -20)])
+        assert await store.prune(self.start, 100) == 1
+        [added] = await store.add([self.run("c", dedupe_key="k")])
+        assert (added.run.id, added.duplicate) == ("a", True)
+        await self.pass_ticks(21)
+        assert await store.prune(self.start, 100) == 1
+        [added] = await store.add([self.run("c", dedupe_key="k")])
+        assert added.duplicate is False
+
+    async def test_runs_that_are_kept_do_not_use_up_the_limit(self, store: Store) -> None:
+        keys = [
+            self.ended(f"k{n}", -50, dedupe_key=f"k{n}", dedupe_until=self.at(99)) for n in range(9)
+        ]
+        await store.add([*keys, self.ended("old", -20)])
+        assert await store.prune(self.start, 1) == 1
+        assert await self.states(store, "old") == [None]
+
+    async def test_a_revived_run_is_no_longer_old(self, store: Store) -> None:
+        await store.add([self.ended("a", -50, state=State.FAILED)])
+        await store.commit([states.revived(await self.one(store, "a"), self.start)])
+        assert await store.prune(self.at(10**6), 10) == 0
+
+    async def test_the_id_of_a_pruned_run_is_free_again(self, store: Store) -> None:
+        await store.add([self.ended("a", -50, payload=1)])
+        await store.prune(self.start, 10)
+        [added] = await store.add([self.run("a", payload=2)])
+        assert added.run.payload == 2

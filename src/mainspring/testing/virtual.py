@@ -1,0 +1,227 @@
+"""asyncio on virtual time: hours pass in milliseconds, and a seed replays them exactly.
+
+The loop never sleeps: when nothing is ready it jumps to its next timer. What is ready at the
+same moment runs in an order drawn from the seed, so many seeds try many interleavings and a
+failing one can be run again. There is no I/O and no thread: `run_in_executor` (and with it
+`asyncio.to_thread`) calls its function on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+__all__ = ["Deadlock", "SimulationLimit", "VirtualClock", "VirtualLoop", "run_virtual"]
+
+T = TypeVar("T")
+
+WEEK = 7 * 24 * 3600.0
+_EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Deadlock(AssertionError):
+    """Everything waits and no timer will ever wake it."""
+
+
+class SimulationLimit(AssertionError):
+    """The simulation went past its bound of virtual time or steps."""
+
+
+def run_virtual(
+    main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T],
+    seed: int = 0,
+    until: float = WEEK,
+    steps: int = 10_000_000,
+) -> T:
+    """Run `main` on a loop of its own, from virtual second 0, and give its result.
+
+    The same seed gives the same interleaving. Tasks still there at the end are cancelled.
+    Raises `Deadlock`, or `SimulationLimit` past `until` virtual seconds or `steps` callbacks.
+    """
+    loop = VirtualLoop(seed, until=until, steps=steps)
+    coroutine = main() if callable(main) else main
+    try:
+        asyncio.set_event_loop(loop)
+        try:
+            return loop.run_until_complete(coroutine)
+        finally:
+            loop.finish()
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop whose `time()` jumps from timer to timer, beginning at zero."""
+
+    def __init__(self, seed: int = 0, *, until: float = WEEK, steps: int = 10_000_000) -> None:
+        super().__init__()
+        self.steps = 0
+        self._random = random.Random(seed)
+        self._virtual = 0.0
+        self._until = until
+        self._max_steps = steps
+        self._made = 0
+        self.set_task_factory(_make_task)
+
+    def time(self) -> float:
+        return self._virtual
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call it on the loop, in its turn: a simulation has no threads."""
+        future = self.create_future()
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_soon(call)
+        return future
+
+    def finish(self) -> None:
+        """Cancel what is left, oldest first, and let it end; within the same bounds again."""
+        self._until, self._max_steps = self._virtual + self._until, self.steps + self._max_steps
+        left = sorted(asyncio.all_tasks(self), key=hash)
+        for task in left:
+            task.cancel()
+        if left:
+            self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.run_until_complete(self.shutdown_asyncgens())
+
+    # The rest is asyncio's own machinery, with the selector left out: BaseEventLoop calls
+    # `_run_once` until it is told to stop. `_ready` and `_scheduled` are its queues.
+
+    def _run_once(self) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        timers: list[Any] = self._scheduled  # type: ignore[attr-defined]
+        while timers and timers[0]._cancelled:
+            self._take_timer(timers)
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._jump(timers)
+        while timers and timers[0]._when <= self._virtual:
+            ready.append(self._take_timer(timers))
+        self.steps += len(ready)
+        if self.steps > self._max_steps:
+            raise SimulationLimit(
+                f"more than {self._max_steps:,} steps by virtual second {self._virtual:g};"
+                f" still running: {self._names()}"
+            )
+        batch = list(ready)
+        ready.clear()
+        if len(batch) > 1:
+            self._random.shuffle(batch)
+        for handle in batch:
+            if not handle._cancelled:
+                handle._run()
+
+    def _jump(self, timers: list[Any]) -> None:
+        if not timers:
+            raise Deadlock(
+                f"at virtual second {self._virtual:g} nothing is ready and no timer is set;"
+                f" waiting: {self._names()}"
+            )
+        if timers[0]._when > self._until:
+            raise SimulationLimit(
+                f"more than {self._until:g} virtual seconds; still running: {self._names()}"
+            )
+        self._virtual = max(self._virtual, timers[0]._when)
+
+    @staticmethod
+    def _take_timer(timers: list[Any]) -> Any:
+        handle = heapq.heappop(timers)
+        handle._scheduled = False
+        return handle
+
+    def _names(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self), key=hash)
+        return ", ".join(f"{t.get_name()} ({_where(t)})" for t in tasks) or "no task"
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are dropped when their turn comes."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps in a selector."""
+
+    def _number(self) -> int:
+        self._made += 1
+        return self._made
+
+
+class _Future(asyncio.Future[Any]):
+    """Hashed by its number, not by its address: a set of futures has the same order each time."""
+
+    def __init__(self, *, loop: VirtualLoop) -> None:
+        self._n = loop._number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._n
+
+
+class _Task(asyncio.Task[Any]):
+    """As `_Future`. Its name is counted in its own loop, so that a replay names it the same."""
+
+    def __init__(self, coro: Any, *, loop: VirtualLoop, **options: Any) -> None:
+        self._n = loop._number()
+        options["name"] = options.get("name") or f"task-{self._n}"
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._n
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    assert isinstance(loop, VirtualLoop)
+    return _Task(coro, loop=loop, **options)
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    stack = task.get_stack(limit=1)
+    if not stack:
+        return "not started"
+    return f"{stack[-1].f_code.co_qualname} line {stack[-1].f_lineno}"
+
+
+class VirtualClock:
+    """A clock that reads a loop's virtual time; of the running loop, unless one is given.
+
+    `offset` (seconds) and `rate` make it wrong: a machine an hour ahead is `offset=3600`, one
+    that gains a second in a thousand `rate=1.001`. `offset` may be set at any time, which is
+    a step of the wall clock; monotonic time knows nothing of it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        epoch: datetime = _EPOCH,
+        offset: float = 0.0,
+        rate: float = 1.0,
+    ) -> None:
+        self.offset = offset
+        self.rate = rate
+        self._loop = loop
+        self._epoch = epoch
+
+    def now(self) -> datetime:
+        return self._epoch + timedelta(seconds=self.offset + self.monotonic())
+
+    def monotonic(self) -> float:
+        loop = self._loop or asyncio.get_running_loop()
+        return loop.time() * self.rate

@@ -1,0 +1,304 @@
+"""The shipped kit itself: FakeClock, the virtual loop, the faulty store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import (
+    Deadlock,
+    FakeClock,
+    FaultyStore,
+    Injection,
+    RandomFaults,
+    ScriptedFaults,
+    SimulationLimit,
+    VirtualClock,
+    VirtualLoop,
+    run_virtual,
+)
+
+NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
+
+
+class TestFakeClock:
+    def test_stands_still_until_it_is_moved(self) -> None:
+        clock = FakeClock(NOON)
+        assert clock.now() == clock.now() == NOON
+        assert clock.advance(90) == NOON + timedelta(seconds=90)
+        clock.advance(timedelta(minutes=1))
+        assert clock.now() == NOON + timedelta(seconds=150)
+        assert clock.monotonic() == 150
+
+    def test_monotonic_time_never_steps_back_with_the_wall(self) -> None:
+        clock = FakeClock(NOON)
+        clock.advance(10)
+        clock.set(NOON - timedelta(hours=1))
+        assert clock.now() == NOON - timedelta(hours=1)
+        assert clock.monotonic() == 10
+        clock.set(NOON)
+        assert clock.monotonic() == 3610
+
+    def test_refuses_to_go_back_and_naive_times(self) -> None:
+        with pytest.raises(ValueError, match="forwards only"):
+            FakeClock().advance(-1)
+        with pytest.raises(ValueError, match="time zone"):
+            FakeClock().set(datetime(2031, 1, 1))
+
+
+class TestVirtualTime:
+    def test_a_day_passes_at_once_and_timers_keep_their_order(self) -> None:
+        seen: list[tuple[str, float]] = []
+
+        async def sleeper(name: str, seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            seen.append((name, asyncio.get_running_loop().time()))
+
+        async def main() -> float:
+            await asyncio.gather(sleeper("day", 86400), sleeper("minute", 60), sleeper("now", 0))
+            return asyncio.get_running_loop().time()
+
+        assert run_virtual(main) == 86400
+        assert seen == [("now", 0), ("minute", 60), ("day", 86400)]
+
+    def test_a_seed_replays_exactly_and_seeds_differ(self) -> None:
+        def interleaving(seed: int) -> str:
+            trace = []
+
+            async def worker(name: str) -> None:
+                for _ in range(4):
+                    trace.append(name)
+                    await asyncio.sleep(random.Random(name).random())
+                    await asyncio.sleep(0)
+
+            async def main() -> None:
+                async with asyncio.TaskGroup() as group:
+                    for name in "abcdef":
+                        group.create_task(worker(name))
+
+            run_virtual(main, seed=seed)
+            return "".join(trace)
+
+        assert interleaving(7) == interleaving(7)
+        assert len({interleaving(seed) for seed in range(20)}) > 10
+
+    def test_a_replay_is_the_same_in_another_process(self) -> None:
+        """Sets of tasks and futures keep their order, wherever these lie in memory."""
+        program = """
+import asyncio
+from mainspring.testing import run_virtual
+trace = []
+junk = [object() for _ in range(int(__import__("sys").argv[1]))]
+async def victim(name):
+    try:
+        await asyncio.sleep(100)
+    except asyncio.CancelledError:
+        trace.append(name)
+        raise
+async def main():
+    try:
+        async with asyncio.TaskGroup() as group:
+            for n in range(12):
+                group.create_task(victim(n))
+            await asyncio.sleep(1)
+            raise KeyError
+    except* KeyError:
+        pass
+run_virtual(main, seed=3)
+print(trace)
+"""
+        outputs = {
+            subprocess.run(
+                [sys.executable, "-c", program, junk], capture_output=True, check=True
+            ).stdout
+            for junk in ("0", "999", "54321")
+        }
+        assert len(outputs) == 1
+
+    def test_deadlock_names_who_waits(self) -> None:
+        async def main() -> None:
+            task = asyncio.create_task(asyncio.Event().wait(), name="stuck-one")
+            await task
+
+        with pytest.raises(Deadlock, match="stuck-one"):
+            run_virtual(main)
+
+    def test_bounds_of_time_and_steps(self) -> None:
+        async def forever(pause: float) -> None:
+            while await asyncio.sleep(pause, True):
+                pass
+
+        with pytest.raises(SimulationLimit, match="60 virtual seconds"):
+            run_virtual(lambda: forever(1), until=60)
+        with pytest.raises(SimulationLimit, match="1,000 steps"):
+            run_virtual(lambda: forever(0), steps=1000)
+
+    def test_tasks_left_behind_are_cancelled_and_cleaned_up(self) -> None:
+        ended: list[str] = []
+        kept: list[object] = []
+
+        async def background() -> None:
+            try:
+                await asyncio.sleep(1e9)
+            finally:
+                await asyncio.sleep(1)
+                ended.append("background")
+
+        async def numbers() -> AsyncIterator[int]:
+            try:
+                yield 1
+            finally:
+                ended.append("generator")
+
+        async def main() -> None:
+            generator = numbers()
+            kept.extend([asyncio.create_task(background()), generator])
+            await anext(generator)
+
+        run_virtual(main)
+        assert ended == ["background", "generator"]
+
+    def test_the_error_of_main_comes_out(self) -> None:
+        async def main() -> None:
+            await asyncio.sleep(5)
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            run_virtual(main)
+
+    def test_timeouts_and_threads_work_on_virtual_time(self) -> None:
+        async def main() -> tuple[bool, int]:
+            try:
+                async with asyncio.timeout(30):
+                    await asyncio.sleep(31)
+            except TimeoutError:
+                late = True
+            return late, await asyncio.to_thread(sum, [1, 2])
+
+        assert run_virtual(main) == (True, 3)
+
+    def test_clocks_of_simulated_machines_may_be_wrong(self) -> None:
+        async def main() -> None:
+            right, ahead, fast = VirtualClock(), VirtualClock(offset=3600), VirtualClock(rate=1.5)
+            begin = right.now()
+            await asyncio.sleep(100)
+            assert right.now() - begin == timedelta(seconds=100)
+            assert ahead.now() - right.now() == timedelta(hours=1)
+            assert ahead.monotonic() == right.monotonic() == 100
+            assert fast.monotonic() == 150
+            ahead.offset = -60  # an operator sets it back
+            assert right.now() - ahead.now() == timedelta(minutes=1)
+
+        run_virtual(main)
+
+    def test_a_clock_is_never_short_of_the_moment_slept_for(self) -> None:
+        async def main() -> None:
+            clock = VirtualClock()
+            rng = random.Random(1)
+            for _ in range(2000):
+                target = clock.now() + timedelta(microseconds=rng.randrange(10**8))
+                await asyncio.sleep((target - clock.now()).total_seconds())
+                assert clock.now() >= target
+
+        run_virtual(main)
+
+    def test_a_loop_can_be_driven_by_hand(self) -> None:
+        loop = VirtualLoop(seed=1)
+        assert loop.run_until_complete(asyncio.sleep(5, "done")) == "done"
+        assert loop.time() == 5
+        loop.finish()
+        loop.close()
+
+
+class TestFaultyStore:
+    def test_an_error_before_does_nothing_and_one_after_did_it(self) -> None:
+        async def main() -> None:
+            plan = ScriptedFaults({"elect": ["before", "after", None]})
+            store = FaultyStore(MemoryStore(VirtualClock()), plan)
+            ttl = timedelta(seconds=60)
+            with pytest.raises(StoreUnavailable):
+                await store.elect("lead", "a", ttl)
+            with pytest.raises(StoreUnavailable):
+                await store.elect("lead", "b", ttl)
+            assert await store.elect("lead", "a", ttl) is None  # b holds it
+            assert store.injected == {("elect", "before"): 1, ("elect", "after"): 1}
+            assert store.calls["elect"] == 3
+
+        run_virtual(main)
+
+    def test_delays_and_outages(self) -> None:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            store = FaultyStore(
+                MemoryStore(VirtualClock()), RandomFaults(3, delay=2, outages=[(100, 200)])
+            )
+            await store.now()
+            assert 0 < loop.time() < 2
+            outcomes = []
+            while loop.time() < 300:
+                try:
+                    await store.counts()
+                    outcomes.append((loop.time(), True))
+                except StoreUnavailable:
+                    outcomes.append((loop.time(), False))
+                await asyncio.sleep(5)
+            assert all(fine != (100 <= at < 200) for at, fine in outcomes)
+            assert store.injected["counts", "outage"] > 10
+
+        run_virtual(main)
+
+    def test_rates_by_seed_and_methods(self) -> None:
+        async def outcomes(seed: int) -> list[bool]:
+            plan = RandomFaults(seed, before=0.2, after=0.1, methods={"now"})
+            store = FaultyStore(MemoryStore(VirtualClock()), plan)
+            fine = []
+            for _ in range(300):
+                await store.counts()
+                try:
+                    await store.now()
+                    fine.append(True)
+                except StoreUnavailable:
+                    fine.append(False)
+            assert 30 < store.injected["now", "before"] < 90
+            assert 10 < store.injected["now", "after"] < 60
+            return fine
+
+        assert run_virtual(outcomes(1)) == run_virtual(outcomes(1)) != run_virtual(outcomes(2))
+
+    def test_methods_beyond_the_protocol_meet_the_plan_too(self) -> None:
+        class Extended(MemoryStore):
+            label = "mine"
+
+            async def compact(self, level: int) -> int:
+                return level
+
+        async def main() -> None:
+            store = FaultyStore(Extended(), ScriptedFaults({"compact": [Injection(delay=9)]}))
+            assert store.label == "mine"
+            assert await store.compact(level=4) == 4
+            assert asyncio.get_running_loop().time() == 9
+
+        run_virtual(main)
+
+
+def test_the_kit_needs_no_pytest() -> None:
+    program = """
+import sys
+sys.modules["pytest"] = None
+import mainspring.testing
+mainspring.testing.FakeClock()
+try:
+    mainspring.testing.StoreConformance
+except ImportError:
+    print("only the suite")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "only the suite", done.stderr
