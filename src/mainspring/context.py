@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
@@ -63,12 +64,17 @@ class RunContext:
 
     @property
     def log(self) -> logging.Logger:
-        """A logger whose lines stay with the attempt (and reach the program's own logging)."""
+        """A logger whose lines stay with the attempt, from INFO on.
+
+        They reach the program's own logging too, under `mainspring.run`, where its level lets
+        them; a lower level there is kept with the attempt as well.
+        """
         if self._log is None:
+            program = logging.getLogger("mainspring.run")
+            level = min(logging.INFO, program.getEffectiveLevel())
             # A logger of its own, outside logging's registry, which would keep it for ever.
-            self._log = logging.Logger(f"mainspring.run.{self.job_id}")
-            self._log.parent = logging.getLogger("mainspring.run")
-            self._lines = _Lines()
+            self._log = logging.Logger(f"mainspring.run.{self.job_id}", level)
+            self._lines = _Lines(program)
             self._log.addHandler(self._lines)
         return self._log
 
@@ -82,24 +88,43 @@ class RunContext:
 
 
 class _Lines(logging.Handler):
-    """Keeps the newest lines of an attempt, up to `MAX_LOG_BYTES`."""
+    """Keeps the newest lines of an attempt, up to `MAX_LOG_BYTES`, and passes them on."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: logging.Logger) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._kept: deque[str] = deque()
+        self.setFormatter(_format)
+        self._program = program
+        self._kept: deque[tuple[str, int]] = deque()
         self._size = 0
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)[:MAX_LOG_BYTES]
-        self._kept.append(line)
-        self._size += len(line.encode(errors="replace")) + 1
+        self._keep(*_cut(self.format(record)))
+        if self._program.isEnabledFor(record.levelno):
+            self._program.handle(record)
+
+    def _keep(self, line: str, size: int) -> None:
+        self._kept.append((line, size))
+        self._size += size
         while self._size > MAX_LOG_BYTES:
-            self._size -= len(self._kept.popleft().encode(errors="replace")) + 1
+            self._size -= self._kept.popleft()[1]
             self._dropped += 1
 
     def taken(self) -> tuple[str, ...]:
-        if not self._dropped:
-            return tuple(self._kept)
-        return (f"… {self._dropped} earlier lines dropped", *self._kept)
+        lines = tuple(line for line, _ in self._kept)
+        return (f"… {self._dropped} earlier lines dropped", *lines) if self._dropped else lines
+
+
+def _cut(line: str) -> tuple[str, int]:
+    """A line that fits, and its size in bytes with the line's end."""
+    data = line.encode(errors="replace")
+    if len(data) >= MAX_LOG_BYTES:
+        data = data[: MAX_LOG_BYTES - 1]
+        line = data.decode(errors="ignore")
+    return line, len(data) + 1
+
+
+_format = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+_format.default_time_format = "%Y-%m-%dT%H:%M:%S"
+_format.default_msec_format = "%s.%03dZ"
+_format.converter = time.gmtime

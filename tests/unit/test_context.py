@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import weakref
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from mainspring.context import MAX_LOG_BYTES, RunContext
+from mainspring.model import Progress, Run
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def ctx() -> RunContext:
+    run = Run(
+        id="r1",
+        job_id="mail",
+        handler="send",
+        created_at=NOW,
+        scheduled_at=NOW,
+        run_at=NOW,
+        attempt=3,
+        token=5,
+        payload={"to": "a"},
+    )
+    return RunContext(run)
+
+
+@pytest.fixture
+def program() -> Iterator[logging.Logger]:
+    """The program's own logging of runs, put back afterwards."""
+    logger = logging.getLogger("mainspring.run")
+    level = logger.level
+    yield logger
+    logger.setLevel(level)
+
+
+def bodies(ctx: RunContext) -> list[str]:
+    return [line.split(" ", 1)[1] for line in ctx.log_lines]
+
+
+def test_it_carries_the_facts_of_its_run(ctx: RunContext) -> None:
+    assert (ctx.run_id, ctx.job_id, ctx.attempt, ctx.token) == ("r1", "mail", 3, 5)
+    assert (ctx.payload, ctx.scheduled_at) == ({"to": "a"}, NOW)
+    assert (ctx.cancelled, ctx.will_retry, ctx.result) == (False, False, None)
+    assert (dict(ctx.resources), dict(ctx.results), ctx.log_lines) == ({}, {}, ())
+
+
+def test_lines_are_kept_with_time_and_level(ctx: RunContext) -> None:
+    ctx.log.warning("sent %d of %d", 1, 2)
+    [line] = ctx.log_lines
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING sent 1 of 2", line)
+
+
+def test_times_are_in_utc(ctx: RunContext) -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "late", None, None)
+    record.created, record.msecs = 1_900_000_000, 7
+    ctx.log.handle(record)
+    assert ctx.log_lines == ("2030-03-17T17:46:40.007Z INFO late",)
+
+
+def test_info_is_kept_though_the_program_shows_only_warnings(
+    ctx: RunContext, program: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    program.setLevel(logging.WARNING)
+    ctx.log.debug("no")
+    ctx.log.info("kept")
+    ctx.log.warning("shown")
+    assert bodies(ctx) == ["INFO kept", "WARNING shown"]
+    assert [record.message for record in caplog.records] == ["shown"]
+
+
+def test_a_program_that_shows_more_keeps_more(
+    ctx: RunContext, program: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    program.setLevel(logging.DEBUG)
+    ctx.log.debug("detail")
+    assert bodies(ctx) == ["DEBUG detail"]
+    assert [record.name for record in caplog.records] == ["mainspring.run.mail"]
+
+
+def test_an_exception_is_kept_with_its_traceback(ctx: RunContext) -> None:
+    try:
+        raise KeyError("gone")
+    except KeyError:
+        ctx.log.exception("failed")
+    [line] = ctx.log_lines
+    assert "ERROR failed\nTraceback" in line
+    assert line.endswith("KeyError: 'gone'")
+
+
+@pytest.mark.parametrize("text", ["x" * 100, "☃" * 100], ids=["ascii", "wide"])
+def test_the_newest_lines_are_kept_within_bounds(ctx: RunContext, text: str) -> None:
+    for n in range(2000):
+        ctx.log.info("%d %s", n, text)
+    dropped, *kept = ctx.log_lines
+    size = sum(len(line.encode()) + 1 for line in kept)
+    assert MAX_LOG_BYTES - 1000 < size <= MAX_LOG_BYTES
+    assert kept[-1].endswith(f"1999 {text}")
+    assert dropped == f"… {2000 - len(kept)} earlier lines dropped"
+
+
+@pytest.mark.parametrize("text", ["x", "☃", "\ud800"], ids=["ascii", "wide", "surrogate"])
+@pytest.mark.parametrize("count", [MAX_LOG_BYTES, MAX_LOG_BYTES * 3])
+def test_one_huge_line_is_cut_not_lost(ctx: RunContext, text: str, count: int) -> None:
+    ctx.log.info("begin " + text * count)
+    [line] = ctx.log_lines
+    assert "INFO begin " in line
+    assert MAX_LOG_BYTES - 5 < len(line.encode(errors="replace")) + 1 <= MAX_LOG_BYTES
+
+
+def test_progress_is_the_latest(ctx: RunContext) -> None:
+    assert ctx.latest_progress is None
+    ctx.progress(1, 10, "begun")
+    ctx.progress(2.5)
+    assert ctx.latest_progress == Progress(2.5, None, "")
+
+
+def test_a_finished_run_leaves_no_logger_behind(ctx: RunContext) -> None:
+    """Logging's registry keeps every logger for ever: a worker runs millions."""
+    run = Run(id="x", job_id="once", handler="h", created_at=NOW, scheduled_at=NOW, run_at=NOW)
+    other = RunContext(run)
+    logger = weakref.ref(other.log)
+    other.log.info("hello")
+    del other
+    gc.collect()
+    assert logger() is None
+    assert "mainspring.run.once" not in logging.Logger.manager.loggerDict
