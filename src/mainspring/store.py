@@ -249,13 +249,12 @@ def overlapped(
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
-            why = {run.id: "overlap"}
             return tuple(
                 replace(
                     r,
                     state=State.SKIPPED,
                     finished_at=now,
-                    reason=why.get(r.id, "upstream skipped"),
+                    reason="overlap" if r is run else "upstream skipped",
                 )
                 for r in firing.runs
             ), []
