@@ -194,7 +194,7 @@ def _is_range(item: str) -> bool:
 def _plain(field: Field, text: str, key: str) -> set[int]:
     """A field of numbers, ranges, steps and `H` alone."""
     values: set[int] = set()
-    for item in text.split(","):
+    for item in set(text.split(",")):
         values.update(_item(field, item, key))
     return values
 

@@ -6,6 +6,7 @@ the matching days of a year are worked out once for each of the fourteen.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from calendar import isleap
 from collections.abc import Sequence
 from datetime import date
@@ -32,6 +33,7 @@ class CronWalls(Walls):
         super().__init__(fields.hours, fields.minutes, fields.seconds)
         self.fields = fields
         self._years = fields.years
+        self._sorted_years = sorted(fields.years or ())
         self._calendars: dict[tuple[int, bool], Days] = {}
 
     def days_of(self, year: int) -> Days:
@@ -46,12 +48,12 @@ class CronWalls(Walls):
     def years_from(self, year: int) -> Sequence[int]:
         if self._years is None:
             return super().years_from(year)
-        return [at for at in sorted(self._years) if at >= year]
+        return self._sorted_years[bisect_left(self._sorted_years, year) :]
 
     def years_to(self, year: int) -> Sequence[int]:
         if self._years is None:
             return super().years_to(year)
-        return [at for at in sorted(self._years, reverse=True) if at <= year]
+        return self._sorted_years[: bisect_right(self._sorted_years, year)][::-1]
 
 
 @cache
