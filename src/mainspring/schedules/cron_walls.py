@@ -6,7 +6,6 @@ the matching days of a year are worked out once for each of the fourteen.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from calendar import isleap
 from collections.abc import Sequence
 from datetime import date
@@ -33,27 +32,28 @@ class CronWalls(Walls):
         super().__init__(fields.hours, fields.minutes, fields.seconds)
         self.fields = fields
         self._years = fields.years
-        self._sorted_years = sorted(fields.years or ())
         self._calendars: dict[tuple[int, bool], Days] = {}
 
     def days_of(self, year: int) -> Days:
-        if self._years is not None and year not in self._years:
-            return NO_DAYS
         calendar = calendar_of(year)
         days = self._calendars.get(calendar)
         if days is None:
             days = self._calendars[calendar] = _matching_days(self.fields, *calendar)
-        return days
+        if self._years is None or not days[0] or any(year in years for years in self._years):
+            return days
+        return NO_DAYS
 
     def years_from(self, year: int) -> Sequence[int]:
         if self._years is None:
             return super().years_from(year)
-        return self._sorted_years[bisect_left(self._sorted_years, year) :]
+        first = min(years[0] for years in self._years)
+        return range(max(first, year), max(years[-1] for years in self._years) + 1)
 
     def years_to(self, year: int) -> Sequence[int]:
         if self._years is None:
             return super().years_to(year)
-        return self._sorted_years[: bisect_right(self._sorted_years, year)][::-1]
+        last = max(years[-1] for years in self._years)
+        return range(min(last, year), min(years[0] for years in self._years) - 1, -1)
 
 
 @cache

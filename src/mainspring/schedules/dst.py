@@ -135,9 +135,9 @@ def wall_of(instant: datetime, zone: tzinfo) -> datetime:
 
 def jumps(after: datetime, until: datetime, zone: tzinfo) -> Iterator[Jump]:
     """The changes of the zone's clocks in `(after, until]`, in order."""
-    here, there = after.astimezone(UTC), after.astimezone(UTC)
+    here = after.astimezone(UTC)
     while zone is not UTC and here < until:
-        there = min(until, here + _DAY) if here.year < 9999 else until
+        there = min(until, here + _DAY)
         jump = _jump_between(here, there, zone)
         if jump is not None:
             yield jump
