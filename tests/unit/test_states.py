@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from mainspring import states
-from mainspring.model import LIVE, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Progress, Run, State
+from mainspring.model import (
+    LIVE,
+    MAX_ATTEMPTS_KEPT,
+    Attempt,
+    Outcome,
+    Progress,
+    Run,
+    State,
+    replace,
+)
 from mainspring.policy import Delivery
 from mainspring.states import Change, Failure
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -26,7 +25,16 @@ from mainspring.errors import (
     JobOwnedByCode,
     RunNotFound,
 )
-from mainspring.model import Job, Owner, Page, Run, Source, State, new_run_id
+from mainspring.model import (
+    Job,
+    Owner,
+    Page,
+    Run,
+    Source,
+    State,
+    new_run_id,
+    replace,
+)
 from mainspring.options import Options
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery

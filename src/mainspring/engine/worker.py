@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +22,11 @@ from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict, judge
-from mainspring.model import Run, State
+from mainspring.model import (
+    Run,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import Claim, Held
 

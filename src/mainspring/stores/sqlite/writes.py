@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from mainspring import codec
-from mainspring.model import LIVE, Run, State
+from mainspring.model import (
+    LIVE,
+    Run,
+    State,
+    replace,
+)
 from mainspring.store import Added, Claim, Held
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
@@ -27,7 +32,6 @@ from mainspring.stores.sqlite.rows import (
     runs_by_id,
     select,
     span_us,
-    with_payload,
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
@@ -51,7 +55,7 @@ class NewRun:
         if run.payload is None and not run.duplicate:
             return cls(run, None)
         text = codec.encode(run.payload)
-        return cls(with_payload(run, codec.decode(text)), text)
+        return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
 
 
 def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:

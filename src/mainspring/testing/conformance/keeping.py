@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -11,7 +11,17 @@ from uuid import UUID
 import pytest
 
 from mainspring import states
-from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State
+from mainspring.model import (
+    Attempt,
+    Job,
+    Outcome,
+    Owner,
+    Progress,
+    Run,
+    Source,
+    State,
+    replace,
+)
 from mainspring.policy import (
     Backoff,
     BackoffKind,
