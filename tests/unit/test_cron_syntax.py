@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mainspring.errors import InvalidInput, InvalidSchedule
@@ -179,7 +179,11 @@ FULL_CRONS = st.tuples(
 @settings(deadline=None)
 def test_every_form_is_read_described_and_evaluated(text: str, sign: str) -> None:
     *front, week_day, year = text.split()
-    schedule = cron(" ".join([*front, sign + week_day, year])) if sign else cron(text)
+    try:
+        schedule = cron(" ".join([*front, sign + week_day, year]))
+    except InvalidSchedule as error:
+        assume("can never fire" not in str(error))  # the 1st and the last Friday: fair enough
+        raise
     assert schedule.describe().endswith(", UTC")
     slot = schedule.next(NEW_YEAR)
     if slot is not None:
