@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mainspring.errors import InvalidInput, InvalidSchedule
@@ -160,10 +160,42 @@ def test_unbound_h_has_a_value_of_its_own() -> None:
     assert cron("H * * * *").next(NEW_YEAR) == cron("H * * * *").bind("", NEW_YEAR).next(NEW_YEAR)
 
 
+def field(*forms: str) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(forms), min_size=1, max_size=3).map(",".join)
+
+
+FULL_CRONS = st.tuples(
+    field("0", "00", "*", "*/5", "7/10", "1-9", "55-5/3", "H", "H/20"),
+    field("0", "30", "*", "?/7", "5/10", "1-9/2", "H(0-29)"),
+    field("0", "9", "*", "*/1", "22-2", "8-18/2", "H"),
+    field("*", "?", "1", "1-7", "L", "L-3", "LW", "L-2W", "15W", "*/3", "5/9", "20-L", "H"),
+    field("*", "1", "JAN-MAR", "NOV-FEB", "*/4", "2/5", "H"),
+    field("*", "1", "MON-FRI", "SAT-TUE/2", "5L", "L6", "2#3", "MON-FRI#1", "7", "H"),
+    field("*", "2027-2099", "1970/2", "2096"),
+).map(" ".join)
+
+
+@given(FULL_CRONS, st.sampled_from(["", "+"]))
+@settings(deadline=None)
+def test_every_form_is_read_described_and_evaluated(text: str, sign: str) -> None:
+    *front, week_day, year = text.split()
+    try:
+        schedule = cron(" ".join([*front, sign + week_day, year]))
+    except InvalidSchedule as error:
+        assume("can never fire" not in str(error))  # the 1st and the last Friday: fair enough
+        raise
+    assert schedule.describe().endswith(", UTC")
+    slot = schedule.next(NEW_YEAR)
+    if slot is not None:
+        before = schedule.previous(slot)
+        assert before is None or schedule.next(before) == slot
+
+
 CRON_LIKE = st.text(alphabet="0123456789*/-,?LW#H()+@ \tMONJAN.", max_size=256)
 
 
 @given(st.one_of(CRON_LIKE, st.text(max_size=300)))
+@settings(deadline=None)
 @example("0 0 0 29 2 ? 1972/28")
 @example("* * * */31,2/29 * 1#5,2#5 1970/2,1971/2")
 @example("0-59/1,0-59/1,0-59/1,0-59/1 0-59,0-59,0-59 * * * * 1970-9999,1970-9999,1970-9999")

@@ -306,6 +306,8 @@ def test_warnings() -> None:
     assert rrule("FREQ=DAILY", start="2020-01-01T02:30", tz="Europe/Berlin").warnings(*year(2027))
     bounded = cron("30 2 * * *", "Europe/Berlin", end="2027-06-01T00:00")
     assert len(bounded.warnings(*year(2027))) == 1
+    for_ever = cron("30 2 * * *", "Europe/Berlin").warnings(NOON, datetime.max.replace(tzinfo=UTC))
+    assert len(for_ever) == 20
 
 
 def test_a_whole_day_is_lost() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 from datetime import datetime
 from itertools import product
 
@@ -24,22 +23,27 @@ __all__ = ["cron_in_words", "rule_in_words"]
 
 _ANY = ("*", "?")
 _MOST_TIMES = 6
-_MONTHS = calendar.month_name[1:]
-_DAYS = [calendar.day_name[n - 1] for n in range(7)]  # from Sunday
+_MONTHS = [
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+]
+_DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 _UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
 _ORDINALS = {"1": "first", "2": "second", "3": "third", "4": "fourth", "5": "fifth"}
 
 
 def cron_in_words(expression: str, key: str = "") -> str:
     """`0 9 * * 1-5` → `At 09:00, Monday through Friday`. The expression must be a valid one."""
-    *texts, year = split_cron(expression)
+    *texts, last, year = split_cron(expression)
+    joined = "+" if last.startswith("+") else ""
     fields = (SECOND, MINUTE, HOUR, MONTH_DAY, MONTH, WEEK_DAY)
     second, minute, hour, month_day, month, week_day = (
-        resolve_hash(field, text, key) for field, text in zip(fields, texts, strict=True)
+        resolve_hash(field, text, key)
+        for field, text in zip(fields, [*texts, last.removeprefix("+")], strict=True)
     )
     phrases = [
         _time(second, minute, hour),
-        *_days(month_day, week_day),
+        *_days(month_day, joined + week_day),
         "" if month in _ANY else "in " + _list([_named(MONTH, item) for item in month.split(",")]),
         "" if year in _ANY else "in " + _list([_numbers(item, "year") for item in year.split(",")]),
     ]
@@ -52,9 +56,9 @@ def _time(second: str, minute: str, hour: str) -> str:
     if times is not None:
         return "at " + _list(times)
     phrases = []
-    if second != "0":
+    if second.strip("0"):
         phrases.append(_pattern(second, "second"))
-    if minute not in _ANY or second == "0":
+    if minute not in _ANY or not phrases:
         phrases.append(_pattern(minute, "minute"))
     if hour not in _ANY:
         phrases.append(_hours(hour))
@@ -150,7 +154,7 @@ def _named(field: Field, item: str) -> str:
 def _numbers(item: str, unit: str) -> str:
     body, _, step = item.partition("/")
     if body in _ANY:
-        return f"every {step} {unit}s"
+        return f"every {step} {unit}s" if int(step or 1) > 1 else f"every {unit}"
     words = " through ".join(v.lstrip("0") or "0" for v in body.replace("L", "31").split("-"))
     return f"every {step} {unit}s from {words}" if step else words
 

@@ -30,6 +30,8 @@ __all__ = [
 
 TICK = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
+_TEN_YEARS = timedelta(days=3653)
+_LAST_PLANNED = 9980  # later years have no room left for a look ahead
 _BLOCK = 5  # 2 ** 5 days
 # Where an instant has no wall time left, the calendar counts as ending a day early.
 _EARLIEST, _LATEST = datetime.min + _DAY, datetime.max - _DAY
@@ -134,9 +136,11 @@ def wall_of(instant: datetime, zone: tzinfo) -> datetime:
 
 
 def jumps(after: datetime, until: datetime, zone: tzinfo) -> Iterator[Jump]:
-    """The changes of the zone's clocks in `(after, until]`, in order."""
-    here = after.astimezone(UTC)
-    while zone is not UTC and here < until:
+    """The changes of the zone's clocks in `(after, until]`, in order, for at most ten years."""
+    if zone is UTC or after.year > _LAST_PLANNED:
+        return
+    here, until = after, min(until, after + _TEN_YEARS)
+    while here < until:
         there = min(until, here + _DAY)
         jump = _jump_between(here, there, zone)
         if jump is not None:

@@ -78,14 +78,14 @@ class RuleWalls:
         """Turn COUNT into the last wall time, the first time it is needed."""
         if self._counted:
             return
-        self._counted = True
         wall = self._dtstart - timedelta.resolution
         for _ in range(self.rule.count or 0):
             found = self._later(wall)
             if found is None:
-                return
+                break
             wall = found
         self._last = wall
+        self._counted = True  # only now: another thread may look
 
     def _later(self, wall: datetime) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
