@@ -36,6 +36,7 @@ __all__ = [
     "job_row",
     "lane_of",
     "lane_parts",
+    "progress_text",
     "read_jobs",
     "read_runs",
     "run_row",
@@ -156,7 +157,7 @@ def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
         lane,
         payload,
         None if run.result is None else codec.encode(run.result, what="result"),
-        _progress(run.progress),
+        progress_text(run.progress),
         _json(run.after),
         _attempts(run.attempts),
     )
@@ -167,7 +168,7 @@ def read_runs(text: str | None) -> list[tuple[int, Run]]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    moments: dict[int | None, datetime | None] = {None: None}
+    moments = _Moments({None: None})
     return [
         (flat[at][0], _run(moments, *flat[at : at + _STRIDE]))
         for at in range(0, len(flat), _STRIDE)
@@ -182,8 +183,16 @@ def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, 
 _RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
 
 
+class _Moments(dict[int | None, datetime | None]):
+    """The runs of a page share many moments: each is made once."""
+
+    def __missing__(self, us: int) -> datetime:
+        made = self[us] = from_us(us)
+        return made
+
+
 def _run(
-    moments: dict[Any, Any],
+    moments: Mapping[Any, Any],
     plain: list[Any],
     payload: Any,
     result: Any,
@@ -191,11 +200,6 @@ def _run(
     after: list[str] | None,
     attempts: list[list[Any]] | None,
 ) -> Run:
-    for at in _TIMES:  # the runs of a page share many moments
-        us = plain[at]
-        if us not in moments:
-            moments[us] = from_us(us)
-        plain[at] = moments[us]
     (
         _, id, job_id, handler, queue, priority, source, state, attempt, failures, lapses, token,
         cancel_requested, after_any, created_at, scheduled_at, run_at, start_by, started_at,
@@ -205,9 +209,9 @@ def _run(
     run.id = id
     run.job_id = job_id
     run.handler = handler
-    run.created_at = created_at
-    run.scheduled_at = scheduled_at
-    run.run_at = run_at
+    run.created_at = moments[created_at]
+    run.scheduled_at = moments[scheduled_at]
+    run.run_at = moments[run_at]
     run.source = _SOURCES[source]
     run.queue = queue
     run.priority = priority
@@ -217,18 +221,18 @@ def _run(
     run.failures = failures
     run.lapses = lapses
     run.token = token
-    run.start_by = start_by
-    run.started_at = started_at
-    run.finished_at = finished_at
+    run.start_by = moments[start_by]
+    run.started_at = moments[started_at]
+    run.finished_at = moments[finished_at]
     run.worker = worker
-    run.lease_until = lease_until
+    run.lease_until = moments[lease_until]
     run.cancel_requested = bool(cancel_requested)
     run.result = result
     run.error = error
     run.reason = reason
     run.progress = None if progress is None else Progress(*progress)
     run.dedupe_key = dedupe_key
-    run.dedupe_until = dedupe_until
+    run.dedupe_until = moments[dedupe_until]
     run.after = tuple(after) if after else ()
     run.after_any = bool(after_any)
     run.attempts = tuple(map(_attempt, attempts)) if attempts else ()
@@ -280,7 +284,7 @@ def _json(value: Sequence[Any]) -> str | None:
     return _encode(value) if value else None
 
 
-def _progress(progress: Progress | None) -> str | None:
+def progress_text(progress: Progress | None) -> str | None:
     if progress is None:
         return None
     return _json((progress.done, progress.total, progress.message))
@@ -317,10 +321,6 @@ def _payload(value: Any) -> str | None:
     return None if value is None else codec.encode(value)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 _ENCODERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys((name for at, name in enumerate(_PLAIN) if at in _TIMES), _time),
     "error": _text,
@@ -328,7 +328,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "worker": _text,
     "payload": _payload,
     "result": _result,
-    "progress": _progress,
+    "progress": progress_text,
     "after": _json,
     "attempts": _attempts,
 }
@@ -336,11 +336,11 @@ _NAMES = frozenset({*_PLAIN[1:], "payload", "result", "progress", "after", "atte
 
 
 @cache
-def change_column(field: str) -> tuple[str, Callable[[Any], Any]]:
-    """The column that keeps a run's field, and what makes its value."""
+def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
+    """The column that keeps a run's field, and what makes its value (None: it is kept as is)."""
     if field not in _NAMES:
         raise InvalidInput(f"a run has no stored field {field!r}")
-    return f'"{field}"', _ENCODERS.get(field, _same)
+    return f'"{field}"', _ENCODERS.get(field)
 
 
 # -- jobs -----------------------------------------------------------------------------------
