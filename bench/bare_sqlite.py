@@ -199,7 +199,8 @@ def _new_run(now: datetime, number: int, rng: random.Random) -> Run:
 
 
 def store_drain(path: Path | str, count: int, batch: int = 200) -> float:
-    """Runs a second through `SqliteStore`: the next claim is on its way meanwhile.
+    """Runs a second through `SqliteStore`: a batch is claimed or
+    committed while another is worked on.
 
     A file with too few pending runs is filled up first."""
     top_up(path, count)
@@ -217,17 +218,15 @@ async def _store_drain(path: Path | str, count: int, batch: int) -> float:
     )
     began = time.perf_counter()
     done: list[bool] = []
-    settling: set[asyncio.Task[list[bool]]] = set()
-    runs = await store.claim(claim)
-    while runs:
-        ahead = asyncio.create_task(store.claim(claim))
-        await asyncio.sleep(0)  # it is on its way while this batch is worked on
-        now = SystemClock().now()
-        changes = [states.succeeded(run, now, {"ok": True}) for run in runs]
-        settling.add(asyncio.create_task(store.commit(changes)))
-        runs = await ahead
-    for committed in await asyncio.gather(*settling):
-        done += committed
+
+    async def work() -> None:
+        while runs := await store.claim(claim):
+            now = SystemClock().now()
+            changes = [states.succeeded(run, now, {"ok": True}) for run in runs]
+            done.extend(await store.commit(changes))
+
+    # Two, so that one's batch is worked on while the other's is claimed or committed.
+    await asyncio.gather(work(), work())
     rate = count / (time.perf_counter() - began)
     assert done == [True] * count
     await store.close()

@@ -35,6 +35,7 @@ __all__ = [
     "job_row",
     "lane_of",
     "lane_parts",
+    "progress_text",
     "read_jobs",
     "read_runs",
     "run_row",
@@ -154,7 +155,7 @@ def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
         lane,
         payload,
         None if run.result is None else codec.encode(run.result, what="result"),
-        _progress(run.progress),
+        progress_text(run.progress),
         _json(run.after),
         _attempts(run.attempts),
     )
@@ -165,7 +166,7 @@ def read_runs(text: str | None) -> list[tuple[int, Run]]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    moments: dict[int | None, datetime | None] = {None: None}
+    moments = _Moments({None: None})
     return [
         (flat[at][0], _run(moments, *flat[at : at + _STRIDE]))
         for at in range(0, len(flat), _STRIDE)
@@ -180,8 +181,16 @@ def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, 
 _RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
 
 
+class _Moments(dict[int | None, datetime | None]):
+    """The runs of a page share many moments: each is made once."""
+
+    def __missing__(self, us: int) -> datetime:
+        made = self[us] = from_us(us)
+        return made
+
+
 def _run(
-    moments: dict[Any, Any],
+    moments: Mapping[Any, Any],
     plain: list[Any],
     payload: Any,
     result: Any,
@@ -189,11 +198,6 @@ def _run(
     after: list[str] | None,
     attempts: list[list[Any]] | None,
 ) -> Run:
-    for at in _TIMES:  # the runs of a page share many moments
-        us = plain[at]
-        if us not in moments:
-            moments[us] = from_us(us)
-        plain[at] = moments[us]
     (
         _, id, job_id, handler, queue, priority, source, state, attempt, failures, lapses, token,
         cancel_requested, after_any, created_at, scheduled_at, run_at, start_by, started_at,
@@ -203,9 +207,9 @@ def _run(
         id=id,
         job_id=job_id,
         handler=handler,
-        created_at=created_at,
-        scheduled_at=scheduled_at,
-        run_at=run_at,
+        created_at=moments[created_at],
+        scheduled_at=moments[scheduled_at],
+        run_at=moments[run_at],
         source=_SOURCES[source],
         queue=queue,
         priority=priority,
@@ -215,18 +219,18 @@ def _run(
         failures=failures,
         lapses=lapses,
         token=token,
-        start_by=start_by,
-        started_at=started_at,
-        finished_at=finished_at,
+        start_by=moments[start_by],
+        started_at=moments[started_at],
+        finished_at=moments[finished_at],
         worker=worker,
-        lease_until=lease_until,
+        lease_until=moments[lease_until],
         cancel_requested=bool(cancel_requested),
         result=result,
         error=error,
         reason=reason,
         progress=None if progress is None else Progress(*progress),
         dedupe_key=dedupe_key,
-        dedupe_until=dedupe_until,
+        dedupe_until=moments[dedupe_until],
         after=tuple(after) if after else (),
         after_any=bool(after_any),
         attempts=tuple(map(_attempt, attempts)) if attempts else (),
@@ -256,7 +260,7 @@ def _json(value: Sequence[Any]) -> str | None:
     return _encode(value) if value else None
 
 
-def _progress(progress: Progress | None) -> str | None:
+def progress_text(progress: Progress | None) -> str | None:
     if progress is None:
         return None
     return _json((progress.done, progress.total, progress.message))
@@ -293,10 +297,6 @@ def _payload(value: Any) -> str | None:
     return None if value is None else codec.encode(value)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 _ENCODERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys((name for at, name in enumerate(_PLAIN) if at in _TIMES), _time),
     "error": _text,
@@ -304,7 +304,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "worker": _text,
     "payload": _payload,
     "result": _result,
-    "progress": _progress,
+    "progress": progress_text,
     "after": _json,
     "attempts": _attempts,
 }
@@ -312,11 +312,11 @@ _NAMES = frozenset({*_PLAIN[1:], "payload", "result", "progress", "after", "atte
 
 
 @cache
-def change_column(field: str) -> tuple[str, Callable[[Any], Any]]:
-    """The column that keeps a run's field, and what makes its value."""
+def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
+    """The column that keeps a run's field, and what makes its value (None: it is kept as is)."""
     if field not in _NAMES:
         raise InvalidInput(f"a run has no stored field {field!r}")
-    return f'"{field}"', _ENCODERS.get(field, _same)
+    return f'"{field}"', _ENCODERS.get(field)
 
 
 # -- jobs -----------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from mainspring.stores.sqlite.rows import (
     RUN_INSERT,
     RUN_SELECT,
     bulk,
-    change_column,
     lane_of,
+    progress_text,
     read_runs,
     run_row,
     runs_by_id,
@@ -157,8 +157,10 @@ WHERE seq IN (SELECT value FROM json_each(?))
 
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Run | None]:
     """Each item is a run held and the length of its lease in microseconds."""
-    _, encode = change_column("progress")
-    rows = [(h.id, h.token, tx.now + lease, encode(h.progress), tx.now) for h, lease in items]
+    rows = [
+        (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
+        for held, lease in items
+    ]
     bulk(tx.connection, _RENEW, rows)
     runs = runs_by_id(tx.connection, [held.id for held, _ in items])
     return [_if_held(tx, runs.get(h.id), row) for (h, _), row in zip(items, rows, strict=True)]
