@@ -1,5 +1,6 @@
-"""`python -m mainspring`: the command, where its script is not on the path."""
+"""`python -m mainspring` is `mainspring`."""
 
 from mainspring.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

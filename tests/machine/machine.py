@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mainspring import states
 from mainspring.clock import Clock
-from mainspring.model import FINISHED, LIVE, Job, Outcome, Progress, Run, Source, State, slot_run_id
+from mainspring.model import (
+    FINISHED,
+    LIVE,
+    Job,
+    Outcome,
+    Progress,
+    Run,
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
 from mainspring.policy import Delivery, Overlap, Policy
 from mainspring.states import Change, Failure
 from mainspring.store import Claim, Firing, Held, JobQuery, RunQuery, Store

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
-from mainspring.model import LIVE, Job, Page, Run, State
+from mainspring.model import (
+    LIVE,
+    Job,
+    Page,
+    Run,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
 from mainspring.stores.memory import MemoryStore
