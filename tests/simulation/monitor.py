@@ -188,9 +188,7 @@ class Monitor:
         self.calls += 1
         now = self.clock.now()
         stored = self.store._runs
-        changed = [
-            (old, run) for i, run in stored.items() if (old := self._runs.get(i)) is not run
-        ]
+        changed = [(old, run) for i, run in stored.items() if (old := self._runs.get(i)) is not run]
         joined = [run for old, run in changed if self._step(author, method, old, run, now)]
         made = sum(old is None for old, _ in changed)
         if len(stored) != len(self._runs) + made:

@@ -98,9 +98,7 @@ class _World:
     async def _story(self) -> None:
         rng, monitor = self._rng, self.monitor
         workload = Workload(self._seed, monitor, rng)
-        nodes = [
-            Node(f"w{n}", monitor, rng, self._span, workload.register) for n in range(WORKERS)
-        ]
+        nodes = [Node(f"w{n}", monitor, rng, self._span, workload.register) for n in range(WORKERS)]
         desk = Node("desk", monitor, rng, self._span, workload.register)
         for node in nodes:
             node.boot(**self._settings)
