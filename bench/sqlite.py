@@ -72,7 +72,7 @@ async def ours(path: Path) -> dict[str, float]:
     began = time.perf_counter()
     async with scheduler(10) as worker:
         await reached.wait()
-        while (await worker.stats()).runs["succeeded"] < RUNS:  # noqa: ASYNC110
+        while (await worker.stats()).runs["succeeded"] < RUNS:
             await asyncio.sleep(0.005)
         drain = RUNS / (time.perf_counter() - began)
 
