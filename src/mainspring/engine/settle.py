@@ -15,6 +15,10 @@ __all__ = ["Settler"]
 log = logging.getLogger("mainspring")
 
 LARGEST_BATCH = 1000
+BUSY_BATCH = 32
+GATHER_SECONDS = 0.003
+"""When batches are large, a short wait makes them larger: fewer commits for the same work. A
+lone outcome never waits."""
 
 Settled = Callable[[bool], None]
 
@@ -39,9 +43,13 @@ class Settler:
         self._filled.set()
 
     async def run(self) -> None:
+        busy = False
         while True:
             await self._filled.wait()
+            if busy:
+                await asyncio.sleep(GATHER_SECONDS)
             batch = self._waiting[:LARGEST_BATCH]
+            busy = len(batch) >= BUSY_BATCH
             del self._waiting[:LARGEST_BATCH]
             if not self._waiting:
                 self._filled.clear()
