@@ -86,7 +86,9 @@ class Control:
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await self._parts.jobs.followers()
         instances = [with_followers(root, followers, now) for root in roots]
-        added = await self._parts.store.add([run for runs in instances for run in runs])
+        added = await self._parts.store.add(_flat(instances))
+        if options.after:
+            self._keeper.unblock()
         stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
         for one in answers:
@@ -291,8 +293,6 @@ class Control:
             if after:
                 run = replace(run, state=State.WAITING, after=after, start_by=None)
             runs.append(run)
-        if after:
-            self._keeper.unblock()
         return runs
 
     async def _stored(self, job_id: str) -> Job | None:

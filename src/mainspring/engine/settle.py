@@ -65,7 +65,7 @@ class Settler:
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
-            return await self._parts.patience.call(lambda: self._attempt(changes))
+            return await self._parts.patience.call("commit", lambda: self._attempt(changes))
         except _RefusedError:
             # One change that the store cannot take must not hold up the others.
             return [await self._alone(change) for change in changes]
@@ -80,7 +80,7 @@ class Settler:
 
     async def _alone(self, change: Change) -> bool:
         try:
-            [kept] = await self._parts.patience.call(lambda: self._attempt([change]))
+            [kept] = await self._parts.patience.call("commit", lambda: self._attempt([change]))
         except _RefusedError as refusal:
             log.error("the store refused to record run %s", change.id, exc_info=refusal.__cause__)
             self._parts.emit("scheduler.error", error=refusal.__cause__)
