@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mainspring.model import Attempt, Job, Page, Run, State
     from mainspring.policy import Backoff, Breaker, Misfire, Policy
     from mainspring.scheduler import Scheduler
-    from mainspring.schedules import at, cron, every, rrule
+    from mainspring.schedules.make import at, cron, every, rrule
 
 __all__ = [
     "Attempt",
