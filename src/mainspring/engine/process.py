@@ -156,7 +156,7 @@ class Child:
         self._on_exit()
 
     async def _poll_exit(self) -> None:
-        while self._process.poll() is None:  # noqa: ASYNC110 - no event to wait for here
+        while self._process.poll() is None:
             await asyncio.sleep(_POLL)
         self._kill(signal.SIGKILL)
         self._on_exit()
