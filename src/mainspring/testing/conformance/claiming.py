@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 
 from mainspring import states
-from mainspring.model import Progress, Run, State
+from mainspring.model import (
+    Progress,
+    Run,
+    State,
+    replace,
+)
 from mainspring.policy import Delivery
 from mainspring.store import Held, JobQuery, Store
 from mainspring.testing.conformance.base import Suite

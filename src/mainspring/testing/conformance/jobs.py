@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,12 @@ import pytest
 
 from mainspring import states
 from mainspring import store as protocol
-from mainspring.model import Source, State, slot_run_id
+from mainspring.model import (
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
 from mainspring.policy import Overlap
 from mainspring.store import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
