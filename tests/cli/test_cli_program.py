@@ -43,6 +43,7 @@ def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
 def test_alone_it_shows_its_help(run: Run) -> None:
     assert run().out == run("--help").out
     assert "mainspring worker app:scheduler" in run().out
+    assert run("jobs").out == run("jobs", "--help").out
 
 
 def test_version(run: Run) -> None:
