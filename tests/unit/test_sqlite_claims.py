@@ -172,7 +172,9 @@ BULK = (
 )
 
 
-@pytest.mark.parametrize("sql", [claims._LANES_DUE, claims.LANES_AFTER, claims._LIMITS])
+@pytest.mark.parametrize(
+    "sql", [claims._LANES_DUE, claims.LANES_AFTER, claims._LIMITS, claims._EARLIEST_OF_ONE]
+)
 def test_a_claim_reads_no_table_from_end_to_end(database: sqlite3.Connection, sql: str) -> None:
     assert scans(plan(database, sql)) == []
 
