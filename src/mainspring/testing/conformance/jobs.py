@@ -94,6 +94,14 @@ class KeepingJobs(Suite):
         assert await self.ids(store, tag="%") == []
         assert await self.ids(store, tag="") == []
 
+    async def test_those_that_follow_others(self, store: Store) -> None:
+        await self.put(store, "first")
+        await self.put(store, "second", after=["first"])
+        await self.put(store, "third", after=["first", "second"])
+        assert await self.ids(store, follows=True) == ["second", "third"]
+        await self.put(store, "second", after=[])
+        assert await self.ids(store, follows=True) == ["third"]
+
     async def test_due_earliest_first(self, store: Store) -> None:
         for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):
             await store.put_job(self.job(name, next_run_at=self.at(at)))
