@@ -134,8 +134,14 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
     """Take a run back from a worker whose lease has lapsed.
 
     The lapse is guarded by the lease seen: an owner that renewed in between keeps its run.
+    So is the wish to cancel: one that came in between is found by the next rescue.
     """
-    expect = {"state": State.RUNNING, "token": run.token, "lease_until": run.lease_until}
+    expect = {
+        "state": State.RUNNING,
+        "token": run.token,
+        "lease_until": run.lease_until,
+        "cancel_requested": run.cancel_requested,
+    }
     attempts = _with_attempt(run, now, Outcome.LOST)
     lapses = run.lapses + 1
     if run.cancel_requested:

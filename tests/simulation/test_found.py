@@ -1,0 +1,65 @@
+"""What the simulation found, each as a small story that fails without its fix."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler, states
+from mainspring.model import Run, State
+from mainspring.policy import Delivery
+from mainspring.store import Claim, Store
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, FaultyStore, Injection, VirtualClock, run_virtual
+
+LEASE = timedelta(seconds=6)
+
+
+class By:
+    """A plan of faults that is a function of the method."""
+
+    def __init__(self, inject: Callable[[str], Injection | None]) -> None:
+        self._inject = inject
+
+    def inject(self, method: str) -> Injection:
+        return self._inject(method) or Injection()
+
+
+def worker(store: Any, inject: Callable[[str], Injection | None] | None = None) -> Scheduler:
+    clock = VirtualClock()
+    faulty: Store = FaultyStore(store, By(inject or (lambda method: None)))
+    return Scheduler(
+        faulty, inline=True, clock=clock, rng=random.Random(1), lease=LEASE, poll="1s", workers=2
+    )
+
+
+def client(store: Any) -> Scheduler:
+    return Scheduler(store, inline=True, clock=VirtualClock(), rng=random.Random(2), workers=0)
+
+
+async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
+    now = clock.now()
+    run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)
+    await store.add([run])
+    claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=LEASE)
+    [held] = await store.claim(claim)
+    return held
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+async def test_a_rescue_does_not_undo_a_cancel_that_came_between(delivery: Delivery) -> None:
+    clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
+    store = MemoryStore(clock)
+    run = await claimed(store, clock)
+    clock.advance(7)
+    rescue = states.rescued(run, clock.now(), delivery)
+    assert await store.commit([states.request_cancel(run, "enough")]) == [True]
+    assert await store.commit([rescue]) == [False]
+    again = states.rescued((await store.get(["r"]))["r"], clock.now(), delivery)
+    assert await store.commit([again]) == [True]
+    assert (await store.get(["r"]))["r"].state is State.CANCELLED
