@@ -122,12 +122,10 @@ def cancelled(run: Run, now: datetime, reason: str | None, log: tuple[str, ...] 
 
 def skipped(run: Run, now: datetime, reason: str) -> Change:
     """End a run that will not be tried, and keep why."""
-    expect = {"state": run.state, "token": run.token}
+    over = {**_over(run, now, State.SKIPPED), "reason": reason}
     if run.state is State.RUNNING:  # claimed, but too late to start
-        return Change(
-            run.id, expect, {**_over(run, now, State.SKIPPED), **_unstarted(run), "reason": reason}
-        )
-    return Change(run.id, expect, {**_over(run, now, State.SKIPPED), "reason": reason})
+        return Change(run.id, _mine(run), {**over, **_unstarted(run)})
+    return Change(run.id, {"state": run.state, "token": run.token}, over)
 
 
 def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:

@@ -63,3 +63,11 @@ async def test_a_rescue_does_not_undo_a_cancel_that_came_between(delivery: Deliv
     again = states.rescued((await store.get(["r"]))["r"], clock.now(), delivery)
     assert await store.commit([again]) == [True]
     assert (await store.get(["r"]))["r"].state is State.CANCELLED
+
+
+async def test_a_run_that_came_too_late_does_not_undo_a_cancel() -> None:
+    clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
+    store = MemoryStore(clock)
+    run = await claimed(store, clock)
+    assert await store.commit([states.request_cancel(run, "enough")]) == [True]
+    assert await store.commit([states.skipped(run, clock.now(), "expired")]) == [False]
