@@ -42,6 +42,42 @@ def client(store: Any) -> Scheduler:
     return Scheduler(store, inline=True, clock=VirtualClock(), rng=random.Random(2), workers=0)
 
 
+def test_a_handler_does_not_start_under_a_lease_that_lapsed_on_the_way() -> None:
+    """The store answered the claim, and then took too long to say what the job is."""
+    started: list[tuple[datetime, Run]] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        slowed: list[str] = []
+
+        def slow_once_claimed(method: str) -> Injection | None:
+            held = any(run.state is State.RUNNING for run in store._runs.values())
+            if method != "jobs" or not held or len(slowed) == 3:
+                return None
+            slowed.append(method)
+            return Injection(delay=LEASE.total_seconds() + 1)
+
+        async def work(ctx: RunContext) -> None:
+            started.append((await store.now(), (await store.get([ctx.run_id]))[ctx.run_id]))
+
+        slow, desk = worker(store, slow_once_claimed), client(store)
+        for one in (slow, desk):
+            one.job(id="work")(work)
+        await slow.start()
+        await desk.start()
+        await asyncio.sleep(3)  # so that the worker must ask what the job is
+        run = await desk.enqueue("work")
+        await desk.wait(run.id, timeout="60s")
+        assert slowed
+
+    run_virtual(main)
+    assert started
+    for now, run in started:
+        assert run.state is State.RUNNING
+        assert run.lease_until is not None
+        assert run.lease_until > now
+
+
 async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
     now = clock.now()
     run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)

@@ -223,11 +223,26 @@ class Worker:
         count = min(self._free(), len(self._ready))
         if count <= 0 or self._draining:
             return
-        batch = [self._ready.popleft() for _ in range(count)]
-        for work in batch:
+        batch = []
+        oldest = self._oldest_safe()
+        while len(batch) < count and self._ready:
+            work = self._ready.popleft()
+            if work.held_since < oldest:
+                self._give_back(work)
+                continue
+            batch.append(work)
             self._active[work.run.id] = work
             self._parts.emit("run.started", work.run)
         self.runner.begin(batch)
+
+    def _oldest_safe(self) -> float:
+        """A lease last confirmed before this may be somebody else's by now."""
+        lease = self._settings.lease.total_seconds()
+        return self._parts.clock.monotonic() - lease * SELF_CANCEL
+
+    def _give_back(self, work: Work) -> None:
+        now = self._parts.time.now()
+        self._settle(work, Verdict(states.released(work.run, now, began=False)))
 
     # Renewing
 
@@ -242,7 +257,7 @@ class Worker:
                 mine = await self._parts.store.renew(held, lease)
         except Exception as error:  # also a store that does not answer in time
             self._parts.patience.failed(error)
-            self._give_up_unrenewed(lease)
+            self._give_up_unrenewed()
             return
         self._parts.patience.succeeded()
         still = {run.id for run in mine}
@@ -254,11 +269,11 @@ class Worker:
                 self._lose(work)
         self._heed(mine)
 
-    def _give_up_unrenewed(self, lease: timedelta) -> None:
+    def _give_up_unrenewed(self) -> None:
         """Past most of its lease a run may be somebody else's: stop before it lapses."""
-        limit = self._parts.clock.monotonic() - lease.total_seconds() * SELF_CANCEL
+        oldest = self._oldest_safe()
         for work in list(self._held.values()):
-            if work.held_since < limit and not work.ended:
+            if work.held_since < oldest and not work.ended:
                 self._lose(work)
 
     def _heed(self, runs: Iterable[Run]) -> None:
@@ -295,10 +310,8 @@ class Worker:
         return True
 
     def _release_ready(self) -> None:
-        now = self._parts.time.now()
         while self._ready:
-            work = self._ready.popleft()
-            self._settle(work, Verdict(states.released(work.run, now, began=False)))
+            self._give_back(self._ready.popleft())
 
     async def _active_over(self, timeout: float) -> None:
         ends = self._parts.clock.monotonic() + timeout
