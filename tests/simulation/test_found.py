@@ -78,6 +78,33 @@ def test_a_handler_does_not_start_under_a_lease_that_lapsed_on_the_way() -> None
         assert run.lease_until > now
 
 
+def test_a_store_that_hangs_does_not_keep_a_handler_beyond_its_lease() -> None:
+    stopped: list[timedelta] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        one = worker(store, lambda method: Injection(delay=1.9) if method == "renew" else None)
+
+        async def work(ctx: RunContext) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                run = (await store.get([ctx.run_id]))[ctx.run_id]
+                assert run.lease_until is not None
+                stopped.append(run.lease_until - await store.now())
+
+        one.job(id="work")(work)
+        await one.start()
+        hanging = FaultyStore(store, By(lambda m: Injection(delay=100) if m == "renew" else None))
+        one._store.renew = hanging.renew  # type: ignore[method-assign]
+        await one.enqueue("work")
+        await asyncio.sleep(LEASE.total_seconds())
+
+    run_virtual(main)
+    assert stopped
+    assert stopped[0] > timedelta()
+
+
 async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
     now = clock.now()
     run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)

@@ -113,6 +113,12 @@ class Worker:
             await asyncio.sleep(self._settings.lease.total_seconds() / 6)
             await self._renew(self._settings.lease)
 
+    async def guarding(self) -> None:
+        """Stop handlers before their lease lapses, also while a renewal hangs."""
+        while True:
+            await asyncio.sleep(self._settings.lease.total_seconds() / 12)
+            self._give_up_unrenewed()
+
     async def watching(self) -> None:
         """After a hint, look for cancel requests of other processes. It only reads: a write
         would hint in turn, and two idle processes would keep each other awake."""
@@ -257,7 +263,6 @@ class Worker:
                 mine = await self._parts.store.renew(held, lease)
         except Exception as error:  # also a store that does not answer in time
             self._parts.patience.failed(error)
-            self._give_up_unrenewed()
             return
         self._parts.patience.succeeded()
         still = {run.id for run in mine}
