@@ -105,6 +105,30 @@ def test_a_store_that_hangs_does_not_keep_a_handler_beyond_its_lease() -> None:
     assert stopped[0] > timedelta()
 
 
+def test_a_run_claimed_again_is_not_let_go_by_its_last_attempt() -> None:
+    """The answer to a commit was lost; when it was sent again, the run was here once more."""
+    ended: list[Run] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        lost = iter((Injection("after"), Injection(delay=1)))
+        one = worker(store, lambda method: next(lost, None) if method == "commit" else None)
+
+        async def work(ctx: RunContext) -> None:
+            if ctx.attempt == 1:
+                raise ValueError("no")
+            await asyncio.sleep(20)
+
+        one.job(id="work", retries=1, retry_delay="10ms")(work)
+        await one.start()
+        run = await one.enqueue("work")
+        ended.append(await one.wait(run.id, timeout="60s"))
+
+    run_virtual(main)
+    assert [run.state for run in ended] == [State.SUCCEEDED]
+    assert (ended[0].token, ended[0].lapses) == (2, 0)
+
+
 async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
     now = clock.now()
     run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)

@@ -63,7 +63,7 @@ class Worker:
         self._settings = parts.settings
         self._breakers = Breakers()
         self._ready: deque[Work] = deque()
-        self._active: dict[str, Work] = {}
+        self._active: dict[Work, None] = {}  # a run may be here twice: lost, and claimed again
         self._held: dict[str, Work] = {}
         self._stuck: set[Work] = set()
         self._wake = asyncio.Event()
@@ -126,7 +126,7 @@ class Worker:
             await self._changed.wait()
             self._changed.clear()
             if self._active:
-                self._heed(await self._get(self._active))
+                self._heed(await self._get(work.run.id for work in self._active))
             await asyncio.sleep(LOOK_AGAIN)
 
     async def drain(self, *, graceful: bool, timeout: float) -> None:
@@ -138,10 +138,10 @@ class Worker:
                 await self._claimed_last.wait()
         if graceful:
             await self._active_over(timeout)
-        for work in list(self._active.values()):
+        for work in list(self._active):
             self.runner.stop(work, Stop.DRAIN)
         await self._active_over(DRAIN_GRACE)
-        for work in self._active.values():
+        for work in self._active:
             log.warning("run %s does not stop; it is rescued once its lease lapses", work.run.id)
 
     # Claiming
@@ -237,7 +237,7 @@ class Worker:
                 self._give_back(work)
                 continue
             batch.append(work)
-            self._active[work.run.id] = work
+            self._active[work] = None
             self._parts.emit("run.started", work.run)
         self.runner.begin(batch)
 
@@ -303,16 +303,21 @@ class Worker:
         log.warning("lost the lease of run %s; its handler is stopped", work.run.id)
         self._parts.emit("ownership.lost", work.run)
         if self._unready(work):
-            del self._held[work.run.id]
+            self._let_go(work)
         else:
             self.runner.stop(work, Stop.LOST)
 
     def _unready(self, work: Work) -> bool:
         """Take work that has not begun out of the queue; False if it has begun."""
-        if work.run.id in self._active:
+        if work in self._active:
             return False
         self._ready.remove(work)
         return True
+
+    def _let_go(self, work: Work) -> None:
+        """Renew it no more. The same run, claimed again meanwhile, is another work."""
+        if self._held.get(work.run.id) is work:
+            del self._held[work.run.id]
 
     def _release_ready(self) -> None:
         while self._ready:
@@ -330,11 +335,11 @@ class Worker:
         """Attempts have ended: decide what becomes of each run, and have it committed."""
         now = self._parts.time.now()
         for work in works:
-            self._active.pop(work.run.id, None)
+            self._active.pop(work, None)
             if work.lingering:
                 self._note_stuck(work)
             if work.stop is Stop.LOST:
-                self._held.pop(work.run.id, None)
+                self._let_go(work)
                 self._breakers.abandon(work.run.job_id)
                 continue
             self._settle(work, judge(work, now, self._parts.rng))
@@ -360,7 +365,7 @@ class Worker:
         if not kept:
             self._later(self._refused(work))
             return
-        self._held.pop(work.run.id, None)
+        self._let_go(work)
         change, hooks = verdict.change, work.handler.hooks
         state = change.set["state"]
         if verdict.problem is not None:
@@ -385,7 +390,7 @@ class Worker:
                 change = states.cancelled(work.run, now, run.reason, log_lines)
                 self._settle(work, Verdict(change))
                 return
-        self._held.pop(work.run.id, None)
+        self._let_go(work)
         if work.stop is not Stop.LOST:
             log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
             self._parts.emit("ownership.lost", work.run)
