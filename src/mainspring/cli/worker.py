@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,6 @@ import typer
 
 from mainspring.cli.failures import BAD_INPUT, CommandError, Stopped
 from mainspring.cli.options import JsonOption, example, finish
-from mainspring.model import replace
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler

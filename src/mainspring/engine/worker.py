@@ -236,7 +236,7 @@ class Worker:
         count = min(self._free(), len(self._ready))
         if count <= 0 or self._draining:
             return
-        batch = []
+        batch: list[Work] = []
         oldest = self._oldest_safe()
         while len(batch) < count and self._ready:
             work = self._ready.popleft()
