@@ -338,6 +338,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.do("jobs", JobQuery(limit=1000))
         self.do("jobs", JobQuery(tag="t", due=self.clock.now()))
         self.do("counts")
+        claim = Claim(worker="w0", handlers=frozenset({"h0"}), limit=1, lease=LEASE)
+        self.do("next_due", claim)
 
     @invariant()
     def a_key_has_one_live_run(self) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring import codec
 from mainspring.model import (
@@ -43,8 +43,7 @@ _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 # -- add ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run to add, as it will be read back, and its payload as it is kept."""
 
     run: Run

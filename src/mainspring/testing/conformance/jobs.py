@@ -94,6 +94,14 @@ class KeepingJobs(Suite):
         assert await self.ids(store, tag="%") == []
         assert await self.ids(store, tag="") == []
 
+    async def test_those_that_follow_others(self, store: Store) -> None:
+        await self.put(store, "first")
+        await self.put(store, "second", after=["first"])
+        await self.put(store, "third", after=["first", "second"])
+        assert await self.ids(store, follows=True) == ["second", "third"]
+        await self.put(store, "second", after=[])
+        assert await self.ids(store, follows=True) == ["third"]
+
     async def test_due_earliest_first(self, store: Store) -> None:
         for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):
             await store.put_job(self.job(name, next_run_at=self.at(at)))
@@ -249,6 +257,24 @@ class Firing(Suite):
         first, second = await store.fire(firings)
         assert (first.done, first.runs[0].state) == (True, State.PENDING)
         assert (second.done, second.runs[0].reason) == (True, "overlap")
+
+    async def test_firings_of_one_job_are_a_chain(self, store: Store) -> None:
+        """An edit that came first has the version that the second firing expects."""
+        job = await self.put(store)
+        firings = [
+            protocol.Firing(
+                job_id="job",
+                version=job.version + n,
+                runs=(self.slot(self.at(-60 * (2 - n))),),
+                overlap=Overlap.ALLOW,
+                next_run_at=self.at(-60 * (1 - n)),
+                last_run_at=self.at(-60 * (2 - n)),
+            )
+            for n in range(2)
+        ]
+        assert await store.put_job(job)
+        assert [one.done for one in await store.fire(firings)] == [False, False]
+        assert (await self.read_job(store)).next_run_at == job.next_run_at
 
     async def test_each_firing_stands_alone(self, store: Store) -> None:
         jobs = [await self.put(store, name) for name in ("a", "b", "c")]
