@@ -129,6 +129,15 @@ def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
     assert worker.ends() == 0
 
 
+def test_the_pause_grows_while_a_process_keeps_dying(start: Start, folder: Path) -> None:
+    (folder / "mainspring.db").write_text("this is no database" * 100)
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says("ended with exit code 3; another starts in 0.5 s", times=2)
+    worker.says("ended with exit code 3; another starts in 1.0 s", times=2)
+    worker.popen.terminate()
+    assert worker.ends() == 0
+
+
 def test_second_signal_kills_all_processes(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
     worker.says(READY)
