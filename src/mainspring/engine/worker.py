@@ -48,6 +48,10 @@ LOOK_AGAIN = 0.25
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
+LEAST_SNOOZE = timedelta(seconds=0.1)
+"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
+claimed and snoozed as fast as the store can."""
+
 EVENT_OF = {
     State.SUCCEEDED: "run.succeeded",
     State.FAILED: "run.failed",
@@ -219,7 +223,7 @@ class Worker:
         self._tell_breaker(run, turn)
         if wait is None:
             return False
-        self._settle_alone(states.snoozed(run, now + wait))
+        self._settle_alone(states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
         return True
 
     async def _upstream_results(self, runs: list[Run]) -> dict[str, dict[str, Any]]:
