@@ -34,6 +34,10 @@ CANCEL_AGAIN_AFTER = 1.0
 """A handler may swallow a cancellation; it is sent again until the handler ends."""
 
 
+LONGEST_ERROR = 8_000
+"""Characters of an error that are kept; its traceback keeps more."""
+
+
 class Stop(Enum):
     """Why a handler was told to stop."""
 
@@ -346,8 +350,11 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 def _in_words(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
