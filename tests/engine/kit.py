@@ -9,9 +9,10 @@ from typing import Any
 
 from mainspring import Event, Run, Scheduler, State
 from mainspring.store import Claim, Store
+from mainspring.stores import open_store
 from mainspring.testing import Injection
 
-LONG = 10.0
+LONG = 5.0
 """Seconds after which a test gives up. Never a measure of speed: nothing comes near it."""
 
 
@@ -60,6 +61,10 @@ class Weather:
             return Injection()
         self.met[method] = self.met.get(method, 0) + 1
         return Injection(self.error)  # type: ignore[arg-type]
+
+
+def opened(place: str | Store) -> Store:
+    return open_store(place) if isinstance(place, str) else place
 
 
 async def ended(scheduler: Scheduler, run: Run) -> Run:
