@@ -11,7 +11,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -68,6 +68,7 @@ class Scheduler:
         inline: bool = False,
     ) -> None:
         self._clock = clock or SystemClock()
+        self._url = store if isinstance(store, str) else None
         self._store = open_store(store, self._clock) if isinstance(store, str) else store
         self._timezone = timezone
         self._zone = zone_named(timezone)
@@ -128,6 +129,34 @@ class Scheduler:
     def on(self, event: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` (sync or async) with each `Event` of that name in this process."""
         return self._events.on(event, listener)
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def url(self) -> str | None:
+        """The store's URL, where it was given as one."""
+        return self._url
+
+    @property
+    def workers(self) -> int:
+        return self._settings.workers
+
+    @property
+    def queues(self) -> frozenset[str] | None:
+        """The queues this process takes from; None is all of them."""
+        return self._settings.queues
+
+    def configure(self, *, workers: int | None = None, queues: Iterable[str] | None = None) -> Self:
+        """Set what an operator may choose over the code, before start; None leaves it."""
+        if self._portal is not None:
+            raise InvalidState("the scheduler is running: configure it before start")
+        if workers is not None:
+            self._settings = replace(self._settings, workers=_workers(workers))
+        if queues is not None:
+            self._settings = replace(self._settings, queues=frozenset(queues))
+        return self
 
     # Life
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -26,7 +25,16 @@ from mainspring.errors import (
     JobOwnedByCode,
     RunNotFound,
 )
-from mainspring.model import Job, Owner, Page, Run, Source, State, new_run_id
+from mainspring.model import (
+    Job,
+    Owner,
+    Page,
+    Run,
+    Source,
+    State,
+    new_run_id,
+    replace,
+)
 from mainspring.options import Options
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery
@@ -80,7 +88,9 @@ class Control:
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await self._parts.jobs.followers()
         instances = [with_followers(root, followers, now) for root in roots]
-        added = await self._parts.store.add([run for runs in instances for run in runs])
+        added = await self._parts.store.add(_flat(instances))
+        if options.after:
+            self._keeper.unblock()
         stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
         for one in answers:
@@ -294,8 +304,6 @@ class Control:
             if after:
                 run = replace(run, state=State.WAITING, after=after, start_by=None)
             runs.append(run)
-        if after:
-            self._keeper.unblock()
         return runs
 
     async def _stored(self, job_id: str) -> Job | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mainspring import codec, states
 from mainspring.durations import duration
 from mainspring.engine.runner import Problem, Stop, Work
 from mainspring.errors import InvalidInput, RunTimeout
-from mainspring.model import Outcome, Run
+from mainspring.model import (
+    Outcome,
+    Run,
+    replace,
+)
 from mainspring.policy import Delivery, Policy
 from mainspring.states import Change, Failure
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +22,11 @@ from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict, judge
-from mainspring.model import Run, State
+from mainspring.model import (
+    Run,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import Claim, Held
 
@@ -136,13 +139,17 @@ class Worker:
         return self._settings.workers - len(self._active) - len(self._stuck)
 
     def _room(self) -> int:
-        ahead = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
-        return max(self._free(), 0) + min(int(ahead), MOST_AHEAD) - len(self._ready)
+        """How many runs to claim. What waits ahead is refilled when half of it is gone: fewer
+        and larger claims cost fewer commits."""
+        free, ready = max(self._free(), 0), len(self._ready)
+        asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
+        ahead = min(int(asked), MOST_AHEAD)
+        return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
     async def _claim(self, limit: int) -> bool:
         sent = self._parts.clock.monotonic()
         claim = self._asked(limit)
-        runs = await self._parts.patience.call(lambda: self._parts.store.claim(claim))
+        runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
         if not runs:
             return False
         await self._admit(runs, sent)
@@ -159,7 +166,7 @@ class Worker:
 
     async def _sleep_until_due(self) -> None:
         claim = self._asked(1)
-        due = await self._parts.patience.call(lambda: self._parts.store.next_due(claim))
+        due = await self._parts.patience.call("next due", lambda: self._parts.store.next_due(claim))
         seconds = self._settings.poll.total_seconds()
         if due is not None:
             seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
@@ -168,7 +175,7 @@ class Worker:
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
         jobs = await self._parts.patience.call(
-            lambda: self._parts.jobs.get({run.job_id for run in runs})
+            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs})
         )
         results = await self._upstream_results(runs)
         for run in runs:
@@ -234,10 +241,10 @@ class Worker:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine = await self._parts.store.renew(held, lease)
         except Exception as error:  # also a store that does not answer in time
-            self._parts.patience.failed(error)
+            self._parts.patience.failed("renew", error)
             self._give_up_unrenewed(lease)
             return
-        self._parts.patience.succeeded()
+        self._parts.patience.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
             if work.run.id in still:
@@ -413,7 +420,7 @@ class Worker:
 
     async def _get(self, ids: Iterable[str]) -> list[Run]:
         wanted = list(ids)
-        found = await self._parts.patience.call(lambda: self._parts.store.get(wanted))
+        found = await self._parts.patience.call("get", lambda: self._parts.store.get(wanted))
         return list(found.values())
 
     def _later(self, coroutine: Any) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
@@ -18,7 +18,16 @@ from typing import Any
 from mainspring import codec
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import InvalidInput
-from mainspring.model import FINISHED, LIVE, Job, Page, Run, Source, State
+from mainspring.model import (
+    FINISHED,
+    LIVE,
+    Job,
+    Page,
+    Run,
+    Source,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import (
     Added,

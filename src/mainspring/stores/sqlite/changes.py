@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring.model import FINISHED, LIVE
 from mainspring.states import Change
@@ -20,12 +20,13 @@ from mainspring.stores.sqlite.transaction import Transaction
 
 __all__ = ["Written", "commit"]
 
+_LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    encode: tuple[Callable[[Any], Any], ...]
+    encode: tuple[tuple[int, Callable[[Any], Any]], ...]
     update: BulkSql
     read_back: BulkSql
     set_from: int
@@ -33,13 +34,12 @@ class _Shape:
     moves_lane: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """A change as values of columns: the id, what is expected, what is set."""
 
     id: str
     shape: _Shape
-    values: tuple[Any, ...]
+    values: list[Any]
     careful: bool
     """It may take a dedupe key again, or move to another lane: applied by itself."""
 
@@ -47,9 +47,10 @@ class Written:
     def of(cls, change: Change) -> Written:
         expect, put = change.expect, change.set
         shape = _shape(tuple(expect), tuple(put))
-        given = (change.id, *expect.values(), *put.values())
-        values = tuple([encode(value) for encode, value in zip(shape.encode, given, strict=True)])
-        revives = put.get("state") in LIVE and expect.get("state") not in LIVE
+        values = [change.id, *expect.values(), *put.values()]
+        for at, encode in shape.encode:
+            values[at] = encode(values[at])
+        revives = put.get("state") in _LIVE and expect.get("state") not in _LIVE
         return cls(change.id, shape, values, revives or shape.moves_lane)
 
 
@@ -121,7 +122,7 @@ def _standing(tx: Transaction, shape: _Shape, group: Sequence[Written]) -> list[
     def stands(item: Written) -> bool:
         token, values = rows.get(item.id, (None, None))
         expected = token if shape.token_at is None else item.values[shape.token_at]
-        return bool(token == expected and values == list(item.values[shape.set_from :]))
+        return bool(token == expected and values == item.values[shape.set_from :])
 
     return [stands(item) for item in group]
 
@@ -136,7 +137,11 @@ def _shape(expect: tuple[str, ...], put: tuple[str, ...]) -> _Shape:
     tests = "".join(f" AND {c} IS v.column{at}" for at, (c, _) in enumerate(expected, 2))
     columns = ", ".join(column for column, _ in written)
     return _Shape(
-        encode=(str, *(encode for _, encode in (*expected, *written))),
+        encode=tuple(
+            (at, encode)
+            for at, (_, encode) in enumerate((*expected, *written), 1)
+            if encode is not None
+        ),
         update=(
             f"UPDATE mainspring_runs SET {sets} FROM (VALUES ",
             f") AS v WHERE id = v.column1{tests}",

@@ -35,6 +35,7 @@ __all__ = [
     "job_row",
     "lane_of",
     "lane_parts",
+    "progress_text",
     "read_jobs",
     "read_runs",
     "run_row",
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 _SEPARATOR = "\x1f"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii
 _DAY = 86_400_000_000
 
 
@@ -152,7 +155,7 @@ def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
         lane,
         payload,
         None if run.result is None else codec.encode(run.result, what="result"),
-        _progress(run.progress),
+        progress_text(run.progress),
         _json(run.after),
         _attempts(run.attempts),
     )
@@ -163,7 +166,7 @@ def read_runs(text: str | None) -> list[tuple[int, Run]]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    moments: dict[int | None, datetime | None] = {None: None}
+    moments = _Moments({None: None})
     return [
         (flat[at][0], _run(moments, *flat[at : at + _STRIDE]))
         for at in range(0, len(flat), _STRIDE)
@@ -178,8 +181,16 @@ def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, 
 _RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
 
 
+class _Moments(dict[int | None, datetime | None]):
+    """The runs of a page share many moments: each is made once."""
+
+    def __missing__(self, us: int) -> datetime:
+        made = self[us] = from_us(us)
+        return made
+
+
 def _run(
-    moments: dict[Any, Any],
+    moments: Mapping[Any, Any],
     plain: list[Any],
     payload: Any,
     result: Any,
@@ -187,11 +198,6 @@ def _run(
     after: list[str] | None,
     attempts: list[list[Any]] | None,
 ) -> Run:
-    for at in _TIMES:  # the runs of a page share many moments
-        us = plain[at]
-        if us not in moments:
-            moments[us] = from_us(us)
-        plain[at] = moments[us]
     (
         _, id, job_id, handler, queue, priority, source, state, attempt, failures, lapses, token,
         cancel_requested, after_any, created_at, scheduled_at, run_at, start_by, started_at,
@@ -201,9 +207,9 @@ def _run(
         id=id,
         job_id=job_id,
         handler=handler,
-        created_at=created_at,
-        scheduled_at=scheduled_at,
-        run_at=run_at,
+        created_at=moments[created_at],
+        scheduled_at=moments[scheduled_at],
+        run_at=moments[run_at],
         source=_SOURCES[source],
         queue=queue,
         priority=priority,
@@ -213,18 +219,18 @@ def _run(
         failures=failures,
         lapses=lapses,
         token=token,
-        start_by=start_by,
-        started_at=started_at,
-        finished_at=finished_at,
+        start_by=moments[start_by],
+        started_at=moments[started_at],
+        finished_at=moments[finished_at],
         worker=worker,
-        lease_until=lease_until,
+        lease_until=moments[lease_until],
         cancel_requested=bool(cancel_requested),
         result=result,
         error=error,
         reason=reason,
         progress=None if progress is None else Progress(*progress),
         dedupe_key=dedupe_key,
-        dedupe_until=dedupe_until,
+        dedupe_until=moments[dedupe_until],
         after=tuple(after) if after else (),
         after_any=bool(after_any),
         attempts=tuple(map(_attempt, attempts)) if attempts else (),
@@ -251,31 +257,28 @@ def _text(text: str | None) -> str | None:
 
 
 def _json(value: Sequence[Any]) -> str | None:
-    return json.dumps(value, separators=(",", ":")) if value else None
+    return _encode(value) if value else None
 
 
-def _progress(progress: Progress | None) -> str | None:
+def progress_text(progress: Progress | None) -> str | None:
     if progress is None:
         return None
     return _json((progress.done, progress.total, progress.message))
 
 
 def _attempts(attempts: Sequence[Attempt]) -> str | None:
-    if not attempts:
-        return None
-    return _json([
-        (
-            a.number,
-            a.worker,
-            to_us(a.started_at),
-            to_us(a.finished_at),
-            a.outcome,
-            a.error,
-            a.traceback,
-            a.log,
-        )
-        for a in attempts
-    ])  # fmt: skip
+    """Every run that ends passes here, mostly with one attempt: text by hand is twice as fast."""
+    return f"[{','.join(map(_attempt_text, attempts))}]" if attempts else None
+
+
+def _attempt_text(attempt: Attempt) -> str:
+    error = "null" if attempt.error is None else _quoted(attempt.error)
+    traceback = "null" if attempt.traceback is None else _quoted(attempt.traceback)
+    log = _encode(attempt.log) if attempt.log else "[]"
+    return (
+        f"[{attempt.number},{_quoted(attempt.worker)},{to_us(attempt.started_at)},"
+        f'{to_us(attempt.finished_at)},"{attempt.outcome}",{error},{traceback},{log}]'
+    )
 
 
 def _attempt(row: list[Any]) -> Attempt:
@@ -294,10 +297,6 @@ def _payload(value: Any) -> str | None:
     return None if value is None else codec.encode(value)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 _ENCODERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys((name for at, name in enumerate(_PLAIN) if at in _TIMES), _time),
     "error": _text,
@@ -305,7 +304,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "worker": _text,
     "payload": _payload,
     "result": _result,
-    "progress": _progress,
+    "progress": progress_text,
     "after": _json,
     "attempts": _attempts,
 }
@@ -313,11 +312,11 @@ _NAMES = frozenset({*_PLAIN[1:], "payload", "result", "progress", "after", "atte
 
 
 @cache
-def change_column(field: str) -> tuple[str, Callable[[Any], Any]]:
-    """The column that keeps a run's field, and what makes its value."""
+def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
+    """The column that keeps a run's field, and what makes its value (None: it is kept as is)."""
     if field not in _NAMES:
         raise InvalidInput(f"a run has no stored field {field!r}")
-    return f'"{field}"', _ENCODERS.get(field, _same)
+    return f'"{field}"', _ENCODERS.get(field)
 
 
 # -- jobs -----------------------------------------------------------------------------------
@@ -352,7 +351,7 @@ def job_row(job: Job) -> dict[str, Any]:
         "last_run_at": _time(job.last_run_at),
         "concurrency": policy.concurrency,
         "limit_key": None if policy.concurrency is None else limit_key,
-        "body": json.dumps(body, separators=(",", ":")),
+        "body": _encode(body),
         "payload": _payload(job.payload),
         "metadata": codec.encode(dict(job.metadata), what="metadata") if job.metadata else None,
     }

@@ -82,8 +82,9 @@ class SqliteStore:
         return added
 
     async def claim(self, claim: Claim) -> list[Run]:
-        [runs] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
-        return list(runs)
+        [claimed] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
+        runs: list[Run] = claimed.runs()
+        return runs
 
     async def next_due(self, claim: Claim) -> datetime | None:
         now = to_us(self._clock.now())
@@ -163,12 +164,12 @@ class SqliteStore:
             )
         return self._session
 
-    def _give_back(self, result: list[list[Run]]) -> None:
+    def _give_back(self, result: list[writes.Claimed]) -> None:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
-        session = self._session
-        if session is None or not result[0]:
+        session, runs = self._session, result[0].runs()
+        if session is None or not runs:
             return
         now = self._clock.now()
-        back = [committing.Written.of(states.released(r, now, began=False)) for r in result[0]]
+        back = [committing.Written.of(states.released(run, now, began=False)) for run in runs]
         loop = asyncio.get_running_loop()
         session.writer.mailbox.put(Work(committing.commit, back, loop, loop.create_future(), True))

@@ -96,7 +96,7 @@ class Writer:
 
     def _outcomes(self, group: list[Work]) -> list[Outcome]:
         if all(work.run is writes.claim for work in group) and not self._anything_due(group):
-            return [(work, [[] for _ in work.items], None) for work in group]
+            return [(work, [writes.Claimed() for _ in work.items], None) for work in group]
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:

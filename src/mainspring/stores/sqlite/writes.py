@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring import codec
-from mainspring.model import LIVE, Run, State
+from mainspring.model import (
+    LIVE,
+    Run,
+    State,
+    replace,
+)
 from mainspring.store import Added, Claim, Held
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
     RUN_INSERT,
     RUN_SELECT,
     bulk,
-    change_column,
     lane_of,
+    progress_text,
     read_runs,
     run_row,
     runs_by_id,
@@ -30,7 +35,7 @@ from mainspring.stores.sqlite.rows import (
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
-__all__ = ["NewRun", "add", "claim", "elect", "prune", "renew"]
+__all__ = ["Claimed", "NewRun", "add", "claim", "elect", "prune", "renew"]
 
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
@@ -38,8 +43,7 @@ _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 # -- add ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run to add, as it will be read back, and its payload as it is kept."""
 
     run: Run
@@ -123,18 +127,29 @@ def _holds_key(run: Run, now: datetime) -> bool:
 # -- claim and renew ------------------------------------------------------------------------
 
 
-def claim(tx: Transaction, items: Sequence[Claim]) -> list[list[Run]]:
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
+
+    seqs: Sequence[int] = ()
+    text: str | None = None
+
+    def runs(self) -> list[Run]:
+        runs = dict(read_runs(self.text))
+        return [runs[seq] for seq in self.seqs]
+
+
+def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed]:
     return [_claim(tx, item) for item in items]
 
 
-def _claim(tx: Transaction, claim: Claim) -> list[Run]:
+def _claim(tx: Transaction, claim: Claim) -> Claimed:
     seqs = next_runs(tx.connection, claim, tx.now)
     if not seqs:
-        return []
+        return Claimed()
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
-    runs = dict(read_runs(tx.value(_BY_SEQS, chosen)))
-    return [runs[seq] for seq in seqs]
+    return Claimed(seqs, tx.value(_BY_SEQS, chosen))
 
 
 _TAKE = """
@@ -147,8 +162,10 @@ WHERE seq IN (SELECT value FROM json_each(?))
 
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Run | None]:
     """Each item is a run held and the length of its lease in microseconds."""
-    _, encode = change_column("progress")
-    rows = [(h.id, h.token, tx.now + lease, encode(h.progress), tx.now) for h, lease in items]
+    rows = [
+        (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
+        for held, lease in items
+    ]
     bulk(tx.connection, _RENEW, rows)
     runs = runs_by_id(tx.connection, [held.id for held, _ in items])
     return [_if_held(tx, runs.get(h.id), row) for (h, _), row in zip(items, rows, strict=True)]
