@@ -153,7 +153,8 @@ class Store(Protocol):
 
         A run whose id is there already is left as it is and reported as added. A run whose
         `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come,
-        is not inserted: the answer carries the holder, marked `duplicate`.
+        is not inserted: the answer carries the holder, marked `duplicate`. Nor is one that
+        comes `after` a run refused so in the same call: its workflow is there already.
         """
         ...
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import RunContext, Scheduler, states
+from mainspring import Breaker, RunContext, Scheduler, states
 from mainspring.model import Run, State
 from mainspring.policy import Delivery
 from mainspring.store import Claim, Store
@@ -127,6 +127,30 @@ def test_a_run_claimed_again_is_not_let_go_by_its_last_attempt() -> None:
     run_virtual(main)
     assert [run.state for run in ended] == [State.SUCCEEDED]
     assert (ended[0].token, ended[0].lapses) == (2, 0)
+
+
+def test_an_open_breaker_is_no_busy_loop() -> None:
+    """A clock that goes slow named a moment, just before the breaker half opens, as later."""
+    ended: list[Run] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        slow = VirtualClock(rate=0.98)
+        one = Scheduler(store, inline=True, clock=slow, rng=random.Random(1), workers=2)
+
+        async def work(ctx: RunContext) -> None:
+            raise ValueError("no")
+
+        one.job(id="work", breaker=Breaker(failures=1, reset="5s"))(work)
+        await one.start()
+        for _ in range(3):
+            run = await one.enqueue("work")
+            await asyncio.sleep(0.1)
+        ended.append(await one.wait(run.id, timeout="60s"))
+
+    run_virtual(main, steps=100_000)
+    assert [run.state for run in ended] == [State.FAILED]
+    assert ended[0].token < 50
 
 
 async def claimed(store: MemoryStore, clock: FakeClock) -> Run:

@@ -17,7 +17,7 @@ from typing import Any
 from mainspring import states
 from mainspring.context import RunContext
 from mainspring.engine.breakers import Breakers, Turn
-from mainspring.engine.parts import Parts
+from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
@@ -48,12 +48,9 @@ LOOK_AGAIN = 0.25
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
-EVENT_OF = {
-    State.SUCCEEDED: "run.succeeded",
-    State.FAILED: "run.failed",
-    State.CANCELLED: "run.cancelled",
-    State.SKIPPED: "run.skipped",
-}
+LEAST_SNOOZE = timedelta(seconds=0.1)
+"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
+claimed and snoozed as fast as the store can."""
 
 
 class Worker:
@@ -195,7 +192,8 @@ class Worker:
         for run in runs:
             job = jobs.get(run.job_id)
             if job is None:
-                self._settle_alone(states.cancelled(run, self._parts.time.now(), "job removed"))
+                now = self._parts.time.now()
+                self._settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
             handler = self._parts.registry.get(run.handler)
             context = RunContext(run, self._parts.resources, results.get(run.id))
@@ -209,7 +207,7 @@ class Worker:
         """Settle a run that is too late, or whose breaker is open."""
         run, now = work.run, self._parts.time.now()
         if run.start_by is not None and now > run.start_by:
-            self._settle_alone(states.skipped(run, now, "expired"))
+            self._settle_alone(run, states.skipped(run, now, "expired"))
             return True
         breaker = work.job.policy.breaker
         if breaker is None:
@@ -219,7 +217,7 @@ class Worker:
         self._tell_breaker(run, turn)
         if wait is None:
             return False
-        self._settle_alone(states.snoozed(run, now + wait))
+        self._settle_alone(run, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
         return True
 
     async def _upstream_results(self, runs: list[Run]) -> dict[str, dict[str, Any]]:
@@ -364,9 +362,15 @@ class Worker:
         work.ended = True
         self._settler.put(verdict.change, lambda kept: self._settled(work, verdict, kept))
 
-    def _settle_alone(self, change: Change) -> None:
+    def _settle_alone(self, run: Run, change: Change) -> None:
         """Record a run that was claimed but never became work."""
-        self._settler.put(change, lambda kept: self._finished(change.id) if kept else None)
+
+        def settled(kept: bool) -> None:
+            if kept and (name := EVENT_OF.get(change.set["state"])) is not None:
+                self._parts.emit(name, change.after(run))
+                self._finished(run.id)
+
+        self._settler.put(change, settled)
 
     def _settled(self, work: Work, verdict: Verdict, kept: bool) -> None:
         if not kept:

@@ -93,12 +93,18 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     texts = select(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for text in texts for _, run in read_runs(text)}
     known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
-    found = {}
+    found: dict[int, Added] = {}
+    refused: set[str] = set()
     for at, item in enumerate(items):
         run = item.run
         if run.id in known:
             continue
+        if not refused.isdisjoint(run.after):
+            refused.add(run.id)
+            found[at] = Added(replace(run, duplicate=True), duplicate=True)
+            continue
         if run.dedupe_key is not None and run.dedupe_key in holders:
+            refused.add(run.id)
             found[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
             continue
         known.add(run.id)
