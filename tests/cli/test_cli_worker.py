@@ -119,6 +119,21 @@ def test_several_processes_work_and_stop_together(start: Start, run: Run, folder
     assert not _alive(pid)
 
 
+def test_ctrl_c_of_a_terminal_reaches_each_process_once(
+    start: Start, run: Run, folder: Path
+) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says(READY)
+    flag = str(folder / "flag")
+    busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
+    until(Path(flag + ".began").exists)
+    os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    worker.says("waiting for running work")
+    Path(flag).touch()
+    assert worker.ends() == 0
+    assert run("runs", "show", busy, "--json").json["result"] == "lingered"
+
+
 def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
     worker.says(READY)
