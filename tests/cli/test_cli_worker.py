@@ -124,6 +124,8 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(
 ) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
     worker.says(READY)
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    assert os.getpgid(pid) != os.getpgid(worker.pid)  # else it would get the signal twice
     flag = str(folder / "flag")
     busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
     until(Path(flag + ".began").exists)
