@@ -9,11 +9,12 @@ needs no store code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from mainspring.model import FINISHED, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Run, State
+from msgspec import Struct
+
+from mainspring.model import FINISHED, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Run, State, replace
 from mainspring.policy import Delivery
 
 __all__ = [
@@ -37,8 +38,7 @@ MAX_LAPSES = 4
 """The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Write `set` to the run `id` if every field of `expect` still has the value given."""
 
     id: str
@@ -49,8 +49,7 @@ class Change:
         return replace(run, **self.set)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """What went wrong in an attempt, in a form that can be kept."""
 
     error: str

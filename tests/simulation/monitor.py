@@ -190,9 +190,7 @@ class Monitor:
         self.calls += 1
         now = self.clock.now()
         stored = self.store._runs
-        changed = [
-            (old, run) for i, run in stored.items() if (old := self._runs.get(i)) is not run
-        ]
+        changed = [(old, run) for i, run in stored.items() if (old := self._runs.get(i)) is not run]
         joined = [run for old, run in changed if self._step(author, method, old, run, now)]
         made = sum(old is None for old, _ in changed)
         if len(stored) != len(self._runs) + made:
@@ -362,7 +360,9 @@ class Monitor:
     def _check_made(self, made: list[Run], now: datetime) -> None:
         fired: Counter[str] = Counter()
         for run in made:
-            self.counted[f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()] += 1
+            self.counted[
+                f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()
+            ] += 1
             job = self.store._jobs.get(run.job_id)
             if job is None or not _by_slot(run):
                 continue

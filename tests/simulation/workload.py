@@ -240,5 +240,3 @@ class Client:
     def _pick(self, which: Callable[[Run], bool]) -> str | None:
         fit = [run_id for run_id, run in self._monitor.runs.items() if which(run)]
         return self._rng.choice(fit[-12:]) if fit else None
-
-

@@ -11,19 +11,22 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from mainspring import states
 from mainspring.context import RunContext
 from mainspring.engine.breakers import Breakers, Turn
-from mainspring.engine.parts import Parts
+from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict, judge
-from mainspring.model import Run, State
+from mainspring.model import (
+    Run,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import Claim, Held
 
@@ -48,13 +51,6 @@ DRAIN_GRACE = 2.0
 LEAST_SNOOZE = timedelta(seconds=0.1)
 """More than our time may lag behind the store's: else a snoozed run is due again at once, and
 claimed and snoozed as fast as the store can."""
-
-EVENT_OF = {
-    State.SUCCEEDED: "run.succeeded",
-    State.FAILED: "run.failed",
-    State.CANCELLED: "run.cancelled",
-    State.SKIPPED: "run.skipped",
-}
 
 
 class Worker:
@@ -154,13 +150,17 @@ class Worker:
         return self._settings.workers - len(self._active) - len(self._stuck)
 
     def _room(self) -> int:
-        ahead = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
-        return max(self._free(), 0) + min(int(ahead), MOST_AHEAD) - len(self._ready)
+        """How many runs to claim. What waits ahead is refilled when half of it is gone: fewer
+        and larger claims cost fewer commits."""
+        free, ready = max(self._free(), 0), len(self._ready)
+        asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
+        ahead = min(int(asked), MOST_AHEAD)
+        return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
     async def _claim(self, limit: int) -> bool:
         sent = self._parts.clock.monotonic()
         claim = self._asked(limit)
-        runs = await self._parts.patience.call(lambda: self._parts.store.claim(claim))
+        runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
         if not runs:
             return False
         await self._admit(runs, sent)
@@ -177,7 +177,7 @@ class Worker:
 
     async def _sleep_until_due(self) -> None:
         claim = self._asked(1)
-        due = await self._parts.patience.call(lambda: self._parts.store.next_due(claim))
+        due = await self._parts.patience.call("next due", lambda: self._parts.store.next_due(claim))
         seconds = self._settings.poll.total_seconds()
         if due is not None:
             seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
@@ -186,13 +186,14 @@ class Worker:
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
         jobs = await self._parts.patience.call(
-            lambda: self._parts.jobs.get({run.job_id for run in runs})
+            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs})
         )
         results = await self._upstream_results(runs)
         for run in runs:
             job = jobs.get(run.job_id)
             if job is None:
-                self._settle_alone(states.cancelled(run, self._parts.time.now(), "job removed"))
+                now = self._parts.time.now()
+                self._settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
             handler = self._parts.registry.get(run.handler)
             context = RunContext(run, self._parts.resources, results.get(run.id))
@@ -206,7 +207,7 @@ class Worker:
         """Settle a run that is too late, or whose breaker is open."""
         run, now = work.run, self._parts.time.now()
         if run.start_by is not None and now > run.start_by:
-            self._settle_alone(states.skipped(run, now, "expired"))
+            self._settle_alone(run, states.skipped(run, now, "expired"))
             return True
         breaker = work.job.policy.breaker
         if breaker is None:
@@ -216,7 +217,7 @@ class Worker:
         self._tell_breaker(run, turn)
         if wait is None:
             return False
-        self._settle_alone(states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
+        self._settle_alone(run, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
         return True
 
     async def _upstream_results(self, runs: list[Run]) -> dict[str, dict[str, Any]]:
@@ -233,7 +234,7 @@ class Worker:
         count = min(self._free(), len(self._ready))
         if count <= 0 or self._draining:
             return
-        batch = []
+        batch: list[Work] = []
         oldest = self._oldest_safe()
         while len(batch) < count and self._ready:
             work = self._ready.popleft()
@@ -266,9 +267,9 @@ class Worker:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine = await self._parts.store.renew(held, lease)
         except Exception as error:  # also a store that does not answer in time
-            self._parts.patience.failed(error)
+            self._parts.patience.failed("renew", error)
             return
-        self._parts.patience.succeeded()
+        self._parts.patience.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
             if work.run.id in still:
@@ -361,9 +362,15 @@ class Worker:
         work.ended = True
         self._settler.put(verdict.change, lambda kept: self._settled(work, verdict, kept))
 
-    def _settle_alone(self, change: Change) -> None:
+    def _settle_alone(self, run: Run, change: Change) -> None:
         """Record a run that was claimed but never became work."""
-        self._settler.put(change, lambda kept: self._finished(change.id) if kept else None)
+
+        def settled(kept: bool) -> None:
+            if kept and (name := EVENT_OF.get(change.set["state"])) is not None:
+                self._parts.emit(name, change.after(run))
+                self._finished(run.id)
+
+        self._settler.put(change, settled)
 
     def _settled(self, work: Work, verdict: Verdict, kept: bool) -> None:
         if not kept:
@@ -441,7 +448,7 @@ class Worker:
 
     async def _get(self, ids: Iterable[str]) -> list[Run]:
         wanted = list(ids)
-        found = await self._parts.patience.call(lambda: self._parts.store.get(wanted))
+        found = await self._parts.patience.call("get", lambda: self._parts.store.get(wanted))
         return list(found.values())
 
     def _later(self, coroutine: Any) -> None:

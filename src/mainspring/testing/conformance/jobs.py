@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,12 @@ import pytest
 
 from mainspring import states
 from mainspring import store as protocol
-from mainspring.model import Source, State, slot_run_id
+from mainspring.model import (
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
 from mainspring.policy import Overlap
 from mainspring.store import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
@@ -89,6 +93,14 @@ class KeepingJobs(Suite):
         assert await self.ids(store, tag='qu"ote') == ["c"]
         assert await self.ids(store, tag="%") == []
         assert await self.ids(store, tag="") == []
+
+    async def test_those_that_follow_others(self, store: Store) -> None:
+        await self.put(store, "first")
+        await self.put(store, "second", after=["first"])
+        await self.put(store, "third", after=["first", "second"])
+        assert await self.ids(store, follows=True) == ["second", "third"]
+        await self.put(store, "second", after=[])
+        assert await self.ids(store, follows=True) == ["third"]
 
     async def test_due_earliest_first(self, store: Store) -> None:
         for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):

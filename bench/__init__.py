@@ -1,0 +1,1 @@
+"""Measurements beside peers and beside the bare driver. Ratios in one run, never thresholds."""

@@ -1,0 +1,60 @@
+"""`python -m bench NAME [--json]`: run one benchmark (or `all`) and print what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sqlite3
+
+BENCHMARKS = {
+    "sqlite": "enqueue, drain and end to end on SQLite, beside the bare loop and Huey",
+    "latency": "enqueue to start on an idle worker, beside a bare writer and polling reader",
+    "punctual": "lateness of starts for 100 and 1,000 jobs that share each second",
+    "cron": "time per `next`, beside croniter",
+    "scale": "claim cost at 10 thousand to 1 million pending runs",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "name",
+        choices=[*BENCHMARKS, "all"],
+        help="; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items()),
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    names = list(BENCHMARKS) if options.name == "all" else [options.name]
+    report = {name: importlib.import_module(f"bench.{name}").run() for name in names}
+    if options.json:
+        print(json.dumps({"machine": machine(), **report}, indent=2))
+        return
+    for name, figures in report.items():
+        print(f"\n{name}: {BENCHMARKS[name]}")
+        show(figures, "  ")
+
+
+def machine() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def show(figures: object, indent: str) -> None:
+    if not isinstance(figures, dict):
+        print(f"{indent}{figures}")
+        return
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            print(f"{indent}{name}")
+            show(value, indent + "  ")
+        else:
+            print(f"{indent}{name:<28} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""What SQLite itself can do: the loop a careful engineer would write against the same schema.
+
+`bare_drain` and `bare_enqueue` make the same writes to the same file with the same settings as
+the store (WAL, `synchronous=FULL`, every index, payloads decoded, results and attempt records
+encoded, history kept), in one thread, with nothing around them. `store_drain` and
+`store_enqueue` do the same through `SqliteStore`. The ratio is what the store costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from mainspring import states
+from mainspring.clock import SystemClock
+from mainspring.model import Run, new_run_id
+from mainspring.store import Claim
+from mainspring.stores.sqlite import SqliteStore, schema
+from mainspring.stores.sqlite.lock import TurnLock
+
+__all__ = [
+    "bare_drain",
+    "bare_enqueue",
+    "claim_cost",
+    "compare",
+    "fill",
+    "store_drain",
+    "store_enqueue",
+]
+
+HANDLER = "send_email"
+LANE = f"default\x1f{HANDLER}\x1f\x1f{{}}"
+
+_INSERT = """
+INSERT INTO mainspring_runs (
+    id, job_id, handler, queue, priority, lane, source, state, attempt, failures, lapses, token,
+    cancel_requested, after_any, created_at, scheduled_at, run_at, payload
+) VALUES (?, ?, ?, 'default', ?, ?, 'enqueue', 'pending', 0, 0, 0, 0, 0, 0, ?, ?, ?, ?)
+"""
+_DUE = """
+SELECT seq, id, token, attempt, payload FROM mainspring_runs
+WHERE state = 'pending' AND lane = ? AND run_at <= ? ORDER BY run_at LIMIT ?
+"""
+_TAKE = """
+UPDATE mainspring_runs SET state = 'running', token = token + 1, attempt = attempt + 1,
+    worker = ?, started_at = ?, lease_until = ? WHERE seq = ?
+"""
+_COMPLETE = """
+UPDATE mainspring_runs SET state = 'succeeded', finished_at = ?, lease_until = NULL,
+    result = ?, error = NULL, attempts = ?
+WHERE id = ? AND state = 'running' AND token = ? AND cancel_requested = 0
+"""
+
+
+def payload(number: int) -> dict[str, object]:
+    return {"to": "someone@example.org", "subject": "hello", "number": number}
+
+
+def us() -> int:
+    return time.time_ns() // 1000
+
+
+@contextmanager
+def database(path: Path | str) -> Iterator[sqlite3.Connection]:
+    """A connection as the store makes it, on a file with the store's schema."""
+    path = Path(path)
+    connection = schema.connect(path)
+    lock = TurnLock(path.with_name(path.name + "-lock"), 5)
+    schema.migrate(connection, path, lock)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def fill(
+    path: Path | str,
+    count: int,
+    *,
+    run_at: int | None = None,
+    priority: int = 5,
+    handler: str = HANDLER,
+    batch: int = 10_000,
+) -> None:
+    """Many pending runs, as `add` would write them."""
+    with database(path) as connection:
+        first = connection.execute("SELECT coalesce(max(seq), 0) FROM mainspring_runs").fetchone()[
+            0
+        ]
+        rng = random.Random(first)
+        for start in range(first, first + count, batch):
+            rows = []
+            for number in range(start, min(start + batch, first + count)):
+                now = us() if run_at is None else run_at
+                lane = f"default\x1f{handler}\x1f\x1f{priority}"
+                rows.append((
+                    f"{now // 1000:012x}{rng.getrandbits(80):020x}", handler, handler, priority,
+                    lane, now, now, now, json.dumps(payload(number)),
+                ))  # fmt: skip
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, rows)
+            connection.execute("COMMIT")
+
+
+def top_up(path: Path | str, count: int) -> None:
+    """Fill until `count` runs are pending."""
+    with database(path) as connection:
+        pending = "SELECT count(*) FROM mainspring_runs WHERE state = 'pending'"
+        missing = count - connection.execute(pending).fetchone()[0]
+    fill(path, max(missing, 0))
+
+
+def bare_enqueue(path: Path | str, count: int, batch: int = 200) -> float:
+    """Runs a second, `batch` to a commit."""
+    began = time.perf_counter()
+    fill(path, count, batch=batch)
+    return count / (time.perf_counter() - began)
+
+
+def bare_drain(path: Path | str, count: int, batch: int = 200) -> float:
+    """Runs a second: claim a batch, do nothing, complete it; two commits to a batch.
+
+    A file with too few pending runs is filled up first."""
+    top_up(path, count)
+    with database(path) as connection:
+        began = time.perf_counter()
+        done = 0
+        while taken := _bare_claim(connection, batch):
+            _bare_complete(connection, taken)
+            done += len(taken)
+        assert done == count
+        return count / (time.perf_counter() - began)
+
+
+def _bare_claim(
+    connection: sqlite3.Connection, batch: int
+) -> list[tuple[str, int, int, int, object]]:
+    connection.execute("BEGIN IMMEDIATE")
+    now = us()
+    rows = connection.execute(_DUE, (LANE.format(5), now, batch)).fetchall()
+    connection.executemany(_TAKE, [("bare", now, now + 30_000_000, row[0]) for row in rows])
+    connection.execute("COMMIT")
+    return [
+        (run_id, token + 1, attempt + 1, now, json.loads(payload))
+        for _, run_id, token, attempt, payload in rows
+    ]
+
+
+def _bare_complete(
+    connection: sqlite3.Connection, taken: list[tuple[str, int, int, int, object]]
+) -> None:
+    now = us()
+    rows = []
+    for run_id, token, attempt, started, payload in taken:
+        assert payload is not None
+        record = json.dumps([[attempt, "bare", started, now, "succeeded", None, None, []]])
+        rows.append((now, json.dumps({"ok": True}), record, run_id, token))
+    connection.execute("BEGIN IMMEDIATE")
+    done = connection.executemany(_COMPLETE, rows).rowcount
+    connection.execute("COMMIT")
+    assert done == len(taken)
+
+
+def store_enqueue(path: Path | str, count: int, batch: int = 200) -> float:
+    """Runs a second through `SqliteStore.add`, one call after another."""
+    return asyncio.run(_store_enqueue(path, count, batch))
+
+
+async def _store_enqueue(path: Path | str, count: int, batch: int) -> float:
+    store = SqliteStore(path)
+    await store.open()
+    rng = random.Random(1)
+    began = time.perf_counter()
+    for start in range(0, count, batch):
+        now = datetime.now(UTC)
+        await store.add([_new_run(now, n, rng) for n in range(start, min(start + batch, count))])
+    rate = count / (time.perf_counter() - began)
+    await store.close()
+    return rate
+
+
+def _new_run(now: datetime, number: int, rng: random.Random) -> Run:
+    return Run(
+        id=new_run_id(now, rng),
+        job_id=HANDLER,
+        handler=HANDLER,
+        created_at=now,
+        scheduled_at=now,
+        run_at=now,
+        payload=payload(number),
+    )
+
+
+def store_drain(path: Path | str, count: int, batch: int = 200) -> float:
+    """Runs a second through `SqliteStore`: a batch is claimed or
+    committed while another is worked on.
+
+    A file with too few pending runs is filled up first."""
+    top_up(path, count)
+    return asyncio.run(_store_drain(path, count, batch))
+
+
+async def _store_drain(path: Path | str, count: int, batch: int) -> float:
+    store = SqliteStore(path)
+    await store.open()
+    claim = Claim(
+        worker="store",
+        handlers=frozenset({HANDLER}),
+        limit=batch,
+        lease=timedelta(seconds=30),
+    )
+    began = time.perf_counter()
+    done: list[bool] = []
+
+    async def work() -> None:
+        while runs := await store.claim(claim):
+            now = SystemClock().now()
+            changes = [states.succeeded(run, now, {"ok": True}) for run in runs]
+            done.extend(await store.commit(changes))
+
+    # Two, so that one's batch is worked on while the other's is claimed or committed.
+    await asyncio.gather(work(), work())
+    rate = count / (time.perf_counter() - began)
+    assert done == [True] * count
+    await store.close()
+    return rate
+
+
+def claim_cost(path: Path | str, pending: int, future: int = 0, batch: int = 200) -> float:
+    """Seconds for a claim of `batch` and its commit (the median of 20) with so many runs pending,
+    and so many of the highest priority that are due in a year."""
+    fill(path, pending)
+    fill(path, future, run_at=us() + 365 * 86_400 * 1_000_000, priority=9)
+    return asyncio.run(_claim_cost(path, batch))
+
+
+async def _claim_cost(path: Path | str, batch: int) -> float:
+    store = SqliteStore(path)
+    await store.open()
+    claim = Claim(
+        worker="store", handlers=frozenset({HANDLER}), limit=batch, lease=timedelta(seconds=30)
+    )
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        runs = await store.claim(claim)
+        times.append(time.perf_counter() - began)
+        assert len(runs) == batch
+    await store.close()
+    return sorted(times)[len(times) // 2]
+
+
+def compare(folder: Path, count: int = 40_000, batch: int = 200) -> dict[str, float]:
+    """Both loops on fresh files, and the ratios."""
+    rates = {
+        "bare_enqueue": bare_enqueue(folder / "be.db", count, batch),
+        "store_enqueue": store_enqueue(folder / "se.db", count, batch),
+        "bare_drain": bare_drain(folder / "bd.db", count, batch),
+        "store_drain": store_drain(folder / "sd.db", count, batch),
+    }
+    for kind in ("enqueue", "drain"):
+        rates[f"{kind}_ratio"] = rates[f"store_{kind}"] / rates[f"bare_{kind}"]
+    for name, rate in rates.items():
+        print(f"{name:14} {rate:10,.2f}")
+    return rates

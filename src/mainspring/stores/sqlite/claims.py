@@ -1,0 +1,179 @@
+"""The claim: which due runs come next.
+
+Its cost follows the number of lanes that have pending runs and the number of runs it takes,
+never the backlog: not a million pending runs, nor a million that are due next year at a high
+priority, nor those of a handler this worker lacks, nor those of a job at its limit.
+
+1. Step from lane to lane through the pending index (one seek each), with each lane's head.
+2. Keep the lanes that are due, that the claim names, and whose limit has room.
+3. From the highest priority down, take each lane's earliest runs and merge them by `run_at`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from mainspring.store import Claim
+from mainspring.stores.sqlite.rows import lane_parts, select
+
+__all__ = ["LANES_AFTER", "Room", "next_runs", "room_for", "takes"]
+
+# One seek from each lane to the next, and one to the first run in it that the moment allows.
+_LANES = """
+WITH RECURSIVE lanes (lane) AS (
+    SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
+    WHERE state = 'pending'
+    UNION ALL
+    SELECT (
+        SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
+        WHERE state = 'pending' AND lane > lanes.lane
+    ) FROM lanes WHERE lanes.lane IS NOT NULL
+), heads (lane, head) AS (
+    SELECT lane, (
+        SELECT min(run_at) FROM mainspring_runs INDEXED BY mainspring_runs_lane
+        WHERE state = 'pending' AND lane = lanes.lane AND run_at {} ?
+    ) FROM lanes WHERE lane IS NOT NULL
+)
+SELECT json_group_array(json_array(lane, head)) FROM heads WHERE head IS NOT NULL
+"""
+_LANES_DUE = _LANES.format("<=")
+LANES_AFTER = _LANES.format(">")
+_LIMITS = """
+SELECT json_group_array(json_array(id, concurrency, limit_key, (
+    SELECT count(*) FROM mainspring_jobs AS sharing
+    JOIN mainspring_runs AS run INDEXED BY mainspring_runs_running ON run.job_id = sharing.id
+    WHERE sharing.limit_key = job.limit_key AND run.state = 'running' AND run.lease_until > ?
+)))
+FROM mainspring_jobs AS job
+WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
+"""
+_EARLIEST_OF_ONE = """
+SELECT json_group_array(json_array(run_at, seq, 0)) FROM (
+    SELECT run_at, seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
+    WHERE state = 'pending' AND lane = ? AND run_at <= ? ORDER BY run_at, seq LIMIT ?
+)
+"""
+_EARLIEST = (
+    "SELECT json_group_array(json_array(run.run_at, run.seq, among.column2)) FROM (VALUES ",
+    """) AS among JOIN mainspring_runs AS run ON run.seq IN (
+        SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
+        WHERE state = 'pending' AND lane = among.column1 AND run_at <= ?
+        ORDER BY run_at, seq LIMIT ?
+    )""",
+    2,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    name: str
+    head: int
+    job: str
+    priority: int
+
+
+class Room:
+    """How many more runs each limited job may have."""
+
+    def __init__(self, limits: Mapping[str, tuple[int, str]], used: Mapping[str, int]) -> None:
+        self._limits = limits
+        self._used = Counter(used)
+
+    def copy(self) -> Room:
+        return Room(self._limits, self._used)
+
+    def left(self, job: str) -> bool:
+        limit, key = self._limits.get(job, (1, None))
+        return key is None or self._used[key] < limit
+
+    def take(self, job: str) -> None:
+        if job in self._limits:
+            self._used[self._limits[job][1]] += 1
+
+
+def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[int]:
+    """The `seq` of the runs the claim should take, in order. Reads only."""
+    if claim.limit <= 0:
+        return []
+    lanes = _due_lanes(connection, claim, now)
+    room = room_for(connection, (lane.job for lane in lanes), now)
+    taken: list[int] = []
+    for _, level in groupby(lanes, key=lambda lane: lane.priority):
+        wanted = claim.limit - len(taken)
+        if wanted == 0:
+            break
+        taken += _earliest(connection, list(level), room, now, wanted)
+    return taken
+
+
+def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
+    """Those the claim may take from: the highest priority first, then the earliest head."""
+    lanes = []
+    for name, head in json.loads(connection.execute(_LANES_DUE, (now,)).fetchone()[0]):
+        if takes(claim, name):
+            _, _, job, priority = lane_parts(name)
+            lanes.append(_Lane(name, head, job, priority))
+    lanes.sort(key=lambda lane: (-lane.priority, lane.head))
+    return lanes
+
+
+def takes(claim: Claim, lane: str) -> bool:
+    queue, handler, _, _ = lane_parts(lane)
+    return handler in claim.handlers and (claim.queues is None or queue in claim.queues)
+
+
+def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> Room:
+    """The room under the limits of these jobs, counted over running runs with valid leases."""
+    limited = sorted(set(jobs) - {""})
+    if not limited:
+        return Room({}, {})
+    (text,) = connection.execute(_LIMITS, (now, json.dumps(limited))).fetchone()
+    rows = json.loads(text)
+    return Room(
+        {job: (limit, key) for job, limit, key, _ in rows},
+        {key: used for _, _, key, used in rows},
+    )
+
+
+def _heads(connection: sqlite3.Connection, lanes: list[_Lane], now: int, wanted: int) -> list[str]:
+    """JSON lists of (run_at, seq, position of the lane): the first `wanted` of each lane."""
+    if len(lanes) == 1:  # the usual case, and one that the index answers alone
+        return [connection.execute(_EARLIEST_OF_ONE, (lanes[0].name, now, wanted)).fetchone()[0]]
+    names = [(lane.name, at) for at, lane in enumerate(lanes)]
+    return select(connection, _EARLIEST, names, now, wanted)
+
+
+def _earliest(
+    connection: sqlite3.Connection, level: list[_Lane], room: Room, now: int, wanted: int
+) -> list[int]:
+    """The earliest runs of these lanes (all of one priority), as far as their limits allow.
+
+    Of lanes in the order of their heads only the first `wanted` can hold the earliest `wanted`
+    runs. Where limits turn some of those away, later lanes may hold better ones: look at more.
+    """
+    level = [lane for lane in level if room.left(lane.job)]
+    width = wanted
+    while level:
+        lanes = level[:width]
+        texts = _heads(connection, lanes, now, wanted)
+        taken: list[tuple[int, _Lane]] = []
+        trial, turned_away = room.copy(), False
+        for _, seq, at in sorted(row for text in texts for row in json.loads(text)):
+            if len(taken) == wanted:
+                break
+            if trial.left(lanes[at].job):
+                trial.take(lanes[at].job)
+                taken.append((seq, lanes[at]))
+            else:
+                turned_away = True
+        if not turned_away or width >= len(level):
+            for _, lane in taken:
+                room.take(lane.job)
+            return [seq for seq, _ in taken]
+        width *= 2
+    return []

@@ -1,0 +1,158 @@
+"""Jobs: kept by compare-and-set, and advanced together with the runs of their slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mainspring.model import Run
+from mainspring.policy import Overlap
+from mainspring.states import Change
+from mainspring.store import Fired, Firing, overlapped
+from mainspring.stores.sqlite.changes import Written, commit
+from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, bulk, read_runs, to_us
+from mainspring.stores.sqlite.transaction import Transaction
+from mainspring.stores.sqlite.writes import NewRun, add
+
+__all__ = ["drop_jobs", "fire", "put_jobs"]
+
+
+def put_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Each item is a job's row; its version is the one to be, one above the one expected."""
+    return [_put_job(tx, row) for row in items]
+
+
+def _put_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
+    stored = tx.connection.execute(_STORED, (row["id"],)).fetchone()
+    version, was_limited = stored or (0, False)
+    if version != row["version"] - 1:
+        return False
+    tx.connection.execute(_PUT, row)
+    if bool(was_limited) != (row["concurrency"] is not None):
+        _restamp(tx, row["id"])
+    return True
+
+
+_STORED = "SELECT version, concurrency IS NOT NULL FROM mainspring_jobs WHERE id = ?"
+_COLUMNS = (
+    "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
+    "payload", "metadata",
+)  # fmt: skip
+_PUT = (
+    f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)})"
+    f" VALUES ({', '.join(':' + name for name in _COLUMNS)}) ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:])
+)
+
+
+def drop_jobs(tx: Transaction, items: Sequence[str]) -> list[bool]:
+    return [_drop_job(tx, job_id) for job_id in items]
+
+
+def _drop_job(tx: Transaction, job_id: str) -> bool:
+    stored = tx.connection.execute(_STORED, (job_id,)).fetchone()
+    if stored is None:
+        return False
+    tx.changed("DELETE FROM mainspring_jobs WHERE id = ?", job_id)
+    if stored[1]:
+        _restamp(tx, job_id)  # with the job its limit is gone
+    return True
+
+
+def _restamp(tx: Transaction, job_id: str) -> None:
+    """Move the job's live runs to the lanes that its limit, new or gone, gives them."""
+    for state in ("waiting", "pending", "running"):  # each has an index of its own
+        tx.changed(
+            f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE job_id = ? AND state = '{state}'",
+            job_id,
+        )
+
+
+# -- fire -----------------------------------------------------------------------------------
+
+
+def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]]:
+    """Each item is what one caller fires."""
+    return [_fire_all(tx, firings) for firings in items]
+
+
+def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
+    fired = [Fired(False)] * len(items)
+    broken: set[str] = set()
+    for wave in _waves(items):
+        chained = {at: items[at] for at in wave if items[at].job_id not in broken}
+        _fire(tx, chained, fired)
+        broken |= {firing.job_id for at, firing in chained.items() if not fired[at].done}
+    return fired
+
+
+def _waves(items: Sequence[Firing]) -> Iterator[list[int]]:
+    """Positions that can be fired together: no job twice."""
+    wave: dict[str, int] = {}
+    for at, firing in enumerate(items):
+        if firing.job_id in wave:
+            yield list(wave.values())
+            wave = {}
+        wave[firing.job_id] = at
+    yield list(wave.values())
+
+
+def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
+    """Fire those whose job has the version they expect; put what came of it into `fired`."""
+    versions = _versions(tx, [firing.job_id for firing in firings.values()])
+    due = {at: f for at, f in firings.items() if versions.get(f.job_id) == f.version}
+    unfinished = _unfinished(tx, [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW])
+    runs: list[NewRun] = []
+    changes: list[Change] = []
+    counts = []
+    for firing in due.values():
+        added, changed = overlapped(firing, unfinished.get(firing.job_id, []), tx.time)
+        runs += map(NewRun.of, added)
+        changes += changed
+        counts.append(len(added))
+    commit(tx, [Written.of(change) for change in changes])
+    stored = iter(add(tx, runs))
+    for at, count in zip(due, counts, strict=True):
+        fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)))
+    bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])
+
+
+def _versions(tx: Transaction, job_ids: Sequence[str]) -> dict[str, int]:
+    versions: dict[str, int] = json.loads(tx.value(_VERSIONS, json.dumps(job_ids)))
+    return versions
+
+
+_VERSIONS = (
+    "SELECT json_group_object(id, version) FROM mainspring_jobs"
+    " WHERE id IN (SELECT value FROM json_each(?))"
+)
+
+
+def _unfinished(tx: Transaction, job_ids: Sequence[str]) -> dict[str, list[Run]]:
+    """The live runs of these jobs' slots, oldest first."""
+    found: dict[str, list[Run]] = {}
+    if job_ids:
+        rows = read_runs(tx.value(_LIVE_SLOTS, json.dumps(job_ids)))
+        for _, run in sorted(rows, key=lambda row: row[0]):
+            found.setdefault(run.job_id, []).append(run)
+    return found
+
+
+_LIVE_SLOTS = (
+    f"{RUN_SELECT} INDEXED BY mainspring_runs_slots"
+    " WHERE job_id IN (SELECT value FROM json_each(?)) AND source = 'schedule'"
+    " AND (state = 'waiting' OR state = 'pending' OR state = 'running')"
+)
+_ADVANCE = (
+    "UPDATE mainspring_jobs SET version = version + 1, next_run_at = v.column2,"
+    " last_run_at = v.column3 FROM (VALUES ",
+    ") AS v WHERE id = v.column1",
+    3,
+)
+
+
+def _advance(firing: Firing) -> tuple[str, int | None, int | None]:
+    moments = (firing.next_run_at, firing.last_run_at)
+    after, last = (None if moment is None else to_us(moment) for moment in moments)
+    return firing.job_id, after, last

@@ -1,0 +1,96 @@
+"""Whose turn it is to write, between processes: a lock on a file beside the database.
+
+SQLite's own busy handler sleeps and tries again, so a process that writes without pause
+starves the others (1,700 runs against 51,050 of four processes' when it was measured); the
+kernel's queue for a file lock is fair enough. The lock is advisory and on a file of its own:
+SQLite's locks still decide what is correct, this one only who comes next. Where `fcntl` is
+missing, SQLite's busy handler is all there is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from mainspring.errors import StoreUnavailable
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["TurnLock"]
+
+
+class TurnLock:
+    """Used by one thread: `with lock: …`. Waits at most `timeout` seconds."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._fd: int | None = None
+        self._queued: _Queued | None = None
+
+    def open(self) -> None:
+        if fcntl is not None:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def close(self) -> None:
+        if self._queued is not None:
+            self._queued.abandon()  # it closes the file once its turn has come
+        elif self._fd is not None:
+            os.close(self._fd)
+        self._fd = self._queued = None
+
+    def __enter__(self) -> None:
+        if self._fd is None or (self._queued is None and self._at_once(self._fd)):
+            return
+        if self._queued is None:
+            self._queued = _Queued(self._fd)
+        if not self._queued.taken.wait(self._timeout):
+            # The place in the kernel's queue is kept for the next try.
+            raise StoreUnavailable(
+                f"{self._path}: another process has held the write lock for"
+                f" {self._timeout:g} s; it will be tried again"
+            )
+        self._queued = None
+
+    def __exit__(self, *_: Any) -> None:
+        if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    @staticmethod
+    def _at_once(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+
+class _Queued:
+    """Waits for the lock in a thread: the kernel's wait knows no time-out, and a process that
+    was stopped while it held the lock must not hang this one for ever."""
+
+    def __init__(self, fd: int) -> None:
+        self.taken = threading.Event()
+        self._fd = fd
+        self._guard = threading.Lock()
+        self._abandoned = False
+        threading.Thread(target=self._wait, name="mainspring-sqlite-turn", daemon=True).start()
+
+    def abandon(self) -> None:
+        with self._guard:
+            self._abandoned = True
+            if self.taken.is_set():
+                os.close(self._fd)
+
+    def _wait(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        with self._guard:
+            if self._abandoned:
+                os.close(self._fd)  # and with it the lock
+            else:
+                self.taken.set()

@@ -1,0 +1,75 @@
+"""A thread that reads, on a connection of its own: in WAL mode no writer ever blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mainspring.stores.sqlite.faults import translated
+from mainspring.stores.sqlite.schema import connect
+from mainspring.stores.sqlite.threads import Mailbox, Work, deliver
+
+__all__ = ["Reader"]
+
+T = TypeVar("T")
+
+
+class Reader:
+    """Starts its thread with the first read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mailbox = Mailbox()
+        self._started = False
+        self._guard = threading.Lock()
+        self.ended: Future[None] = Future()
+
+    async def read(self, run: Callable[..., T], *arguments: Any) -> T:
+        """`run(connection, *arguments)`, all of it on one snapshot."""
+        loop = asyncio.get_running_loop()
+        work = Work(run, list(arguments), loop, loop.create_future())
+        self._mailbox.put(work)
+        self._start()
+        result: T = await work.future
+        return result
+
+    def close(self) -> None:
+        self._mailbox.close()
+        with self._guard:
+            if not self._started:
+                self._started = True
+                self.ended.set_result(None)
+
+    def _start(self) -> None:
+        with self._guard:
+            if not self._started:
+                self._started = True
+                name = "mainspring-sqlite-reader"
+                threading.Thread(target=self._main, name=name, daemon=True).start()
+
+    def _main(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while not self._mailbox.finished:
+            for work in self._mailbox.take(1, None):
+                try:
+                    connection = connection or connect(self._path)
+                    deliver([(work, _snapshot(connection, work), None)])
+                except BaseException as error:
+                    deliver([(work, None, translated(error, self._path))])
+        if connection is not None:
+            connection.close()
+        self.ended.set_result(None)
+
+
+def _snapshot(connection: sqlite3.Connection, work: Work) -> Any:
+    connection.execute("BEGIN")
+    try:
+        return work.run(connection, *work.items)
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")

@@ -1,0 +1,449 @@
+"""Values to columns and back.
+
+Times are whole microseconds; payload, result, progress, upstream ids and attempts are JSON.
+
+Python's sqlite3 lets go of the interpreter lock at every step, and beside a busy event loop
+it waits up to 5 ms to have it back. So many rows travel in one step: down as one multi-row
+`VALUES`, up as one JSON text (docs/decisions/0002-sqlite-store.md has the figures: a batch
+of 200 beside a busy thread takes 15 to 40 ms so, and about a second row by row).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cache, lru_cache
+from typing import Any
+
+from mainspring import codec, schedules
+from mainspring.clock import EPOCH
+from mainspring.errors import InvalidInput
+from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State
+from mainspring.policy import Policy
+from mainspring.schedules import Schedule
+
+__all__ = [
+    "JOB_SELECT",
+    "LANE_SQL",
+    "RUN_INSERT",
+    "RUN_SELECT",
+    "bulk",
+    "change_column",
+    "from_us",
+    "job_row",
+    "lane_of",
+    "lane_parts",
+    "progress_text",
+    "read_jobs",
+    "read_runs",
+    "run_row",
+    "runs_by_id",
+    "select",
+    "span_us",
+    "to_us",
+]
+
+_SEPARATOR = "\x1f"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii
+_DAY = 86_400_000_000
+
+
+def to_us(moment: datetime) -> int:
+    """As `clock.to_us`, at half its cost."""
+    span = moment - EPOCH
+    return span.days * _DAY + span.seconds * 1_000_000 + span.microseconds
+
+
+def from_us(us: int) -> datetime:
+    return EPOCH + timedelta(0, us // 1_000_000, us % 1_000_000)
+
+
+def span_us(span: timedelta) -> int:
+    return span.days * _DAY + span.seconds * 1_000_000 + span.microseconds
+
+
+# -- lanes ----------------------------------------------------------------------------------
+
+
+def lane_of(run: Run, limited: bool) -> str:
+    """Runs of one lane are claimed by the same claims, under the same limit and priority."""
+    job = run.job_id if limited else ""
+    lane = _SEPARATOR.join((run.queue, run.handler, job, str(run.priority)))
+    if lane.count(_SEPARATOR) != 3:
+        raise InvalidInput(
+            "the character 0x1F is in no queue, handler or job:"
+            f" {run.queue!r}, {run.handler!r}, {run.job_id!r}"
+        )
+    return lane
+
+
+LANE_SQL = """
+    queue || char(31) || handler || char(31) || CASE WHEN EXISTS (
+        SELECT 1 FROM mainspring_jobs AS job
+        WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL
+    ) THEN job_id ELSE '' END || char(31) || priority
+"""
+
+
+def lane_parts(lane: str) -> tuple[str, str, str, int]:
+    """Queue, handler, job (empty where it has no limit), priority."""
+    queue, handler, job, priority = lane.split(_SEPARATOR)
+    return queue, handler, job, int(priority)
+
+
+# -- runs -----------------------------------------------------------------------------------
+
+_PLAIN = (
+    "seq", "id", "job_id", "handler", "queue", "priority", "source", "state", "attempt",
+    "failures", "lapses", "token", "cancel_requested", "after_any", "created_at",
+    "scheduled_at", "run_at", "start_by", "started_at", "finished_at", "lease_until", "worker",
+    "error", "reason", "dedupe_key", "dedupe_until",
+)  # fmt: skip
+_JSON = ("payload", "result", "progress", '"after"', "attempts")
+_INSERTED = (*_PLAIN[1:], "lane", *_JSON)
+
+# The JSON columns are pasted as they are: SQLite need not parse them, and Python reads the
+# whole page in one pass of its C decoder.
+RUN_SELECT = (
+    f"SELECT group_concat(json_array({', '.join(_PLAIN)})"
+    + "".join(f" || ',' || coalesce({name}, 'null')" for name in _JSON)
+    + ") FROM mainspring_runs"
+)
+RUN_INSERT = (
+    f"INSERT INTO mainspring_runs ({', '.join(_INSERTED)}) SELECT * FROM (VALUES ",
+    ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO NOTHING",
+    len(_INSERTED),
+)
+_STRIDE = 1 + len(_JSON)
+
+_STATES = {str(s): s for s in State}
+_SOURCES = {str(s): s for s in Source}
+_OUTCOMES = {str(o): o for o in Outcome}
+
+
+def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
+    """The run as `_INSERTED` names its columns; the payload is encoded already."""
+    return (
+        run.id,
+        run.job_id,
+        run.handler,
+        run.queue,
+        run.priority,
+        run.source,
+        run.state,
+        run.attempt,
+        run.failures,
+        run.lapses,
+        run.token,
+        run.cancel_requested,
+        run.after_any,
+        to_us(run.created_at),
+        to_us(run.scheduled_at),
+        to_us(run.run_at),
+        _time(run.start_by),
+        _time(run.started_at),
+        _time(run.finished_at),
+        _time(run.lease_until),
+        run.worker,
+        _text(run.error),
+        _text(run.reason),
+        run.dedupe_key,
+        _time(run.dedupe_until),
+        lane,
+        payload,
+        None if run.result is None else codec.encode(run.result, what="result"),
+        progress_text(run.progress),
+        _json(run.after),
+        _attempts(run.attempts),
+    )
+
+
+def read_runs(text: str | None) -> list[tuple[int, Run]]:
+    """What `RUN_SELECT` gave, as (seq, run), in no order that can be relied on."""
+    if text is None:
+        return []
+    flat = codec.decode(f"[{text}]")
+    moments = _Moments({None: None})
+    return [
+        (flat[at][0], _run(moments, *flat[at : at + _STRIDE]))
+        for at in range(0, len(flat), _STRIDE)
+    ]
+
+
+def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Run]:
+    texts = select(connection, _RUNS_BY_ID, [(run_id,) for run_id in ids])
+    return {run.id: run for text in texts for _, run in read_runs(text)}
+
+
+_RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
+
+
+class _Moments(dict[int | None, datetime | None]):
+    """The runs of a page share many moments: each is made once."""
+
+    def __missing__(self, us: int) -> datetime:
+        made = self[us] = from_us(us)
+        return made
+
+
+def _run(
+    moments: Mapping[Any, Any],
+    plain: list[Any],
+    payload: Any,
+    result: Any,
+    progress: list[Any] | None,
+    after: list[str] | None,
+    attempts: list[list[Any]] | None,
+) -> Run:
+    (
+        _, id, job_id, handler, queue, priority, source, state, attempt, failures, lapses, token,
+        cancel_requested, after_any, created_at, scheduled_at, run_at, start_by, started_at,
+        finished_at, lease_until, worker, error, reason, dedupe_key, dedupe_until,
+    ) = plain  # fmt: skip
+    return Run(
+        id=id,
+        job_id=job_id,
+        handler=handler,
+        created_at=moments[created_at],
+        scheduled_at=moments[scheduled_at],
+        run_at=moments[run_at],
+        source=_SOURCES[source],
+        queue=queue,
+        priority=priority,
+        payload=payload,
+        state=_STATES[state],
+        attempt=attempt,
+        failures=failures,
+        lapses=lapses,
+        token=token,
+        start_by=moments[start_by],
+        started_at=moments[started_at],
+        finished_at=moments[finished_at],
+        worker=worker,
+        lease_until=moments[lease_until],
+        cancel_requested=bool(cancel_requested),
+        result=result,
+        error=error,
+        reason=reason,
+        progress=None if progress is None else Progress(*progress),
+        dedupe_key=dedupe_key,
+        dedupe_until=moments[dedupe_until],
+        after=tuple(after) if after else (),
+        after_any=bool(after_any),
+        attempts=tuple(map(_attempt, attempts)) if attempts else (),
+    )
+
+
+_TIMES = tuple(
+    at for at, name in enumerate(_PLAIN) if name.endswith(("_at", "_until")) or name == "start_by"
+)
+
+
+# -- fields of a change ---------------------------------------------------------------------
+
+
+def _time(moment: datetime | None) -> int | None:
+    return None if moment is None else to_us(moment)
+
+
+def _text(text: str | None) -> str | None:
+    """Free text may hold lone surrogates (file names do), which SQLite's UTF-8 has none for."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _json(value: Sequence[Any]) -> str | None:
+    return _encode(value) if value else None
+
+
+def progress_text(progress: Progress | None) -> str | None:
+    if progress is None:
+        return None
+    return _json((progress.done, progress.total, progress.message))
+
+
+def _attempts(attempts: Sequence[Attempt]) -> str | None:
+    """Every run that ends passes here, mostly with one attempt: text by hand is twice as fast."""
+    return f"[{','.join(map(_attempt_text, attempts))}]" if attempts else None
+
+
+def _attempt_text(attempt: Attempt) -> str:
+    error = "null" if attempt.error is None else _quoted(attempt.error)
+    traceback = "null" if attempt.traceback is None else _quoted(attempt.traceback)
+    log = _encode(attempt.log) if attempt.log else "[]"
+    return (
+        f"[{attempt.number},{_quoted(attempt.worker)},{to_us(attempt.started_at)},"
+        f'{to_us(attempt.finished_at)},"{attempt.outcome}",{error},{traceback},{log}]'
+    )
+
+
+def _attempt(row: list[Any]) -> Attempt:
+    number, worker, started, finished, outcome, error, traceback, log = row
+    return Attempt(
+        number, worker, from_us(started), from_us(finished), _OUTCOMES[outcome], error, traceback,
+        tuple(log),
+    )  # fmt: skip
+
+
+def _result(value: Any) -> str | None:
+    return None if value is None else codec.encode(value, what="result")
+
+
+def _payload(value: Any) -> str | None:
+    return None if value is None else codec.encode(value)
+
+
+_ENCODERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys((name for at, name in enumerate(_PLAIN) if at in _TIMES), _time),
+    "error": _text,
+    "reason": _text,
+    "worker": _text,
+    "payload": _payload,
+    "result": _result,
+    "progress": progress_text,
+    "after": _json,
+    "attempts": _attempts,
+}
+_NAMES = frozenset({*_PLAIN[1:], "payload", "result", "progress", "after", "attempts"})
+
+
+@cache
+def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
+    """The column that keeps a run's field, and what makes its value (None: it is kept as is)."""
+    if field not in _NAMES:
+        raise InvalidInput(f"a run has no stored field {field!r}")
+    return f'"{field}"', _ENCODERS.get(field)
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+JOB_SELECT = (
+    "SELECT group_concat(json_array(id, version, enabled, next_run_at, last_run_at)"
+    " || ',' || body || ',' || coalesce(payload, 'null') || ',' || coalesce(metadata, 'null'))"
+    " FROM mainspring_jobs"
+)
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    policy = job.policy
+    key = policy.concurrency_key
+    limit_key = f"job:{job.id}" if key is None else f"key:{key}"
+    body = [
+        job.handler,
+        to_us(job.created_at),
+        to_us(job.updated_at),
+        job.schedule and json.dumps(job.schedule.to_dict()),
+        json.dumps(policy.to_dict()),
+        job.owner,
+        job.description,
+        job.tags,
+        policy.after,
+    ]
+    return {
+        "id": job.id,
+        "version": job.version + 1,
+        "enabled": job.enabled,
+        "next_run_at": _time(job.next_run_at),
+        "last_run_at": _time(job.last_run_at),
+        "concurrency": policy.concurrency,
+        "limit_key": None if policy.concurrency is None else limit_key,
+        "body": _encode(body),
+        "payload": _payload(job.payload),
+        "metadata": codec.encode(dict(job.metadata), what="metadata") if job.metadata else None,
+    }
+
+
+def read_jobs(text: str | None) -> list[Job]:
+    if text is None:
+        return []
+    flat = codec.decode(f"[{text}]")
+    return [_job(*flat[at : at + 4]) for at in range(0, len(flat), 4)]
+
+
+def _job(columns: list[Any], body: list[Any], payload: Any, metadata: Mapping[str, Any]) -> Job:
+    id, version, enabled, next_run_at, last_run_at = columns
+    handler, created_at, updated_at, schedule, policy, owner, description, tags, _ = body
+    return Job(
+        id=id,
+        handler=handler,
+        created_at=from_us(created_at),
+        updated_at=from_us(updated_at),
+        payload=payload,
+        schedule=None if schedule is None else _schedule(schedule),
+        policy=_policy(policy),
+        enabled=bool(enabled),
+        next_run_at=None if next_run_at is None else from_us(next_run_at),
+        last_run_at=None if last_run_at is None else from_us(last_run_at),
+        version=version,
+        owner=Owner(owner),
+        description=description,
+        tags=tuple(tags),
+        metadata=metadata or {},
+    )
+
+
+@lru_cache(maxsize=4096)
+def _schedule(text: str) -> Schedule:
+    return schedules.from_dict(json.loads(text))
+
+
+@lru_cache(maxsize=4096)
+def _policy(text: str) -> Policy:
+    return Policy.from_dict(json.loads(text))
+
+
+# -- many rows, one step --------------------------------------------------------------------
+
+# A batch is padded with empty rows up to one of these sizes, so that few statements serve all
+# and stay prepared.
+_SIZES = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)
+_MOST_PARAMETERS = 32_000  # SQLite allows 32,766
+
+BulkSql = tuple[str, str, int]
+"""What stands before and after the rows of a `VALUES`, and how wide a row is."""
+
+
+def bulk(connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]]) -> int:
+    """Write with `head VALUES (…), (…) tail`; say how many rows that changed.
+
+    The statement must pass over rows whose first column is null: those are the padding.
+    """
+    return sum(cursor.rowcount for cursor in _in_chunks(connection, sql, rows, ()))
+
+
+def select(
+    connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]], *after: Any
+) -> list[Any]:
+    """Read with `head VALUES (…), (…) tail`: one value for each chunk of the rows.
+
+    Lists of text come so, and not as JSON, because SQLite's JSON cuts text at a NUL.
+    `after` are the parameters of the tail.
+    """
+    return [cursor.fetchone()[0] for cursor in _in_chunks(connection, sql, rows, after)]
+
+
+def _in_chunks(
+    connection: sqlite3.Connection,
+    sql: BulkSql,
+    rows: Sequence[Sequence[Any]],
+    after: Sequence[Any],
+) -> Iterator[sqlite3.Cursor]:
+    width = sql[2]
+    most = max(size for size in _SIZES if size * width <= _MOST_PARAMETERS)
+    for start in range(0, len(rows), most):
+        part = rows[start : start + most]
+        size = next(size for size in _SIZES if size >= len(part))
+        values = [value for row in part for value in row]
+        values += [None] * ((size - len(part)) * width)
+        yield connection.execute(_bulk_sql(sql, size), (*values, *after))
+
+
+@lru_cache(maxsize=1024)
+def _bulk_sql(sql: BulkSql, size: int) -> str:
+    head, tail, width = sql
+    row = f"({','.join('?' * width)})"
+    return head + ",".join([row] * size) + tail

@@ -1,0 +1,213 @@
+"""Tables, indexes, migrations, and opening a file with all the care that a file needs.
+
+Our tables begin with `mainspring_`: a user's own may live beside them. A file that we made
+carries our application id and the schema's version in `user_version`; a user's own database
+keeps its own `user_version`, so the version is always in `mainspring_meta` too.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
+from mainspring.stores.sqlite.lock import TurnLock
+
+__all__ = ["APPLICATION_ID", "BUSY_SECONDS", "MIGRATIONS", "check_file", "connect", "migrate"]
+
+APPLICATION_ID = 0x4D53_5052  # "MSPR"
+BUSY_SECONDS = 5.0
+
+# Every finished run has passed through these indexes, so each is as small as its use allows:
+# partial, by state. `find` reads one index per state (see reads.py), `claim` the pending one.
+#
+# A lane is `queue, handler, job (if it has a limit), priority`, joined by 0x1F. All of a
+# lane's pending runs are equally claimable, so that a claim takes each lane's earliest.
+#
+# The conditions are ORs, not INs: only of an OR does SQLite see that `state = 'failed'` falls
+# under it.
+_FIRST = """
+CREATE TABLE mainspring_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE mainspring_runs (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    job_id TEXT NOT NULL,
+    handler TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    lane TEXT NOT NULL,
+    source TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    failures INTEGER NOT NULL,
+    lapses INTEGER NOT NULL,
+    token INTEGER NOT NULL,
+    cancel_requested INTEGER NOT NULL,
+    after_any INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    scheduled_at INTEGER NOT NULL,
+    run_at INTEGER NOT NULL,
+    start_by INTEGER,
+    started_at INTEGER,
+    finished_at INTEGER,
+    lease_until INTEGER,
+    worker TEXT,
+    error TEXT,
+    reason TEXT,
+    dedupe_key TEXT,
+    dedupe_until INTEGER,
+    payload TEXT,
+    result TEXT,
+    progress TEXT,
+    "after" TEXT,
+    attempts TEXT
+);
+CREATE INDEX mainspring_runs_lane ON mainspring_runs (lane, run_at, state) WHERE state = 'pending';
+CREATE INDEX mainspring_runs_pending ON mainspring_runs (job_id, state) WHERE state = 'pending';
+CREATE INDEX mainspring_runs_running ON mainspring_runs (job_id, lease_until, state)
+    WHERE state = 'running';
+CREATE INDEX mainspring_runs_succeeded ON mainspring_runs (job_id, state) WHERE state = 'succeeded';
+CREATE INDEX mainspring_runs_rare ON mainspring_runs (state) WHERE
+    state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped';
+CREATE INDEX mainspring_runs_rare_job ON mainspring_runs (job_id, state) WHERE
+    state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped';
+CREATE INDEX mainspring_runs_slots ON mainspring_runs (job_id) WHERE
+    source = 'schedule' AND (state = 'waiting' OR state = 'pending' OR state = 'running');
+CREATE INDEX mainspring_runs_finished ON mainspring_runs (finished_at)
+    WHERE finished_at IS NOT NULL;
+CREATE INDEX mainspring_runs_dedupe ON mainspring_runs (dedupe_key)
+    WHERE dedupe_key IS NOT NULL;
+
+CREATE TABLE mainspring_jobs (
+    id TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    enabled INTEGER NOT NULL,
+    next_run_at INTEGER,
+    last_run_at INTEGER,
+    concurrency INTEGER,
+    limit_key TEXT,
+    body TEXT NOT NULL,
+    payload TEXT,
+    metadata TEXT
+);
+CREATE INDEX mainspring_jobs_due ON mainspring_jobs (next_run_at, id)
+    WHERE enabled AND next_run_at IS NOT NULL;
+CREATE INDEX mainspring_jobs_limit ON mainspring_jobs (limit_key) WHERE limit_key IS NOT NULL;
+
+CREATE TABLE mainspring_terms (
+    name TEXT PRIMARY KEY,
+    holder TEXT NOT NULL,
+    token INTEGER NOT NULL,
+    until INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: list[str] = [_FIRST]
+"""Step n takes a file from version n to n + 1. A step that was released is never edited."""
+
+
+def check_file(path: Path) -> None:
+    """Refuse what can be refused before SQLite touches it, and say what to do."""
+    if path.name == ":memory:":
+        raise StoreError("an SQLite store needs a file; for one in memory use memory://")
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; name a file in it, as {path / 'mainspring.db'}")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: the folder {path.parent} does not exist; make it first")
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except FileNotFoundError:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise StoreError(
+                f"{path} cannot be made: the folder {path.parent} may not be written to"
+            ) from None
+        return
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    if head and head != b"SQLite format 3\0":
+        raise StoreDamaged(
+            f"{path} is no SQLite database (it begins with {head[:8]!r}); name another file"
+        )
+    for what in (path, path.parent):
+        if not os.access(what, os.W_OK):
+            raise StoreError(f"{what} may not be written to; SQLite needs the file and its folder")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512
+    )
+    # 16 MB of write-ahead log between checkpoints: fewer of them, and none is long.
+    connection.executescript(
+        "PRAGMA synchronous = FULL;"
+        "PRAGMA wal_autocheckpoint = 4000;"
+        "PRAGMA journal_size_limit = 67108864;"
+        "PRAGMA cache_size = -32768;"
+        "PRAGMA temp_store = MEMORY;"
+    )
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, path: Path, lock: TurnLock) -> None:
+    """Bring the file to this version. Two processes may do it at once: one finds it done."""
+    version = _version(connection, path)
+    with lock:
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StoreError(
+                f"{path}: SQLite cannot keep a write-ahead log there (mode {mode!r});"
+                " use a local disk, not a network share"
+            )
+        if version == len(MIGRATIONS):
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _apply(connection, _version(connection, path))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _apply(connection: sqlite3.Connection, version: int) -> None:
+    if _pragma(connection, "application_id") == 0 and _pragma(connection, "schema_version") == 0:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for step in MIGRATIONS[version:]:
+        for statement in filter(str.strip, step.split(";")):
+            connection.execute(statement)
+    connection.execute(
+        "INSERT OR REPLACE INTO mainspring_meta VALUES ('version', ?)", (len(MIGRATIONS),)
+    )
+    if _pragma(connection, "application_id") == APPLICATION_ID:
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The file's schema version, 0 where our tables are missing."""
+    owner = _pragma(connection, "application_id")
+    if owner not in (0, APPLICATION_ID):
+        raise StoreDamaged(
+            f"{path} belongs to another program (application id {owner:#x}); name another file"
+        )
+    if owner == APPLICATION_ID:
+        version = _pragma(connection, "user_version")
+    else:
+        known = "SELECT 1 FROM sqlite_schema WHERE name = 'mainspring_meta'"
+        read = "SELECT value FROM mainspring_meta WHERE name = 'version'"
+        version = (
+            connection.execute(read).fetchone()[0] if connection.execute(known).fetchone() else 0
+        )
+    if version > len(MIGRATIONS):
+        raise StoreTooNew(
+            f"{path} was written by a newer Mainspring (schema {version}; this one knows up to"
+            f" {len(MIGRATIONS)}). Upgrade Mainspring, or name another file"
+        )
+    return int(version)
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,0 +1,175 @@
+"""The SQLite store: each method queues its work on a thread and awaits the answer.
+
+It may be used from any event loop in any thread. It does not survive a fork (SQLite does
+not): a child process opens a store of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mainspring import states
+from mainspring.clock import Clock, SystemClock
+from mainspring.errors import StoreError
+from mainspring.model import Job, Page, Run
+from mainspring.states import Change
+from mainspring.store import (
+    Added,
+    Claim,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    RunQuery,
+)
+from mainspring.stores.sqlite import changes as committing
+from mainspring.stores.sqlite import firing, reads, writes
+from mainspring.stores.sqlite.reader import Reader
+from mainspring.stores.sqlite.rows import job_row, span_us, to_us
+from mainspring.stores.sqlite.threads import CLOSED, Work
+from mainspring.stores.sqlite.writer import Writer
+
+__all__ = ["SqliteStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What is there between `open` and `close`. Slow reads have a reader of their own."""
+
+    writer: Writer
+    reader: Reader
+    slow_reader: Reader
+    process: int
+
+
+class SqliteStore:
+    def __init__(self, path: str | os.PathLike[str], clock: Clock | None = None) -> None:
+        self._path = Path(path)
+        self._clock = clock or SystemClock()
+        self._session: _Session | None = None
+
+    async def open(self) -> None:
+        if self._session is not None:
+            return
+        path = self._path.absolute()
+        writer = Writer(path, self._clock)
+        writer.start()
+        await asyncio.wrap_future(writer.opened)
+        self._session = _Session(writer, Reader(path), Reader(path), os.getpid())
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        threads = (session.reader, session.slow_reader, session.writer)
+        session.reader.close()
+        session.slow_reader.close()
+        session.writer.mailbox.close()
+        await asyncio.gather(*(asyncio.wrap_future(thread.ended) for thread in threads))
+
+    async def now(self) -> datetime:
+        return self._clock.now()
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        added: list[Added] = await self._write(writes.add, [writes.NewRun.of(r) for r in runs])
+        return added
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        [claimed] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
+        runs: list[Run] = claimed.runs()
+        return runs
+
+    async def next_due(self, claim: Claim) -> datetime | None:
+        now = to_us(self._clock.now())
+        return await self._open_session().reader.read(reads.next_due, claim, now)
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        items = [(item, span_us(lease)) for item in held]
+        runs = await self._write(writes.renew, items, wakes=False)
+        return [run for run in runs if run is not None]
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        items = [committing.Written.of(change) for change in changes]
+        done: list[bool] = await self._write(committing.commit, items)
+        return done
+
+    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+        return await self._open_session().reader.read(reads.get, list(ids))
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        now = to_us(self._clock.now())
+        return await self._open_session().reader.read(reads.find, query, now)
+
+    async def counts(self) -> Counts:
+        now = to_us(self._clock.now())
+        return await self._open_session().slow_reader.read(reads.counts, now)
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
+        return int(count)
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self._open_session().reader.read(reads.jobs, query)
+
+    async def put_job(self, job: Job) -> bool:
+        [done] = await self._write(firing.put_jobs, [job_row(job)])
+        return bool(done)
+
+    async def drop_job(self, job_id: str) -> bool:
+        [done] = await self._write(firing.drop_jobs, [job_id])
+        return bool(done)
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        [fired] = await self._write(firing.fire, [list(firings)])
+        return list(fired)
+
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        [token] = await self._write(writes.elect, [(name, holder, span_us(ttl))], wakes=False)
+        return None if token is None else int(token)
+
+    async def wait(self, timeout: float) -> bool:
+        return await self._open_session().writer.bell.wait(timeout)
+
+    async def _write(
+        self,
+        run: Callable[..., list[Any]],
+        items: list[Any],
+        *,
+        wakes: bool = True,
+        undo: Callable[[Any], None] | None = None,
+    ) -> list[Any]:
+        session = self._open_session()
+        if not items:
+            return []
+        loop = asyncio.get_running_loop()
+        work = Work(run, items, loop, loop.create_future(), wakes, undo)
+        session.writer.mailbox.put(work)
+        results: list[Any] = await work.future
+        return results
+
+    def _open_session(self) -> _Session:
+        if self._session is None:
+            raise StoreError(CLOSED)
+        if self._session.process != os.getpid():
+            raise StoreError(
+                f"{self._path} was opened before this process was forked; open a store of its own"
+                " in the child (or start it by spawn)"
+            )
+        return self._session
+
+    def _give_back(self, result: list[writes.Claimed]) -> None:
+        """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
+        session, runs = self._session, result[0].runs()
+        if session is None or not runs:
+            return
+        now = self._clock.now()
+        back = [committing.Written.of(states.released(run, now, began=False)) for run in runs]
+        loop = asyncio.get_running_loop()
+        session.writer.mailbox.put(Work(committing.commit, back, loop, loop.create_future(), True))

@@ -1,0 +1,151 @@
+"""Work handed from event loops to a thread, and its results handed back.
+
+Results go back in batches: one `call_soon_threadsafe` for each loop that has some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mainspring.errors import StoreError
+
+__all__ = ["CLOSED", "Bell", "Mailbox", "Work", "deliver"]
+
+CLOSED = "the store is not open: call open() first (and use it before close())"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """Something to be done in a thread for a caller that awaits `future` on `loop`.
+
+    `undo` is called on the loop, with the result, where the caller has been cancelled.
+    """
+
+    run: Callable[..., Any]
+    items: list[Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    wakes: bool = False
+    undo: Callable[[Any], None] | None = None
+
+
+class Mailbox:
+    """Where loops put work for one thread. Once closed it takes no more."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._closed = False
+
+    def put(self, work: Work) -> None:
+        with self._guard:
+            if self._closed:
+                raise StoreError(CLOSED)
+            self._queue.put(work)
+
+    def nudge(self) -> None:
+        """Make the thread look around."""
+        self._queue.put(None)
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            self._queue.put(None)
+
+    @property
+    def finished(self) -> bool:
+        return self._closed and self._queue.empty()
+
+    def take(self, most: int, timeout: float | None) -> list[Work]:
+        """Wait for work, and take what is there, up to about `most` items."""
+        taken: list[Work] = []
+        size = 0
+        with contextlib.suppress(queue.Empty):
+            work = self._queue.get(timeout=timeout)
+            while True:
+                if work is not None and not work.future.cancelled():
+                    taken.append(work)
+                    size += len(work.items)
+                if size >= most:
+                    break
+                work = self._queue.get_nowait()
+        return taken
+
+
+def deliver(outcomes: Iterable[tuple[Work, Any, BaseException | None]]) -> None:
+    """Hand results and errors to the loops that wait for them."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Work, Any, BaseException | None]]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome[0].loop, []).append(outcome)
+    for loop, batch in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, batch)
+
+
+def _settle(batch: list[tuple[Work, Any, BaseException | None]]) -> None:
+    for work, result, error in batch:
+        if work.future.cancelled():
+            if work.undo is not None and error is None:
+                work.undo(result)
+        elif error is not None:
+            work.future.set_exception(error)
+        else:
+            work.future.set_result(result)
+
+
+class Bell:
+    """Wakes those who wait, on whichever loop they do."""
+
+    def __init__(self, on_waiter: Callable[[], None]) -> None:
+        self._on_waiter = on_waiter
+        self._guard = threading.Lock()
+        self._waiters: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self._waiters)
+
+    async def wait(self, timeout: float) -> bool:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        with self._guard:
+            first = not self._waiters
+            self._waiters.setdefault(loop, set()).add(waiter)
+        if first:
+            self._on_waiter()
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._forget(loop, waiter)
+        return True
+
+    def ring(self) -> None:
+        """From any thread."""
+        with self._guard:
+            loops = list(self._waiters)
+        for loop in loops:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake, loop)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._guard:
+            waiters = list(self._waiters.get(loop, ()))
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+        with self._guard:
+            waiters = self._waiters.get(loop, set())
+            waiters.discard(waiter)
+            if not waiters:
+                self._waiters.pop(loop, None)

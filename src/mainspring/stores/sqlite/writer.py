@@ -1,0 +1,148 @@
+"""The writer thread: all writes of a store, in order, many in one commit.
+
+It takes what is queued, runs it in one transaction (one fsync), and only then answers.
+Neighbouring calls of one kind are joined, so that a hundred callers who add one run each cost
+one statement. An operation that fails is rolled back alone: the others are done again
+without it. Whatever happens, the thread goes on.
+
+While somebody waits for a hint, the idle thread looks every 20 ms whether another process has
+committed (`PRAGMA data_version`: it does not change by this connection's own commits).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from mainspring.clock import Clock
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.sqlite import writes
+from mainspring.stores.sqlite.claims import next_runs
+from mainspring.stores.sqlite.faults import translated
+from mainspring.stores.sqlite.lock import TurnLock
+from mainspring.stores.sqlite.rows import to_us
+from mainspring.stores.sqlite.schema import BUSY_SECONDS, check_file, connect, migrate
+from mainspring.stores.sqlite.threads import Bell, Mailbox, Work, deliver
+from mainspring.stores.sqlite.transaction import Transaction
+
+__all__ = ["Writer"]
+
+_GROUP_ITEMS = 2_000
+"""About as many items share a commit: some 30 ms, so that other processes get their turn."""
+
+_POLL_SECONDS = 0.02
+
+Outcome = tuple[Work, Any, BaseException | None]
+
+
+class Writer:
+    """One thread, one connection. `opened` and `ended` say how far it is."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS)
+        self.mailbox = Mailbox()
+        self.bell = Bell(self.mailbox.nudge)
+        self.opened: Future[None] = Future()
+        self.ended: Future[None] = Future()
+
+    def start(self) -> None:
+        name = "mainspring-sqlite-writer"
+        threading.Thread(target=self._main, name=name, daemon=True).start()
+
+    def _main(self) -> None:
+        try:
+            self._connection = self._open()
+        except BaseException as error:
+            self._lock.close()
+            self.opened.set_exception(translated(error, self._path))
+            return
+        self._version = self._data_version()
+        self.opened.set_result(None)
+        while not self.mailbox.finished:
+            self._turn()
+        self._connection.close()
+        self._lock.close()
+        self.bell.ring()
+        self.ended.set_result(None)
+
+    def _open(self) -> sqlite3.Connection:
+        check_file(self._path)
+        self._lock.open()
+        connection = connect(self._path)
+        try:
+            migrate(connection, self._path, self._lock)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _turn(self) -> None:
+        """Wait for work (or for the next look at other processes), and do it."""
+        group = self.mailbox.take(_GROUP_ITEMS, _POLL_SECONDS if self.bell.awaited else None)
+        try:
+            outcomes = self._outcomes(group)
+        except BaseException as error:  # nothing is expected here; callers must not hang
+            outcomes = [(work, None, translated(error, self._path)) for work in group]
+        deliver(outcomes)
+        if any(work.wakes and error is None for work, _, error in outcomes) or self._others_wrote():
+            self.bell.ring()
+
+    def _outcomes(self, group: list[Work]) -> list[Outcome]:
+        if all(work.run is writes.claim for work in group) and not self._anything_due(group):
+            return [(work, [writes.Claimed() for _ in work.items], None) for work in group]
+        try:
+            return list(zip(group, self._transact(group), [None] * len(group), strict=True))
+        except BaseException as raised:
+            error = translated(raised, self._path)
+        if len(group) == 1 or isinstance(error, StoreUnavailable):
+            return [(work, None, error) for work in group]
+        return [outcome for work in group for outcome in self._outcomes([work])]
+
+    def _anything_due(self, claims: list[Work]) -> bool:
+        """A look without the write lock, so that idle workers cost the busy ones nothing."""
+        now = to_us(self._clock.now())
+        try:
+            return any(next_runs(self._connection, c, now) for w in claims for c in w.items)
+        except sqlite3.Error:
+            return True  # let the claim itself meet it and say so
+
+    def _transact(self, group: list[Work]) -> list[Any]:
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                time = self._clock.now()
+                results = list(_run(Transaction(self._connection, time, to_us(time)), group))
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        return results
+
+    def _others_wrote(self) -> bool:
+        if not self.bell.awaited:
+            return False
+        try:
+            seen, self._version = self._version, self._data_version()
+        except sqlite3.Error:
+            return False
+        return seen != self._version
+
+    def _data_version(self) -> int:
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _run(tx: Transaction, group: list[Work]) -> Iterator[list[Any]]:
+    """The results of each work, in order. Neighbours of one kind are done in one call."""
+    for run, neighbours in groupby(group, key=lambda work: work.run):
+        works = list(neighbours)
+        results = iter(run(tx, [item for work in works for item in work.items]))
+        for work in works:
+            yield [next(results) for _ in work.items]

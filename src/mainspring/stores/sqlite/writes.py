@@ -1,0 +1,231 @@
+"""What happens to runs inside a write transaction (changes.py has commit, firing.py jobs).
+
+Each function takes the transaction and a list of items, and gives one result for each, in
+order; the writer may join the items of several callers into one call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from mainspring import codec
+from mainspring.model import (
+    LIVE,
+    Run,
+    State,
+    replace,
+)
+from mainspring.store import Added, Claim, Held
+from mainspring.stores.sqlite.claims import next_runs, room_for
+from mainspring.stores.sqlite.rows import (
+    RUN_INSERT,
+    RUN_SELECT,
+    bulk,
+    lane_of,
+    progress_text,
+    read_runs,
+    run_row,
+    runs_by_id,
+    select,
+    span_us,
+)
+from mainspring.stores.sqlite.transaction import Transaction
+
+__all__ = ["Claimed", "NewRun", "add", "claim", "elect", "prune", "renew"]
+
+_BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
+
+
+# -- add ------------------------------------------------------------------------------------
+
+
+class NewRun(NamedTuple):
+    """A run to add, as it will be read back, and its payload as it is kept."""
+
+    run: Run
+    payload: str | None
+
+    @classmethod
+    def of(cls, run: Run) -> NewRun:
+        if run.payload is None and not run.duplicate:
+            return cls(run, None)
+        text = codec.encode(run.payload)
+        return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
+
+
+def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
+    duplicates = _duplicates(tx, items) if any(i.run.dedupe_key is not None for i in items) else {}
+    fresh = [item for at, item in enumerate(items) if at not in duplicates]
+    stored = _insert(tx, fresh)
+    return [
+        duplicates[at] if at in duplicates else Added(stored.get(item.run.id, item.run))
+        for at, item in enumerate(items)
+    ]
+
+
+def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
+    """Insert those whose id is new. Where some were not, gives all as they are stored."""
+    limited = _limited(tx, {item.run.job_id for item in items})
+    rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
+    if bulk(tx.connection, RUN_INSERT, rows) == len(rows):
+        return {}
+    return runs_by_id(tx.connection, [item.run.id for item in items])
+
+
+def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
+    """Those of the jobs that have a concurrency limit, and so lanes of their own."""
+    return set(json.loads(tx.value(_LIMITED, json.dumps(list(job_ids)))))
+
+
+_LIMITED = (
+    "SELECT json_group_array(id) FROM mainspring_jobs"
+    " WHERE id IN (SELECT value FROM json_each(?)) AND concurrency IS NOT NULL"
+)
+
+
+def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
+    """Which items meet a taken key (in the store, or earlier among them), by position."""
+    keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
+    texts = select(tx.connection, _HOLDERS, keys, tx.now)
+    holders = {run.dedupe_key: run for text in texts for _, run in read_runs(text)}
+    known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
+    found: dict[int, Added] = {}
+    refused: set[str] = set()
+    for at, item in enumerate(items):
+        run = item.run
+        if run.id in known:
+            continue
+        if not refused.isdisjoint(run.after):
+            refused.add(run.id)
+            found[at] = Added(replace(run, duplicate=True), duplicate=True)
+            continue
+        if run.dedupe_key is not None and run.dedupe_key in holders:
+            refused.add(run.id)
+            found[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
+            continue
+        known.add(run.id)
+        if run.dedupe_key is not None and _holds_key(run, tx.time):
+            holders[run.dedupe_key] = run
+    return found
+
+
+_HOLDERS = (
+    f"{RUN_SELECT} WHERE dedupe_key IN (VALUES ",
+    ") AND (state IN ('waiting', 'pending', 'running') OR dedupe_until > ?)",
+    1,
+)
+
+
+def _holds_key(run: Run, now: datetime) -> bool:
+    return run.state in LIVE or (run.dedupe_until is not None and run.dedupe_until > now)
+
+
+# -- claim and renew ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
+
+    seqs: Sequence[int] = ()
+    text: str | None = None
+
+    def runs(self) -> list[Run]:
+        runs = dict(read_runs(self.text))
+        return [runs[seq] for seq in self.seqs]
+
+
+def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed]:
+    return [_claim(tx, item) for item in items]
+
+
+def _claim(tx: Transaction, claim: Claim) -> Claimed:
+    seqs = next_runs(tx.connection, claim, tx.now)
+    if not seqs:
+        return Claimed()
+    chosen = json.dumps(seqs)
+    tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
+    return Claimed(seqs, tx.value(_BY_SEQS, chosen))
+
+
+_TAKE = """
+UPDATE mainspring_runs
+SET state = 'running', token = token + 1, attempt = attempt + 1,
+    worker = ?, started_at = ?, lease_until = ?, progress = NULL
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+
+def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Run | None]:
+    """Each item is a run held and the length of its lease in microseconds."""
+    rows = [
+        (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
+        for held, lease in items
+    ]
+    bulk(tx.connection, _RENEW, rows)
+    runs = runs_by_id(tx.connection, [held.id for held, _ in items])
+    return [_if_held(tx, runs.get(h.id), row) for (h, _), row in zip(items, rows, strict=True)]
+
+
+def _if_held(tx: Transaction, run: Run | None, row: tuple[Any, ...]) -> Run | None:
+    _, token, until, progress, _ = row
+    if run is None or run.state is not State.RUNNING or run.token != token:
+        return None
+    if run.lease_until is None or run.lease_until > tx.time:
+        return run
+    # Its lease had lapsed, and it is under a limit: another run may have its place.
+    if not room_for(tx.connection, [run.job_id], tx.now).left(run.job_id):
+        return None
+    tx.changed(_RENEW_LAPSED, until, progress, run.id)
+    return runs_by_id(tx.connection, [run.id])[run.id]
+
+
+_RENEW = (
+    "UPDATE mainspring_runs SET lease_until = v.column3, progress = v.column4 FROM (VALUES ",
+    ") AS v WHERE id = v.column1 AND token = v.column2 AND state = 'running'"
+    " AND (lease_until > v.column5 OR NOT EXISTS (SELECT 1 FROM mainspring_jobs AS job"
+    " WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL))",
+    5,
+)
+_RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE id = ?"
+
+
+# -- prune and elect ------------------------------------------------------------------------
+
+
+def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
+    """Each item is a moment and how many runs may go."""
+    return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
+
+
+_PRUNE = """
+DELETE FROM mainspring_runs WHERE seq IN (
+    SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_finished
+    WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?)
+    ORDER BY finished_at LIMIT ?
+)
+"""
+
+
+def elect(tx: Transaction, items: Sequence[tuple[str, str, int]]) -> list[int | None]:
+    """Each item is what is led, who asks, and for how many microseconds."""
+    return [_elect(tx, *item) for item in items]
+
+
+def _elect(tx: Transaction, name: str, holder: str, ttl: int) -> int | None:
+    tx.changed(_ELECT, name, holder, tx.now + ttl, tx.now)
+    row = tx.connection.execute(_TERM, (name,)).fetchone()
+    return int(row[1]) if row[0] == holder and ttl else None
+
+
+_TERM = "SELECT holder, token FROM mainspring_terms WHERE name = ?"
+_ELECT = """
+INSERT INTO mainspring_terms (name, holder, token, until) VALUES (?1, ?2, 1, ?3)
+ON CONFLICT (name) DO UPDATE SET
+    token = token + (holder <> ?2), holder = ?2, until = ?3
+WHERE holder = ?2 OR until <= ?4
+"""
