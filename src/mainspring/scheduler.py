@@ -29,7 +29,7 @@ from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry
 from mainspring.model import Job, Owner, Page, Run, Source, State
 from mainspring.options import Options
-from mainspring.policy import Span
+from mainspring.policy import Policy, Span
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.schedules import Schedule
 from mainspring.schedules.zones import zone_named
@@ -56,7 +56,7 @@ class Scheduler:
         store: str | Store = "sqlite:///mainspring.db",
         *,
         timezone: str = "UTC",
-        queues: Iterable[str] | None = None,
+        queues: str | Iterable[str] | None = None,
         workers: int = 10,
         lease: Span = "30s",
         poll: Span = "1s",
@@ -76,7 +76,7 @@ class Scheduler:
         self._settings = Settings(
             worker_id=f"{socket.gethostname()}:{os.getpid()}:{self._rng.getrandbits(32):08x}",
             workers=_workers(workers),
-            queues=None if queues is None else frozenset(queues),
+            queues=_queues(queues),
             lease=_lease(lease),
             poll=_poll(poll),
             retention=duration(retention, what="retention"),
@@ -408,6 +408,15 @@ def _workers(given: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
         raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
     return given
+
+
+def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
+    if given is None:
+        return None
+    names = frozenset([given] if isinstance(given, str) else given)
+    for name in names:
+        Policy.make(queue=name)  # refuses what no queue can be called
+    return names
 
 
 def _lease(given: Span) -> timedelta:

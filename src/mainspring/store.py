@@ -153,7 +153,8 @@ class Store(Protocol):
 
         A run whose id is there already is left as it is and reported as added. A run whose
         `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come,
-        is not inserted: the answer carries the holder, marked `duplicate`.
+        is not inserted: the answer carries the holder, marked `duplicate`. Nor is one that
+        comes `after` a run refused so in the same call: its workflow is there already.
         """
         ...
 
@@ -215,7 +216,9 @@ class Store(Protocol):
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Fire slots: insert each firing's runs and advance its job, as one.
 
-        Not done where the job is gone or has another version. Overlap is decided in here, by
+        Not done where the job is gone or has another version. Firings of one job in a call are
+        a chain: where one is not done, those behind it are not either (an edit may have brought
+        the job to the very version that the second expects). Overlap is decided in here, by
         `overlapped`, on what the store holds at that moment.
         """
         ...

@@ -137,6 +137,8 @@ class Monitor:
     def began(self, machine: Machine, author: str, run_id: str, token: int) -> None:
         """A handler has begun."""
         key = (run_id, token)
+        if self.broken.is_set():
+            return
         self.note(author, f"begins   {_short(run_id)} t{token}")
         self.counted["started"] += 1
         run, now = self._runs[run_id], self.clock.now()
@@ -165,7 +167,7 @@ class Monitor:
     def ended(self, run_id: str, token: int, outcome: str) -> None:
         """A handler has ended: `returned`, `raised` or `stopped`."""
         handling = self._active[run_id].pop(token, None)
-        if handling is None:
+        if handling is None or self.broken.is_set():
             return
         self.note(handling.author, f"{outcome} {_short(run_id)} t{token}")
         self.counted[outcome] += 1
@@ -358,7 +360,9 @@ class Monitor:
     def _check_made(self, made: list[Run], now: datetime) -> None:
         fired: Counter[str] = Counter()
         for run in made:
-            self.counted[f"made {run.state} {run.reason or ''}".rstrip()] += 1
+            self.counted[
+                f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()
+            ] += 1
             job = self.store._jobs.get(run.job_id)
             if job is None or not _by_slot(run):
                 continue

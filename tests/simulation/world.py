@@ -66,7 +66,7 @@ class _World:
         self._rng = rng = random.Random(f"world {seed}")
         self._trace = trace
         self._make_store = make_store
-        self._span = rng.choice((30.0, 60.0, 90.0))
+        self._span = rng.choice((15.0, 25.0, 40.0))
         self._settings: dict[str, Any] = {
             "workers": PLACES,
             "lease": rng.choice(("3s", "5s", "10s")),
@@ -98,8 +98,11 @@ class _World:
     async def _story(self) -> None:
         rng, monitor = self._rng, self.monitor
         workload = Workload(self._seed, monitor, rng)
-        nodes = [Node(f"w{n}", monitor, rng, self._span, workload.register) for n in range(WORKERS)]
-        desk = Node("desk", monitor, rng, self._span, workload.register)
+        nodes = [
+            Node(f"w{n}", monitor, rng, workload.register, span=self._span, slowest=2.0)
+            for n in range(WORKERS)
+        ]
+        desk = Node("desk", monitor, rng, workload.register, span=self._span, slowest=0.5)
         for node in nodes:
             node.boot(**self._settings)
         desk.boot(**{**self._settings, "workers": 0})
@@ -107,10 +110,7 @@ class _World:
         while desk.scheduler is None:
             await asyncio.sleep(0.1)
         client = Client(monitor, rng, workload, desk.scheduler)
-        while asyncio.get_running_loop().time() < self._span:
-            await asyncio.sleep(rng.uniform(0, 1.5))
-            await client.act()
-        await asyncio.gather(*fates)
+        await asyncio.gather(self._busy(client), self._busy(client), *fates)
         monitor.note("WORLD", "calm")
         for node in (*nodes, desk):
             node.bad.on = False
@@ -118,11 +118,16 @@ class _World:
         monitor.check_end(monitor.clock.now())
         await self._alive(nodes, client)
 
+    async def _busy(self, client: Client) -> None:
+        while asyncio.get_running_loop().time() < self._span:
+            await asyncio.sleep(self._rng.uniform(0, 1))
+            await client.act()
+
     async def _fate(self, node: Node) -> None:
         """What befalls one worker, until the calm; then it is up."""
         rng, loop = self._rng, asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(rng.uniform(1, 20))
+            await asyncio.sleep(rng.uniform(1, 12))
             if loop.time() > self._span:
                 return
             kind = rng.random()

@@ -144,7 +144,8 @@ async def _enqueue(
     async with producer(where, with_code=True) as scheduler:
         run = await scheduler.enqueue(job_id, payload, **options)
         if wait:
-            run = await _ended(scheduler, run, timeout)
+            with output.waiting(f"waiting for run {run.id} of {job_id}"):
+                run = await _ended(scheduler, run, timeout)
     if wait:
         _tell_end(output, run)
     else:

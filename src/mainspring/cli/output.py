@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -69,6 +70,17 @@ class Output:
     def note(self, text: str) -> None:
         """Words beside the answer: on stderr, so that a pipe gets the answer alone."""
         sys.stderr.write(text + "\n")
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A sign of life on a terminal's stderr while nothing else is said."""
+        if self.as_json or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(text):
+            yield
 
     def table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
         if self.pretty:

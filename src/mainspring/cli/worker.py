@@ -75,6 +75,7 @@ def worker(
         str,
         typer.Argument(
             metavar="MODULE:ATTR",
+            envvar="MAINSPRING_APP",
             help="A Scheduler, or a function without arguments that gives one.",
         ),
     ],
@@ -148,7 +149,6 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
     """Work; True if the process should be replaced."""
     import asyncio
 
-    from mainspring.cli.banner import greet
     from mainspring.signals import run_until_signal
 
     stuck = False
@@ -156,7 +156,7 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
     async def watch() -> None:
         nonlocal stuck
         if command.place == 1 and not command.quiet:
-            await greet(scheduler, as_json=command.as_json)
+            await _greeted(scheduler, command)
         while not (stuck := await _is_stuck(scheduler)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
@@ -165,6 +165,16 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
 
     stopped = await run_until_signal(scheduler, watch=watch)
     return stuck and not stopped
+
+
+async def _greeted(scheduler: Scheduler, command: Command) -> None:
+    from mainspring.cli.banner import greet
+    from mainspring.errors import MainspringError
+
+    try:
+        await greet(scheduler, as_json=command.as_json)
+    except MainspringError as error:  # a store that went away again: the engine waits for it
+        log.warning("could not read the jobs: %s", error)
 
 
 async def _is_stuck(scheduler: Scheduler) -> bool:

@@ -82,6 +82,8 @@ class Control:
                 codec.encode(payload)
             if handler is not None:
                 handler.check(job.payload if payload is None else payload)
+        for upstream in options.upstream():
+            await self.run(upstream)
         now = await self._parts.store.now()
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await self._parts.jobs.followers()
@@ -140,6 +142,8 @@ class Control:
         return after
 
     async def run(self, run_id: str) -> Run:
+        if not isinstance(run_id, str) or not run_id.isascii():  # no id of ours
+            raise RunNotFound(run_id)
         found = await self._parts.store.get([run_id])
         if run_id not in found:
             raise RunNotFound(run_id)
@@ -166,6 +170,9 @@ class Control:
                     await changed.wait()
                     timer.cancel()
         except TimeoutError:
+            run = await self.run(run_id)  # a timeout of zero only looks
+            if run.finished:
+                return run
             raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
         finally:
             self._waiting[run_id].discard(changed)
@@ -249,9 +256,13 @@ class Control:
             if not page.items:
                 break
             now = await self._parts.store.now()
-            await self._parts.store.commit(
-                [states.cancelled(run, now, "job removed") for run in page.items]
-            )
+            changes = [states.cancelled(run, now, "job removed") for run in page.items]
+            done = await self._parts.store.commit(changes)
+            for run, change, kept in zip(page.items, changes, done, strict=True):
+                if kept:
+                    self.finished(run.id)
+                    self._parts.emit("run.cancelled", change.after(run))
+        self._keeper.unblock()
         self._parts.emit("job.removed", job_id=job_id)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:

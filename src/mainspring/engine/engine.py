@@ -94,6 +94,7 @@ class Engine:
                 self._settler.run,
                 self.worker.claiming,
                 self.worker.renewing,
+                self.worker.guarding,
                 self.worker.watching,
                 self.keeper.electing,
                 self.keeper.firing,

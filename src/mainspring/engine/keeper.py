@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from mainspring import states
 from mainspring.engine.firing import Gap, plan
-from mainspring.engine.parts import Parts
+from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.model import Job, Page, Run, State
 from mainspring.policy import Delivery
@@ -157,6 +157,8 @@ class Keeper:
         for run in await self._committed(page.items, changes):
             log.warning("rescued run %s from %s: its lease had lapsed", run.id, run.worker)
             self._parts.emit("run.rescued", run)
+            if run.finished:
+                self._parts.emit(EVENT_OF[run.state], run)
 
     async def _unblock_waiting(self) -> None:
         self._unblock.clear()

@@ -52,6 +52,12 @@ SELECT json_group_array(json_array(id, concurrency, limit_key, (
 FROM mainspring_jobs AS job
 WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
 """
+_EARLIEST_OF_ONE = """
+SELECT json_group_array(json_array(run_at, seq, 0)) FROM (
+    SELECT run_at, seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
+    WHERE state = 'pending' AND lane = ? AND run_at <= ? ORDER BY run_at, seq LIMIT ?
+)
+"""
 _EARLIEST = (
     "SELECT json_group_array(json_array(run.run_at, run.seq, among.column2)) FROM (VALUES ",
     """) AS among JOIN mainspring_runs AS run ON run.seq IN (
@@ -134,6 +140,14 @@ def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> R
     )
 
 
+def _heads(connection: sqlite3.Connection, lanes: list[_Lane], now: int, wanted: int) -> list[str]:
+    """JSON lists of (run_at, seq, position of the lane): the first `wanted` of each lane."""
+    if len(lanes) == 1:  # the usual case, and one that the index answers alone
+        return [connection.execute(_EARLIEST_OF_ONE, (lanes[0].name, now, wanted)).fetchone()[0]]
+    names = [(lane.name, at) for at, lane in enumerate(lanes)]
+    return select(connection, _EARLIEST, names, now, wanted)
+
+
 def _earliest(
     connection: sqlite3.Connection, level: list[_Lane], room: Room, now: int, wanted: int
 ) -> list[int]:
@@ -146,8 +160,7 @@ def _earliest(
     width = wanted
     while level:
         lanes = level[:width]
-        names = [(lane.name, at) for at, lane in enumerate(lanes)]
-        texts = select(connection, _EARLIEST, names, now, wanted)
+        texts = _heads(connection, lanes, now, wanted)
         taken: list[tuple[int, _Lane]] = []
         trial, turned_away = room.copy(), False
         for _, seq, at in sorted(row for text in texts for row in json.loads(text)):

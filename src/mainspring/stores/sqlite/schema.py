@@ -64,11 +64,11 @@ CREATE TABLE mainspring_runs (
     "after" TEXT,
     attempts TEXT
 );
-CREATE INDEX mainspring_runs_lane ON mainspring_runs (lane, run_at) WHERE state = 'pending';
-CREATE INDEX mainspring_runs_pending ON mainspring_runs (job_id) WHERE state = 'pending';
-CREATE INDEX mainspring_runs_running ON mainspring_runs (job_id, lease_until)
+CREATE INDEX mainspring_runs_lane ON mainspring_runs (lane, run_at, state) WHERE state = 'pending';
+CREATE INDEX mainspring_runs_pending ON mainspring_runs (job_id, state) WHERE state = 'pending';
+CREATE INDEX mainspring_runs_running ON mainspring_runs (job_id, lease_until, state)
     WHERE state = 'running';
-CREATE INDEX mainspring_runs_succeeded ON mainspring_runs (job_id) WHERE state = 'succeeded';
+CREATE INDEX mainspring_runs_succeeded ON mainspring_runs (job_id, state) WHERE state = 'succeeded';
 CREATE INDEX mainspring_runs_rare ON mainspring_runs (state) WHERE
     state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped';
 CREATE INDEX mainspring_runs_rare_job ON mainspring_runs (job_id, state) WHERE
@@ -110,7 +110,7 @@ MIGRATIONS: list[str] = [_FIRST]
 
 def check_file(path: Path) -> None:
     """Refuse what can be refused before SQLite touches it, and say what to do."""
-    if str(path) == ":memory:":
+    if path.name == ":memory:":
         raise StoreError("an SQLite store needs a file; for one in memory use memory://")
     if path.is_dir():
         raise StoreError(f"{path} is a folder; name a file in it, as {path / 'mainspring.db'}")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring import codec
 from mainspring.model import (
@@ -43,8 +43,7 @@ _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 # -- add ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run to add, as it will be read back, and its payload as it is kept."""
 
     run: Run
@@ -94,12 +93,18 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     texts = select(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for text in texts for _, run in read_runs(text)}
     known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
-    found = {}
+    found: dict[int, Added] = {}
+    refused: set[str] = set()
     for at, item in enumerate(items):
         run = item.run
         if run.id in known:
             continue
+        if not refused.isdisjoint(run.after):
+            refused.add(run.id)
+            found[at] = Added(replace(run, duplicate=True), duplicate=True)
+            continue
         if run.dedupe_key is not None and run.dedupe_key in holders:
+            refused.add(run.id)
             found[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
             continue
         known.add(run.id)

@@ -1,0 +1,236 @@
+"""The file: made, migrated, refused, and kept through restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
+from mainspring.model import State
+from mainspring.store import RunQuery
+from mainspring.stores.sqlite import SqliteStore, schema
+from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened, sql
+
+
+async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run("one", payload={"n": 1}), a_run("two")])
+        [held] = await store.claim(a_claim(limit=1))
+        await store.put_job(a_job("job", concurrency=3))
+    async with opened(path) as store:
+        runs = await store.get(["one", "two"])
+        assert runs["one"] == held
+        assert runs["two"].state is State.PENDING
+
+
+async def test_a_store_that_was_closed_can_be_opened_again(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    for _ in range(2):
+        await store.open()
+        await store.add([a_run("one")])
+        await store.close()
+        await store.close()
+    await store.open()
+    assert await ids_of(store) == ["one"]
+    await store.close()
+
+
+async def test_close_finishes_what_was_accepted(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    await store.open()
+    adding = [asyncio.ensure_future(store.add([a_run(f"run-{n}")])) for n in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert all(len(added) == 1 for added in await asyncio.gather(*adding))
+    async with opened(tmp_path / "jobs.db") as again:
+        assert len(await ids_of(again)) == 50
+
+
+async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    with pytest.raises(StoreError, match="not open"):
+        await store.add([a_run("one")])
+    await store.open()
+    await store.close()
+    for use in (store.get(["one"]), store.claim(a_claim()), store.wait(0), store.counts()):
+        with pytest.raises(StoreError, match="not open"):
+            await use
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        session = store._session
+        assert session is not None
+        object.__setattr__(session, "process", session.process - 1)  # as a child would see it
+        with pytest.raises(StoreError, match="forked"):
+            await store.get(["one"])
+        object.__setattr__(session, "process", os.getpid())
+
+
+async def refused(path: Path, error: type[StoreError], match: str) -> None:
+    store = SqliteStore(path)
+    with pytest.raises(error, match=match) as caught:
+        await store.open()
+    assert str(path) in str(caught.value)
+    with pytest.raises(StoreError, match="not open"):
+        await store.get([])
+
+
+async def test_a_folder_is_refused(tmp_path: Path) -> None:
+    await refused(tmp_path, StoreError, "is a folder")
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    await refused(tmp_path / "no" / "jobs.db", StoreError, "does not exist; make it first")
+
+
+async def test_memory_is_another_store() -> None:
+    with pytest.raises(StoreError, match="memory://"):
+        await SqliteStore(":memory:").open()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_no_permission_is_told(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    await refused(tmp_path / "locked" / "jobs.db", StoreError, "may not be written")
+
+
+async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.write_text("a diary, and a long one, with more than sixteen characters")
+    await refused(path, StoreDamaged, "no SQLite database")
+    assert path.read_text().startswith("a diary")
+
+
+async def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run(f"run-{n}", payload="x" * 500) for n in range(200)])
+    content = bytearray(path.read_bytes())
+    content[100:4096] = os.urandom(3996)
+    path.write_bytes(content)
+    await refused(path, StoreDamaged, "damaged")
+
+
+async def test_another_programs_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    sql(path, "PRAGMA application_id = 1234; CREATE TABLE theirs (x)")
+    await refused(path, StoreDamaged, "another program")
+
+
+async def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    sql(path, "PRAGMA user_version = 999")
+    await refused(path, StoreTooNew, "newer Mainspring")
+
+
+async def test_a_users_own_database_is_shared_and_kept_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    sql(path, "PRAGMA user_version = 42; CREATE TABLE orders (x); INSERT INTO orders VALUES (1)")
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+    async with opened(path) as store:
+        assert await ids_of(store) == ["one"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (42,)
+        assert connection.execute("PRAGMA application_id").fetchone() == (0,)
+        assert connection.execute("SELECT x FROM orders").fetchone() == (1,)
+    sql(path, "UPDATE mainspring_meta SET value = 999")
+    await refused(path, StoreTooNew, "newer Mainspring")
+
+
+async def test_our_own_file_carries_our_mark(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+async def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "jobs.db") for _ in range(8)]
+    await asyncio.gather(*(store.open() for store in stores))
+    for n, store in enumerate(stores):
+        await store.add([a_run(f"run-{n}")])
+    assert len(await ids_of(stores[0])) == 8
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_steps_of_a_migration_are_applied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+    step = "CREATE TABLE mainspring_more (x); INSERT INTO mainspring_more VALUES (1)"
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, step])
+    for _ in range(2):
+        async with opened(path) as store:
+            assert await ids_of(store) == ["one"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (1,)
+
+
+async def test_a_step_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    known = schema.MIGRATIONS
+    monkeypatch.setattr(
+        schema, "MIGRATIONS", [*known, "CREATE TABLE mainspring_more (x); Nonsense"]
+    )
+    with pytest.raises(StoreError, match="Nonsense"):
+        await SqliteStore(path).open()
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        assert await ids_of(store) == []
+
+
+async def test_a_full_file_refuses_writes_and_recovers(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("before")])
+        cap = "PRAGMA max_page_count = {}"
+        await on_writer(store, cap.format(1))  # SQLite raises it to the present size
+        big = [a_run(f"big-{n}", payload="x" * 10_000) for n in range(50)]
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await store.add(big)
+        assert await ids_of(store) == ["before"]
+        assert (await store.counts()).total(State.PENDING) == 1
+        await on_writer(store, cap.format(1_000_000))
+        await store.add(big)
+        assert len(await ids_of(store)) == 51
+
+
+async def on_writer(store: SqliteStore, statement: str) -> None:
+    """Run a statement on the writer's own connection."""
+    await store._write(lambda tx, items: [tx.connection.execute(items[0]) and None], [statement])
+
+
+async def test_a_locked_file_is_away_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # a program that knows nothing of our lock file
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await store.add([a_run("one")])
+        assert (await store.find(RunQuery())).items == []
+        other.execute("ROLLBACK")
+        other.close()
+        await store.add([a_run("one")])
+        assert await store.elect("x", "me", timedelta(seconds=1)) == 1
