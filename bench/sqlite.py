@@ -38,9 +38,10 @@ def run() -> dict[str, Any]:
 
 
 def one_round(path: Path, at: int) -> dict[str, float]:
-    bare = str(path / "bare.db")
-    figures = {"bare enqueue": bare_sqlite.bare_enqueue(bare, RUNS, batch=RUNS)}
-    figures["bare drain"] = bare_sqlite.bare_drain(bare, RUNS, batch=200)
+    figures = {
+        "bare enqueue": bare_sqlite.bare_enqueue(path / "bare-enqueue.db", RUNS, batch=RUNS),
+        "bare drain": bare_sqlite.bare_drain(path / "bare-drain.db", RUNS, batch=200),
+    }
     figures |= asyncio.run(ours(path / "ours.db"))
     figures |= huey(path / "huey.db")
     return {name: rounded(value) for name, value in figures.items()}
@@ -72,7 +73,7 @@ async def ours(path: Path) -> dict[str, float]:
     async with scheduler(10) as worker:
         await reached.wait()
         while (await worker.stats()).runs["succeeded"] < RUNS:
-            await asyncio.sleep(0.005)  # noqa: ASYNC110 - the store has no event to await
+            await asyncio.sleep(0.005)
         drain = RUNS / (time.perf_counter() - began)
 
         goal, done = SINGLE, 0

@@ -1,12 +1,19 @@
-"""Mainspring: jobs that run on time, once, everywhere."""
+"""Mainspring: jobs that run on time, once, everywhere.
 
-from mainspring.context import RunContext
-from mainspring.errors import GiveUp, MainspringError, Retry
-from mainspring.events import Event
-from mainspring.model import Attempt, Job, Page, Run, State
-from mainspring.policy import Backoff, Breaker, Misfire, Policy
-from mainspring.scheduler import Scheduler
-from mainspring.schedules import at, cron, every, rrule
+Names are imported when they are first used: `mainspring --help` needs none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mainspring.context import RunContext
+    from mainspring.errors import GiveUp, MainspringError, Retry
+    from mainspring.events import Event
+    from mainspring.model import Attempt, Job, Page, Run, State
+    from mainspring.policy import Backoff, Breaker, Misfire, Policy
+    from mainspring.scheduler import Scheduler
+    from mainspring.schedules.make import at, cron, every, rrule
 
 __all__ = [
     "Attempt",
@@ -30,3 +37,26 @@ __all__ = [
     "rrule",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "context": ("RunContext",),
+    "errors": ("GiveUp", "MainspringError", "Retry"),
+    "events": ("Event",),
+    "model": ("Attempt", "Job", "Page", "Run", "State"),
+    "policy": ("Backoff", "Breaker", "Misfire", "Policy"),
+    "scheduler": ("Scheduler",),
+    "schedules": ("at", "cron", "every", "rrule"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

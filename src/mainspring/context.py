@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from mainspring.errors import InvalidInput
 from mainspring.model import Progress, Run
 
 __all__ = ["MAX_LOG_BYTES", "RunContext"]
@@ -84,7 +86,19 @@ class RunContext:
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the work has come; kept with the run at its next renewal."""
-        self.latest_progress = Progress(done, total, message)
+        if total is not None:
+            total = _number(total)
+        self.latest_progress = Progress(_number(done), total, str(message))
+
+
+def _number(given: float) -> float:
+    """Refused here, in the handler that gave it: one renewal carries the progress of all."""
+    try:
+        if math.isfinite(given):
+            return given if isinstance(given, int) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidInput(f"progress is told in numbers, not {given!r}")
 
 
 class _Lines(logging.Handler):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,12 @@ from mainspring.durations import duration
 from mainspring.engine.processes import Target
 from mainspring.errors import InvalidArguments, InvalidInput
 from mainspring.handlers import Handler, Registry
-from mainspring.model import Job, Owner, check_job_id
+from mainspring.model import (
+    Job,
+    Owner,
+    check_job_id,
+    replace,
+)
 from mainspring.policy import Isolation, Policy
 from mainspring.schedules import Schedule
 
@@ -91,7 +96,7 @@ def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:
         return None
     schedule = schedules.parse(spec, timezone=zone)
     if jitter is not None:
-        schedule = replace(schedule, jitter=duration(jitter, what="jitter"))
+        schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
     return schedule
 
 
@@ -104,10 +109,10 @@ def _rescheduled(
     if schedule is None:
         return None
     if "timezone" in fresh and "schedule" not in fresh:
-        schedule = replace(schedule, timezone=zone)
+        schedule = dataclasses.replace(schedule, timezone=zone)
     jitter = fresh.get("jitter", old.jitter if old and "schedule" not in fresh else None)
     if jitter is not None:
-        schedule = replace(schedule, jitter=duration(jitter, what="jitter"))
+        schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
     return schedule.bind(job.id, now) if "schedule" in fresh else schedule
 
 

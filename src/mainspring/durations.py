@@ -13,11 +13,12 @@ __all__ = ["duration", "humanize"]
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _UNITS = {**{unit: n * 1_000_000 for unit, n in _SECONDS.items()}, "ms": 1_000, "us": 1}
 
-_PART = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|us|[wdhms])\s*")
+_PART = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|us|[wdhms])\s*", re.ASCII)
 _ISO = re.compile(
     r"P(?:(?P<w>\d{1,18}(?:[.,]\d{1,9})?)W)?(?:(?P<d>\d{1,18}(?:[.,]\d{1,9})?)D)?"
     r"(?:T(?:(?P<h>\d{1,18}(?:[.,]\d{1,9})?)H)?(?:(?P<m>\d{1,18}(?:[.,]\d{1,9})?)M)?"
-    r"(?:(?P<s>\d{1,18}(?:[.,]\d{1,9})?)S)?)?"
+    r"(?:(?P<s>\d{1,18}(?:[.,]\d{1,9})?)S)?)?",
+    re.ASCII,
 )
 _LONGEST_TEXT = 64
 _ALLOWED = 'a text such as "30s", "1h30m", "2d" or "PT5M", a number of seconds, or a timedelta'

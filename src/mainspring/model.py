@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mainspring.clock import to_us
 from mainspring.errors import InvalidInput
@@ -33,6 +35,7 @@ __all__ = [
     "State",
     "check_job_id",
     "new_run_id",
+    "replace",
     "slot_run_id",
 ]
 
@@ -86,15 +89,13 @@ class Owner(StrEnum):
     API = "api"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     done: float
     total: float | None = None
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One try of a run, as it is kept with it."""
 
     number: int
@@ -107,8 +108,7 @@ class Attempt:
     log: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One occurrence of a job: due once, tried up to `retries + 1` times, ended once."""
 
     id: str
@@ -155,8 +155,7 @@ class Run:
         return self.state in FINISHED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """A stored definition: handler, payload, schedule and policy.
 
     `version` grows with every write and is what `put_job` compares.
@@ -179,8 +178,7 @@ class Job:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
+class Page(Struct, Generic[T], frozen=True):
     """Some items, and the cursor that fetches the next ones (None at the end)."""
 
     items: list[T]

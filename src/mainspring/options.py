@@ -20,7 +20,7 @@ class Options:
     queue: str | None = None
     dedupe_key: str | list[str] | None = None
     dedupe_for: Span | None = None
-    after: str | list[str] | tuple[str, ...] = ()
+    after: str | list[str] | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
@@ -60,4 +60,4 @@ class Options:
         return list(self.dedupe_key)
 
     def upstream(self) -> tuple[str, ...]:
-        return (self.after,) if isinstance(self.after, str) else tuple(self.after)
+        return (self.after,) if isinstance(self.after, str) else tuple(self.after or ())

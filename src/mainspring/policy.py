@@ -76,7 +76,7 @@ class Backoff:
     `factor` to their power. At most `cap`; spread by ±10 % unless `jitter=False`.
     """
 
-    kind: BackoffKind = BackoffKind.EXPONENTIAL
+    kind: BackoffKind | str = BackoffKind.EXPONENTIAL
     delay: Span = timedelta(seconds=1)
     factor: float = 2
     cap: Span = timedelta(hours=1)
@@ -129,7 +129,7 @@ class Misfire:
     `once`: the newest runs; `skip`: none does; `all`: the newest `limit` do.
     """
 
-    kind: MisfireKind = MisfireKind.ONCE
+    kind: MisfireKind | str = MisfireKind.ONCE
     grace: Span = timedelta(seconds=60)
     limit: int = 100
 

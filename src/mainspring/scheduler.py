@@ -11,7 +11,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -29,7 +29,7 @@ from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry
 from mainspring.model import Job, Owner, Page, Run, Source, State
 from mainspring.options import Options
-from mainspring.policy import Span
+from mainspring.policy import Policy, Span
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.schedules import Schedule
 from mainspring.schedules.zones import zone_named
@@ -56,7 +56,7 @@ class Scheduler:
         store: str | Store = "sqlite:///mainspring.db",
         *,
         timezone: str = "UTC",
-        queues: Iterable[str] | None = None,
+        queues: str | Iterable[str] | None = None,
         workers: int = 10,
         lease: Span = "30s",
         poll: Span = "1s",
@@ -68,6 +68,7 @@ class Scheduler:
         inline: bool = False,
     ) -> None:
         self._clock = clock or SystemClock()
+        self._url = store if isinstance(store, str) else None
         self._store = open_store(store, self._clock) if isinstance(store, str) else store
         self._timezone = timezone
         self._zone = zone_named(timezone)
@@ -75,7 +76,7 @@ class Scheduler:
         self._settings = Settings(
             worker_id=f"{socket.gethostname()}:{os.getpid()}:{self._rng.getrandbits(32):08x}",
             workers=_workers(workers),
-            queues=None if queues is None else frozenset(queues),
+            queues=_queues(queues),
             lease=_lease(lease),
             poll=_poll(poll),
             retention=duration(retention, what="retention"),
@@ -128,6 +129,34 @@ class Scheduler:
     def on(self, event: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` (sync or async) with each `Event` of that name in this process."""
         return self._events.on(event, listener)
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def url(self) -> str | None:
+        """The store's URL, where it was given as one."""
+        return self._url
+
+    @property
+    def workers(self) -> int:
+        return self._settings.workers
+
+    @property
+    def queues(self) -> frozenset[str] | None:
+        """The queues this process takes from; None is all of them."""
+        return self._settings.queues
+
+    def configure(self, *, workers: int | None = None, queues: Iterable[str] | None = None) -> Self:
+        """Set what an operator may choose over the code, before start; None leaves it."""
+        if self._portal is not None:
+            raise InvalidState("the scheduler is running: configure it before start")
+        if workers is not None:
+            self._settings = replace(self._settings, workers=_workers(workers))
+        if queues is not None:
+            self._settings = replace(self._settings, queues=frozenset(queues))
+        return self
 
     # Life
 
@@ -379,6 +408,15 @@ def _workers(given: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
         raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
     return given
+
+
+def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
+    if given is None:
+        return None
+    names = frozenset([given] if isinstance(given, str) else given)
+    for name in names:
+        Policy.make(queue=name)  # refuses what no queue can be called
+    return names
 
 
 def _lease(given: Span) -> timedelta:

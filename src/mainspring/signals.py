@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,15 @@ __all__ = ["run_until_signal"]
 log = logging.getLogger("mainspring")
 
 
-async def run_until_signal(scheduler: Scheduler) -> None:
+async def run_until_signal(
+    scheduler: Scheduler, *, watch: Callable[[], Awaitable[None]] | None = None
+) -> bool:
     """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once, also
-    while a handler blocks the loop: what was running is rescued when its lease lapses."""
+    while a handler blocks the loop: what was running is rescued when its lease lapses.
+
+    `watch` goes on beside it; when it returns, the scheduler drains too. Gives whether a signal
+    came, be it during that drain.
+    """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     signals: list[int] = []
@@ -39,8 +46,22 @@ async def run_until_signal(scheduler: Scheduler) -> None:
             before[number] = signal.signal(number, on_signal)
     try:
         async with scheduler:
-            await asked.wait()
+            await _first(asked, watch)
             log.info("stopping: waiting for running work (signal again to end at once)")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return bool(signals)
+
+
+async def _first(asked: asyncio.Event, watch: Callable[[], Awaitable[None]] | None) -> None:
+    if watch is None:
+        await asked.wait()
+        return
+    tasks = {asyncio.ensure_future(asked.wait()), asyncio.ensure_future(watch())}
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -9,11 +9,12 @@ needs no store code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from mainspring.model import FINISHED, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Run, State
+from msgspec import Struct
+
+from mainspring.model import FINISHED, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Run, State, replace
 from mainspring.policy import Delivery
 
 __all__ = [
@@ -37,8 +38,7 @@ MAX_LAPSES = 4
 """The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Write `set` to the run `id` if every field of `expect` still has the value given."""
 
     id: str
@@ -49,8 +49,7 @@ class Change:
         return replace(run, **self.set)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """What went wrong in an attempt, in a form that can be kept."""
 
     error: str
@@ -122,20 +121,24 @@ def cancelled(run: Run, now: datetime, reason: str | None, log: tuple[str, ...] 
 
 def skipped(run: Run, now: datetime, reason: str) -> Change:
     """End a run that will not be tried, and keep why."""
-    expect = {"state": run.state, "token": run.token}
+    over = {**_over(run, now, State.SKIPPED), "reason": reason}
     if run.state is State.RUNNING:  # claimed, but too late to start
-        return Change(
-            run.id, expect, {**_over(run, now, State.SKIPPED), **_unstarted(run), "reason": reason}
-        )
-    return Change(run.id, expect, {**_over(run, now, State.SKIPPED), "reason": reason})
+        return Change(run.id, _mine(run), {**over, **_unstarted(run)})
+    return Change(run.id, {"state": run.state, "token": run.token}, over)
 
 
 def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
     """Take a run back from a worker whose lease has lapsed.
 
     The lapse is guarded by the lease seen: an owner that renewed in between keeps its run.
+    So is the wish to cancel: one that came in between is found by the next rescue.
     """
-    expect = {"state": State.RUNNING, "token": run.token, "lease_until": run.lease_until}
+    expect = {
+        "state": State.RUNNING,
+        "token": run.token,
+        "lease_until": run.lease_until,
+        "cancel_requested": run.cancel_requested,
+    }
     attempts = _with_attempt(run, now, Outcome.LOST)
     lapses = run.lapses + 1
     if run.cancel_requested:

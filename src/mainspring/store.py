@@ -15,12 +15,20 @@ everything here may be sent again). `StoreUnavailable` means "worth another try"
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from msgspec import Struct
+
 from mainspring import states
-from mainspring.model import Job, Page, Progress, Run, State
+from mainspring.model import (
+    Job,
+    Page,
+    Progress,
+    Run,
+    State,
+    replace,
+)
 from mainspring.policy import Overlap
 from mainspring.states import Change
 
@@ -39,16 +47,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(Struct, frozen=True):
     """The run that stands after an `add`: the one given, or the one whose key was there first."""
 
     run: Run
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(Struct, frozen=True, kw_only=True):
     """What a worker is ready to take. `queues=None` takes every queue."""
 
     worker: str
@@ -58,8 +64,7 @@ class Claim:
     queues: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """A run that a worker holds, and how far its handler has come."""
 
     id: str
@@ -67,8 +72,7 @@ class Held:
     progress: Progress | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Firing:
+class Firing(Struct, frozen=True, kw_only=True):
     """A slot's run (and those that follow it), and the job's advance past the slot.
 
     `runs[0]` is the slot's own; its dependents come behind it, waiting. `version` is the
@@ -83,16 +87,14 @@ class Firing:
     last_run_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Fired:
+class Fired(Struct, frozen=True):
     """Whether this call fired it, and the runs as they were stored (overlap may have skipped)."""
 
     done: bool
     runs: tuple[Run, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunQuery:
+class RunQuery(Struct, frozen=True, kw_only=True):
     """Newest first. `lapsed`: running with a lease that is over by the store's clock."""
 
     job: str | None = None
@@ -102,8 +104,7 @@ class RunQuery:
     cursor: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobQuery:
+class JobQuery(Struct, frozen=True, kw_only=True):
     """By id. `due`: enabled, with a slot at or before that moment; those come earliest first.
     `follows`: those that come after other jobs (`policy.after`)."""
 
@@ -115,16 +116,14 @@ class JobQuery:
     cursor: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """How many runs of a handler are due, and since when the oldest of them is."""
 
     count: int
     oldest: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """How many runs each job has in each state, and what is due of each handler."""
 
     runs: Mapping[str, Mapping[State, int]]
@@ -154,7 +153,8 @@ class Store(Protocol):
 
         A run whose id is there already is left as it is and reported as added. A run whose
         `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come,
-        is not inserted: the answer carries the holder, marked `duplicate`.
+        is not inserted: the answer carries the holder, marked `duplicate`. Nor is one that
+        comes `after` a run refused so in the same call: its workflow is there already.
         """
         ...
 
@@ -216,7 +216,9 @@ class Store(Protocol):
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Fire slots: insert each firing's runs and advance its job, as one.
 
-        Not done where the job is gone or has another version. Overlap is decided in here, by
+        Not done where the job is gone or has another version. Firings of one job in a call are
+        a chain: where one is not done, those behind it are not either (an edit may have brought
+        the job to the very version that the second expects). Overlap is decided in here, by
         `overlapped`, on what the store holds at that moment.
         """
         ...
@@ -249,13 +251,12 @@ def overlapped(
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
-            why = {run.id: "overlap"}
             return tuple(
                 replace(
                     r,
                     state=State.SKIPPED,
                     finished_at=now,
-                    reason=why.get(r.id, "upstream skipped"),
+                    reason="overlap" if r is run else "upstream skipped",
                 )
                 for r in firing.runs
             ), []

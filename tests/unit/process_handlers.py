@@ -138,24 +138,28 @@ def block(ctx: RunContext) -> None:
 
 
 async def block_async(ctx: RunContext, witness: str) -> None:
-    ctx.progress(os.getpid())
     try:
+        ctx.progress(os.getpid())
         await asyncio.sleep(600)
     finally:
-        Path(witness).write_text(f"cleaned up, cancelled={ctx.cancelled}")
+        _witness(ctx, witness)
 
 
 def block_sync(ctx: RunContext, witness: str) -> None:
     """Not even `except Exception` in a loop keeps it from being unwound."""
-    ctx.progress(os.getpid())
     try:
+        ctx.progress(os.getpid())
         while True:
             try:
                 time.sleep(600)
             except Exception:
                 continue
     finally:
-        Path(witness).write_text(f"cleaned up, cancelled={ctx.cancelled}")
+        _witness(ctx, witness)
+
+
+def _witness(ctx: RunContext, path: str) -> None:
+    Path(path).write_text(f"cleaned up, cancelled={ctx.cancelled}")
 
 
 def ignore_sigterm(ctx: RunContext) -> None:

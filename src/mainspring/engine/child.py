@@ -187,6 +187,7 @@ class _Server:
     def _answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
         context = _Context(order, self._channel)
         self._channel.turn(context)
+        context.send({"type": "started"})
         try:
             handler = _load(**order["target"])
             with _memory_limit(order["memory_limit"]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -26,7 +25,16 @@ from mainspring.errors import (
     JobOwnedByCode,
     RunNotFound,
 )
-from mainspring.model import Job, Owner, Page, Run, Source, State, new_run_id
+from mainspring.model import (
+    Job,
+    Owner,
+    Page,
+    Run,
+    Source,
+    State,
+    new_run_id,
+    replace,
+)
 from mainspring.options import Options
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery
@@ -74,11 +82,15 @@ class Control:
                 codec.encode(payload)
             if handler is not None:
                 handler.check(job.payload if payload is None else payload)
+        for upstream in options.upstream():
+            await self.run(upstream)
         now = await self._parts.store.now()
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await self._parts.jobs.followers()
         instances = [with_followers(root, followers, now) for root in roots]
-        added = await self._parts.store.add([run for runs in instances for run in runs])
+        added = await self._parts.store.add(_flat(instances))
+        if options.after:
+            self._keeper.unblock()
         stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
         for one in answers:
@@ -130,6 +142,8 @@ class Control:
         return after
 
     async def run(self, run_id: str) -> Run:
+        if not isinstance(run_id, str) or not run_id.isascii():  # no id of ours
+            raise RunNotFound(run_id)
         found = await self._parts.store.get([run_id])
         if run_id not in found:
             raise RunNotFound(run_id)
@@ -156,6 +170,9 @@ class Control:
                     await changed.wait()
                     timer.cancel()
         except TimeoutError:
+            run = await self.run(run_id)  # a timeout of zero only looks
+            if run.finished:
+                return run
             raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
         finally:
             self._waiting[run_id].discard(changed)
@@ -239,9 +256,13 @@ class Control:
             if not page.items:
                 break
             now = await self._parts.store.now()
-            await self._parts.store.commit(
-                [states.cancelled(run, now, "job removed") for run in page.items]
-            )
+            changes = [states.cancelled(run, now, "job removed") for run in page.items]
+            done = await self._parts.store.commit(changes)
+            for run, change, kept in zip(page.items, changes, done, strict=True):
+                if kept:
+                    self.finished(run.id)
+                    self._parts.emit("run.cancelled", change.after(run))
+        self._keeper.unblock()
         self._parts.emit("job.removed", job_id=job_id)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
@@ -283,8 +304,6 @@ class Control:
             if after:
                 run = replace(run, state=State.WAITING, after=after, start_by=None)
             runs.append(run)
-        if after:
-            self._keeper.unblock()
         return runs
 
     async def _stored(self, job_id: str) -> Job | None:

@@ -94,6 +94,7 @@ class Engine:
                 self._settler.run,
                 self.worker.claiming,
                 self.worker.renewing,
+                self.worker.guarding,
                 self.worker.watching,
                 self.keeper.electing,
                 self.keeper.firing,
@@ -133,7 +134,7 @@ class Engine:
     async def _hinting(self) -> None:
         poll = self._parts.settings.poll.total_seconds()
         while True:
-            if await self._parts.patience.call(lambda: self._parts.store.wait(poll)):
+            if await self._parts.patience.call("wait", lambda: self._parts.store.wait(poll)):
                 self.worker.wake()
                 self.keeper.wake()
                 self.control.wake()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring.durations import duration
-from mainspring.model import Job, Run, Source, State, slot_run_id
+from mainspring.model import (
+    Job,
+    Run,
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
 from mainspring.policy import MisfireKind, Overlap
 from mainspring.store import Firing
 

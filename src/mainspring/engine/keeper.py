@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from mainspring import states
 from mainspring.engine.firing import Gap, plan
-from mainspring.engine.parts import Parts
+from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.model import Job, Page, Run, State
 from mainspring.policy import Delivery
@@ -65,7 +65,7 @@ class Keeper:
         while settings.leader_election:
             before = self._parts.clock.monotonic()
             term = await self._call(
-                lambda: self._parts.store.elect("keeper", settings.worker_id, TERM)
+                "elect", lambda: self._parts.store.elect("keeper", settings.worker_id, TERM)
             )
             # A term that took longer to get than it lasts is over already.
             slow = self._parts.clock.monotonic() - before > TERM.total_seconds() / 2
@@ -80,7 +80,7 @@ class Keeper:
     async def firing(self) -> None:
         while True:
             self._wake.clear()
-            now = await self._call(self._parts.store.now)
+            now = await self._call("now", self._parts.store.now)
             self._parts.time.correct(now)
             grace = timedelta() if self.leads else FOLLOWER_GRACE
             jobs = await self._due(now - grace, BATCH)
@@ -105,11 +105,11 @@ class Keeper:
 
     async def _due(self, moment: datetime, limit: int) -> list[Job]:
         query = JobQuery(due=moment, limit=limit)
-        page: Page[Job] = await self._call(lambda: self._parts.store.jobs(query))
+        page: Page[Job] = await self._call("jobs", lambda: self._parts.store.jobs(query))
         return page.items
 
     async def _fire(self, jobs: list[Job], now: datetime) -> None:
-        followers = await self._call(self._parts.jobs.followers)
+        followers = await self._call("followers", self._parts.jobs.followers)
         firings: list[Firing] = []
         gaps: dict[str, Gap] = {}
         for job in jobs:
@@ -117,7 +117,7 @@ class Keeper:
             firings += planned
             if gap is not None:
                 gaps[planned[0].runs[0].id] = gap
-        fired: list[Fired] = await self._call(lambda: self._parts.store.fire(firings))
+        fired: list[Fired] = await self._call("fire", lambda: self._parts.store.fire(firings))
         for one in fired:
             for run in one.runs:
                 self._tell_fired(run, gaps.get(run.id))
@@ -157,6 +157,8 @@ class Keeper:
         for run in await self._committed(page.items, changes):
             log.warning("rescued run %s from %s: its lease had lapsed", run.id, run.worker)
             self._parts.emit("run.rescued", run)
+            if run.finished:
+                self._parts.emit(EVENT_OF[run.state], run)
 
     async def _unblock_waiting(self) -> None:
         self._unblock.clear()
@@ -209,14 +211,14 @@ class Keeper:
             self._parts.emit("leader.lost")
         self._term = term
 
-    async def _call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        return await self._parts.patience.call(operation)
+    async def _call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
+        return await self._parts.patience.call(what, operation)
 
     async def _guarded(self, sweep: Callable[[], Awaitable[None]]) -> None:
         """One sweep that fails is tried again with the next: none may stop the others."""
         try:
             await sweep()
         except Exception as error:
-            self._parts.patience.failed(error)
+            self._parts.patience.failed(sweep.__name__, error)
         else:
-            self._parts.patience.succeeded()
+            self._parts.patience.succeeded(sweep.__name__)

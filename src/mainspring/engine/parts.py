@@ -12,10 +12,18 @@ from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.patience import Patience
 from mainspring.events import Event, Events
 from mainspring.handlers import Registry
-from mainspring.model import Job, Run
+from mainspring.model import Job, Run, State
 from mainspring.store import JobQuery, Store
 
-__all__ = ["JobBook", "Parts", "Settings"]
+__all__ = ["EVENT_OF", "JobBook", "Parts", "Settings"]
+
+EVENT_OF = {
+    State.SUCCEEDED: "run.succeeded",
+    State.FAILED: "run.failed",
+    State.CANCELLED: "run.cancelled",
+    State.SKIPPED: "run.skipped",
+}
+"""What is told when a run has ended, whoever ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

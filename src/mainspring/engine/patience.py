@@ -29,38 +29,47 @@ class Patience:
         self._time = time
         self._events = events
         self._rng = rng
-        self._away_since: float | None = None
+        self._failing: set[str] = set()
+        self._since = 0.0
 
     @property
     def away(self) -> bool:
-        """Whether the store failed the last call."""
-        return self._away_since is not None
+        """Whether something the engine asked of the store has failed and not worked since."""
+        return bool(self._failing)
 
-    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         pause = FIRST_PAUSE
         while True:
             try:
                 answer = await operation()
             except Exception as error:
-                self.failed(error)
+                self.failed(what, error)
                 await asyncio.sleep(pause * (0.5 + self._rng.random()))
                 pause = min(pause * 2, LONGEST_PAUSE)
             else:
-                self.succeeded()
+                self.succeeded(what)
                 return answer
 
-    def failed(self, error: Exception) -> None:
-        if self._away_since is not None:
+    def failed(self, what: str, error: Exception) -> None:
+        """Say so, unless it was said: one outage is one message, however many calls it fails."""
+        said = self.away
+        self._failing.add(what)
+        if said:
             return
-        self._away_since = self._clock.monotonic()
-        expected = isinstance(error, StoreUnavailable)
+        self._since = self._clock.monotonic()
+        expected = isinstance(error, StoreUnavailable | TimeoutError)
         log.warning(
-            "the store failed (%s); trying again until it answers", error, exc_info=not expected
+            "the store failed (%s: %s); trying again until it answers",
+            what,
+            error or type(error).__name__,
+            exc_info=not expected,
         )
         self._events.emit(Event("scheduler.error", self._time.now(), error=error))
 
-    def succeeded(self) -> None:
-        if self._away_since is not None:
-            away = self._clock.monotonic() - self._away_since
-            self._away_since = None
-            log.warning("the store answers again after %.1f s", away)
+    def succeeded(self, what: str) -> None:
+        """What failed works again. A store that reads but cannot write has not come back."""
+        if what in self._failing:
+            self._failing.discard(what)
+            if not self._failing:
+                away = self._clock.monotonic() - self._since
+                log.warning("the store answers again after %.1f s", away)

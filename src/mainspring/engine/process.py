@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from mainspring.codec import decode
 from mainspring.context import RunContext
 from mainspring.engine.child import HEADER
+from mainspring.engine.proc import any_alive, footprint
 from mainspring.errors import MainspringError, MemoryExceeded, ProcessDied, RunCancelled
 
 __all__ = ["Child", "RemoteError", "Reply"]
@@ -25,7 +26,6 @@ GRACE: Final = 1.0  # seconds between SIGTERM and SIGKILL, and for what should e
 SAMPLE: Final = 0.05  # seconds between two looks at the memory in use
 _POLL: Final = 0.01
 _MAX_FRAME: Final = 4 * 2**20  # from a child: a result or a traceback, escaped, fits with room
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # The parent's own `sys.path` comes first, so that the child finds the very same modules.
 _BOOT: Final = (
     "import json, sys; fd, path, sys.argv[:] = json.loads(sys.argv[1]); sys.path[:] = path;"
@@ -62,6 +62,8 @@ class Child:
         self.pid = process.pid
         self.spent = False  # the last run left it in doubt: it must not serve another
         self.closing = False
+        self.began = False  # the run it has now: no handler's code has run before it says so
+        self.served = 0  # runs before this one
         self._outgrown: int | None = None
         self._process = process
         self._wire = wire
@@ -74,10 +76,13 @@ class Child:
 
     @classmethod
     def start(cls) -> Child:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _no_start(error) from error
         try:
             ours.setblocking(False)
-            boot = json.dumps([theirs.fileno(), sys.path, sys.argv])
+            boot = json.dumps([theirs.fileno(), [str(entry) for entry in sys.path], sys.argv])
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, boot],
                 stdin=subprocess.DEVNULL,
@@ -86,7 +91,7 @@ class Child:
             )
         except OSError as error:
             ours.close()
-            raise ProcessDied(f"no process could be started: {error}") from error
+            raise _no_start(error) from error
         finally:
             theirs.close()
         return cls(process, ours)
@@ -95,12 +100,13 @@ class Child:
         """Whether it lives, and earlier runs left enough of the next one's memory."""
         if self._exited.is_set():
             return False
-        used = None if memory_limit is None else _footprint(self.pid)
+        used = None if memory_limit is None else footprint(self.pid)
         return memory_limit is None or used is None or used <= memory_limit / 2
 
     async def serve(self, order: bytes, context: RunContext, memory_limit: int | None) -> Reply:
         guard = None
         self._at_rest.clear()
+        self.began = False
         if memory_limit is not None:
             guard = self._loop.create_task(self._guard_memory(memory_limit))
         try:
@@ -111,6 +117,7 @@ class Child:
                 reply = self._taken(message, context)
                 if reply is not None:
                     break
+            self.served += 1
             if memory_limit is not None and message.get("memory"):
                 raise _no_memory(reply, memory_limit)
             return reply
@@ -149,7 +156,7 @@ class Child:
         self._on_exit()
 
     async def _poll_exit(self) -> None:
-        while self._process.poll() is None:  # noqa: ASYNC110 - no event to wait for here
+        while self._process.poll() is None:
             await asyncio.sleep(_POLL)
         self._kill(signal.SIGKILL)
         self._on_exit()
@@ -179,12 +186,13 @@ class Child:
             os.killpg(self.pid, number)
 
     async def _group_gone(self) -> None:
-        """Wait for the rest of the group, which is dying; bounded, as a container without an
-        init process keeps the remains of orphans for ever."""
+        """Wait for the rest of the group, which has had its SIGKILL."""
         with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
             async with asyncio.timeout(GRACE):
                 while True:
                     os.killpg(self.pid, 0)
+                    if not any_alive(self.pid):
+                        return
                     await asyncio.sleep(_POLL)
 
     async def _message(self) -> dict[str, Any]:
@@ -216,6 +224,9 @@ class Child:
         """What a message says, kept in the context; the reply if it is the last one."""
         try:
             match message["type"]:
+                case "started":
+                    self.began = True
+                    return None
                 case "log":
                     context.log.handle(_log_record(message, context))
                     return None
@@ -245,11 +256,11 @@ class Child:
             return RunCancelled("the process pool was closed while the handler ran")
         if not exited:
             return ProcessDied("the process closed its connection to the worker")
-        return ProcessDied(_cause(self._process.returncode))
+        return ProcessDied(_cause(self._process.returncode, self.began))
 
     async def _guard_memory(self, limit: int) -> None:
         """End the group at once when it outgrows the limit: a moment later may be too late."""
-        while (used := _footprint(self.pid, limit)) is not None:
+        while (used := footprint(self.pid, limit)) is not None:
             if used > limit:
                 self._outgrown = used
                 self.spent = True
@@ -285,60 +296,25 @@ def _no_memory(reply: Reply, limit: int) -> MemoryExceeded:
     return error
 
 
+def _no_start(error: OSError) -> ProcessDied:
+    return ProcessDied(f"no process could be started: {error}")
+
+
 def _garbled(what: str) -> ProcessDied:
     return ProcessDied(f"the process sent what no process of ours sends: {what}; it was ended")
 
 
-def _cause(code: int) -> str:
+def _cause(code: int, began: bool) -> str:
+    when = "under its handler" if began else "before its handler began"
     if code >= 0:
-        return f"the process ended with exit code {code} under its handler"
+        return f"the process ended with exit code {code} {when}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
     hint = " (sent from outside, or by the kernel when memory ran out)" if code == -9 else ""
-    return f"the process was ended by {name}{hint}"
+    return f"the process was ended by {name} {when}{hint}"
 
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
-
-
-def _footprint(pid: int, limit: int | None = None) -> int | None:
-    """Bytes in use by a process and all below it; None where the system does not say.
-
-    Resident memory is quick to read but counts what forks share once for each of them, so a
-    family that seems to be over `limit` is measured again by its proportional share.
-    """
-    if not os.path.isdir("/proc/self/task"):
-        return None
-    family = _family(pid)
-    used = sum(_resident(member) for member in family)
-    if limit is not None and used > limit and len(family) > 1:
-        used = sum(_proportional(member) for member in family)
-    return used
-
-
-def _family(pid: int) -> list[int]:
-    """The process and all that descend from it: orphans too, as the child adopts them."""
-    family = [pid]
-    for member in family:  # grows while it is walked
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{member}/task"):
-                with open(f"/proc/{member}/task/{thread}/children") as file:
-                    family += map(int, file.read().split())
-    return family
-
-
-def _resident(pid: int) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * _PAGE
-    return 0
-
-
-def _proportional(pid: int) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return _resident(pid)

@@ -20,7 +20,7 @@ from mainspring.codec import encode
 from mainspring.context import RunContext
 from mainspring.engine.child import framed, refuse_while_loading
 from mainspring.engine.process import Child, RemoteError, Reply
-from mainspring.errors import InvalidInput, NotStarted
+from mainspring.errors import InvalidInput, NotStarted, ProcessDied
 from mainspring.model import Run
 
 __all__ = ["ProcessPool", "RemoteError", "Reply", "Target"]
@@ -140,17 +140,14 @@ class ProcessPool:
             }
         )
         async with self._free:
-            child = await self._take(memory_limit)
-            try:
-                reply = await child.serve(order, context, memory_limit)
-            except BaseException:
-                await self._ended(child)
-                raise
-            if child.spent or self._closed:
-                await self._ended(child)
-            else:
-                self._rest(child)
-            return reply
+            while True:
+                child = await self._take(memory_limit)
+                try:
+                    return await self._served(child, order, context, memory_limit)
+                except ProcessDied:
+                    # One that died while it was idle, or as the order came: nothing has run yet.
+                    if child.began or not child.served:
+                        raise
 
     async def close(self) -> None:
         """End every child and wait until none is left; runs under way get RunCancelled."""
@@ -160,6 +157,21 @@ class ProcessPool:
             self._end(child)
         while self._endings:
             await asyncio.wait(list(self._endings.values()))
+
+    async def _served(
+        self, child: Child, order: bytes, context: RunContext, memory_limit: int | None
+    ) -> Reply:
+        """What the child replies; it rests afterwards, or ends."""
+        try:
+            reply = await child.serve(order, context, memory_limit)
+        except BaseException:
+            await self._ended(child)
+            raise
+        if child.spent or self._closed:
+            await self._ended(child)
+        else:
+            self._rest(child)
+        return reply
 
     async def _take(self, memory_limit: int | None) -> Child:
         while self._idle:

@@ -34,6 +34,10 @@ CANCEL_AGAIN_AFTER = 1.0
 """A handler may swallow a cancellation; it is sent again until the handler ends."""
 
 
+LONGEST_ERROR = 8_000
+"""Characters of an error that are kept; its traceback keeps more."""
+
+
 class Stop(Enum):
     """Why a handler was told to stop."""
 
@@ -176,7 +180,7 @@ class Runner:
         work.stop = why
         work.context.cancelled = True
         if work.isolation is Isolation.PROCESS:
-            if work.task is not None:
+            if work.task is not None and work.began_at is not None:
                 work.task.cancel()
         elif work.isolation is Isolation.THREAD and not self._inline:
             if why is not Stop.CANCEL:
@@ -202,6 +206,7 @@ class Runner:
     async def _attempt(self, work: Work) -> None:
         work.began_at = self._time.now()
         try:
+            _unless_stopped(work)
             if work.handler.hooks.on_start is not None:
                 await _hook(work.handler.hooks.on_start, (work.context,))
             answer = work.handler.call(work.context, work.run.payload)
@@ -231,7 +236,8 @@ class Runner:
 
     def _cancel(self, work: Work) -> None:
         if work.task is not None and not work.task.done():
-            work.task.cancel()
+            if work.began_at is not None:
+                work.task.cancel()
             if work.timer is not None:
                 work.timer.cancel()
             work.timer = self._home.call_later(CANCEL_AGAIN_AFTER, self._cancel, work)
@@ -253,6 +259,7 @@ class Runner:
         work.began_at = self._time.now()
         result, problem = None, None
         try:
+            _unless_stopped(work)
             if work.handler.hooks.on_start is not None:
                 self._hook_in_thread(work)
             result = work.handler.call(work.context, work.run.payload)
@@ -289,6 +296,7 @@ class Runner:
                 timeout.total_seconds(), self.stop, work, Stop.TIMEOUT
             )
         try:
+            _unless_stopped(work)
             self.tell(work.handler.hooks.on_start, work.context)
             reply = await self._processes.run(
                 Target.of(work.handler.function),
@@ -329,6 +337,13 @@ class Runner:
             _soon(self._home, call, *arguments)
 
 
+def _unless_stopped(work: Work) -> None:
+    """A task that is cancelled before its first step ends without a word, so it is not: it
+    looks itself whether it was stopped by then."""
+    if work.stop is not None:
+        raise asyncio.CancelledError
+
+
 _HOOKS: set[asyncio.Task[None]] = set()
 
 
@@ -346,8 +361,11 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 def _in_words(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:

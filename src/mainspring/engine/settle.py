@@ -15,6 +15,10 @@ __all__ = ["Settler"]
 log = logging.getLogger("mainspring")
 
 LARGEST_BATCH = 1000
+BUSY_BATCH = 32
+GATHER_SECONDS = 0.003
+"""When batches are large, a short wait makes them larger: fewer commits for the same work. A
+lone outcome never waits."""
 
 Settled = Callable[[bool], None]
 
@@ -39,9 +43,13 @@ class Settler:
         self._filled.set()
 
     async def run(self) -> None:
+        busy = False
         while True:
             await self._filled.wait()
+            if busy:
+                await asyncio.sleep(GATHER_SECONDS)
             batch = self._waiting[:LARGEST_BATCH]
+            busy = len(batch) >= BUSY_BATCH
             del self._waiting[:LARGEST_BATCH]
             if not self._waiting:
                 self._filled.clear()
@@ -57,7 +65,7 @@ class Settler:
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
-            return await self._parts.patience.call(lambda: self._attempt(changes))
+            return await self._parts.patience.call("commit", lambda: self._attempt(changes))
         except _RefusedError:
             # One change that the store cannot take must not hold up the others.
             return [await self._alone(change) for change in changes]
@@ -72,7 +80,7 @@ class Settler:
 
     async def _alone(self, change: Change) -> bool:
         try:
-            [kept] = await self._parts.patience.call(lambda: self._attempt([change]))
+            [kept] = await self._parts.patience.call("commit", lambda: self._attempt([change]))
         except _RefusedError as refusal:
             log.error("the store refused to record run %s", change.id, exc_info=refusal.__cause__)
             self._parts.emit("scheduler.error", error=refusal.__cause__)

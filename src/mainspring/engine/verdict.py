@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from mainspring import codec, states
 from mainspring.durations import duration
 from mainspring.engine.runner import Problem, Stop, Work
 from mainspring.errors import InvalidInput, RunTimeout
-from mainspring.model import Outcome, Run
+from mainspring.model import (
+    Outcome,
+    Run,
+    replace,
+)
 from mainspring.policy import Delivery, Policy
 from mainspring.states import Change, Failure
 
 __all__ = ["Verdict", "judge"]
+
+_FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ def _failed(
     wait = _asked_delay(problem)
     if wait is None:
         wait = policy.backoff.wait(run.failures + 1, rng)
-    change = states.retrying(run, now, failure, now + wait, log)
+    change = states.retrying(run, now, failure, _later(now, wait), log)
     return Verdict(change, problem, will_retry=True)
 
 
@@ -88,6 +94,10 @@ def _asked_delay(problem: Problem) -> timedelta | None:
         return None if problem.retry_after is None else duration(problem.retry_after, what="after")
     except InvalidInput:
         return None
+
+
+def _later(now: datetime, wait: timedelta) -> datetime:
+    return now + wait if wait < _FAR - now else _FAR
 
 
 def _unfit(result: object) -> Problem | None:

@@ -11,19 +11,22 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from mainspring import states
 from mainspring.context import RunContext
 from mainspring.engine.breakers import Breakers, Turn
-from mainspring.engine.parts import Parts
+from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict, judge
-from mainspring.model import Run, State
+from mainspring.model import (
+    Run,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import Claim, Held
 
@@ -45,12 +48,9 @@ LOOK_AGAIN = 0.25
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
-EVENT_OF = {
-    State.SUCCEEDED: "run.succeeded",
-    State.FAILED: "run.failed",
-    State.CANCELLED: "run.cancelled",
-    State.SKIPPED: "run.skipped",
-}
+LEAST_SNOOZE = timedelta(seconds=0.1)
+"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
+claimed and snoozed as fast as the store can."""
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Worker:
         self._settings = parts.settings
         self._breakers = Breakers()
         self._ready: deque[Work] = deque()
-        self._active: dict[str, Work] = {}
+        self._active: dict[Work, None] = {}  # a run may be here twice: lost, and claimed again
         self._held: dict[str, Work] = {}
         self._stuck: set[Work] = set()
         self._wake = asyncio.Event()
@@ -113,6 +113,12 @@ class Worker:
             await asyncio.sleep(self._settings.lease.total_seconds() / 6)
             await self._renew(self._settings.lease)
 
+    async def guarding(self) -> None:
+        """Stop handlers before their lease lapses, also while a renewal hangs."""
+        while True:
+            await asyncio.sleep(self._settings.lease.total_seconds() / 12)
+            self._give_up_unrenewed()
+
     async def watching(self) -> None:
         """After a hint, look for cancel requests of other processes. It only reads: a write
         would hint in turn, and two idle processes would keep each other awake."""
@@ -120,7 +126,7 @@ class Worker:
             await self._changed.wait()
             self._changed.clear()
             if self._active:
-                self._heed(await self._get(self._active))
+                self._heed(await self._get(work.run.id for work in self._active))
             await asyncio.sleep(LOOK_AGAIN)
 
     async def drain(self, *, graceful: bool, timeout: float) -> None:
@@ -132,10 +138,10 @@ class Worker:
                 await self._claimed_last.wait()
         if graceful:
             await self._active_over(timeout)
-        for work in list(self._active.values()):
+        for work in list(self._active):
             self.runner.stop(work, Stop.DRAIN)
         await self._active_over(DRAIN_GRACE)
-        for work in self._active.values():
+        for work in self._active:
             log.warning("run %s does not stop; it is rescued once its lease lapses", work.run.id)
 
     # Claiming
@@ -144,13 +150,17 @@ class Worker:
         return self._settings.workers - len(self._active) - len(self._stuck)
 
     def _room(self) -> int:
-        ahead = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
-        return max(self._free(), 0) + min(int(ahead), MOST_AHEAD) - len(self._ready)
+        """How many runs to claim. What waits ahead is refilled when half of it is gone: fewer
+        and larger claims cost fewer commits."""
+        free, ready = max(self._free(), 0), len(self._ready)
+        asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
+        ahead = min(int(asked), MOST_AHEAD)
+        return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
     async def _claim(self, limit: int) -> bool:
         sent = self._parts.clock.monotonic()
         claim = self._asked(limit)
-        runs = await self._parts.patience.call(lambda: self._parts.store.claim(claim))
+        runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
         if not runs:
             return False
         await self._admit(runs, sent)
@@ -167,7 +177,7 @@ class Worker:
 
     async def _sleep_until_due(self) -> None:
         claim = self._asked(1)
-        due = await self._parts.patience.call(lambda: self._parts.store.next_due(claim))
+        due = await self._parts.patience.call("next due", lambda: self._parts.store.next_due(claim))
         seconds = self._settings.poll.total_seconds()
         if due is not None:
             seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
@@ -176,13 +186,14 @@ class Worker:
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
         jobs = await self._parts.patience.call(
-            lambda: self._parts.jobs.get({run.job_id for run in runs})
+            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs})
         )
         results = await self._upstream_results(runs)
         for run in runs:
             job = jobs.get(run.job_id)
             if job is None:
-                self._settle_alone(states.cancelled(run, self._parts.time.now(), "job removed"))
+                now = self._parts.time.now()
+                self._settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
             handler = self._parts.registry.get(run.handler)
             context = RunContext(run, self._parts.resources, results.get(run.id))
@@ -196,7 +207,7 @@ class Worker:
         """Settle a run that is too late, or whose breaker is open."""
         run, now = work.run, self._parts.time.now()
         if run.start_by is not None and now > run.start_by:
-            self._settle_alone(states.skipped(run, now, "expired"))
+            self._settle_alone(run, states.skipped(run, now, "expired"))
             return True
         breaker = work.job.policy.breaker
         if breaker is None:
@@ -206,7 +217,7 @@ class Worker:
         self._tell_breaker(run, turn)
         if wait is None:
             return False
-        self._settle_alone(states.snoozed(run, now + wait))
+        self._settle_alone(run, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
         return True
 
     async def _upstream_results(self, runs: list[Run]) -> dict[str, dict[str, Any]]:
@@ -223,11 +234,26 @@ class Worker:
         count = min(self._free(), len(self._ready))
         if count <= 0 or self._draining:
             return
-        batch = [self._ready.popleft() for _ in range(count)]
-        for work in batch:
-            self._active[work.run.id] = work
+        batch: list[Work] = []
+        oldest = self._oldest_safe()
+        while len(batch) < count and self._ready:
+            work = self._ready.popleft()
+            if work.held_since < oldest:
+                self._give_back(work)
+                continue
+            batch.append(work)
+            self._active[work] = None
             self._parts.emit("run.started", work.run)
         self.runner.begin(batch)
+
+    def _oldest_safe(self) -> float:
+        """A lease last confirmed before this may be somebody else's by now."""
+        lease = self._settings.lease.total_seconds()
+        return self._parts.clock.monotonic() - lease * SELF_CANCEL
+
+    def _give_back(self, work: Work) -> None:
+        now = self._parts.time.now()
+        self._settle(work, Verdict(states.released(work.run, now, began=False)))
 
     # Renewing
 
@@ -241,10 +267,9 @@ class Worker:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine = await self._parts.store.renew(held, lease)
         except Exception as error:  # also a store that does not answer in time
-            self._parts.patience.failed(error)
-            self._give_up_unrenewed(lease)
+            self._parts.patience.failed("renew", error)
             return
-        self._parts.patience.succeeded()
+        self._parts.patience.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
             if work.run.id in still:
@@ -254,11 +279,11 @@ class Worker:
                 self._lose(work)
         self._heed(mine)
 
-    def _give_up_unrenewed(self, lease: timedelta) -> None:
+    def _give_up_unrenewed(self) -> None:
         """Past most of its lease a run may be somebody else's: stop before it lapses."""
-        limit = self._parts.clock.monotonic() - lease.total_seconds() * SELF_CANCEL
+        oldest = self._oldest_safe()
         for work in list(self._held.values()):
-            if work.held_since < limit and not work.ended:
+            if work.held_since < oldest and not work.ended:
                 self._lose(work)
 
     def _heed(self, runs: Iterable[Run]) -> None:
@@ -283,22 +308,25 @@ class Worker:
         log.warning("lost the lease of run %s; its handler is stopped", work.run.id)
         self._parts.emit("ownership.lost", work.run)
         if self._unready(work):
-            del self._held[work.run.id]
+            self._let_go(work)
         else:
             self.runner.stop(work, Stop.LOST)
 
     def _unready(self, work: Work) -> bool:
         """Take work that has not begun out of the queue; False if it has begun."""
-        if work.run.id in self._active:
+        if work in self._active:
             return False
         self._ready.remove(work)
         return True
 
+    def _let_go(self, work: Work) -> None:
+        """Renew it no more. The same run, claimed again meanwhile, is another work."""
+        if self._held.get(work.run.id) is work:
+            del self._held[work.run.id]
+
     def _release_ready(self) -> None:
-        now = self._parts.time.now()
         while self._ready:
-            work = self._ready.popleft()
-            self._settle(work, Verdict(states.released(work.run, now, began=False)))
+            self._give_back(self._ready.popleft())
 
     async def _active_over(self, timeout: float) -> None:
         ends = self._parts.clock.monotonic() + timeout
@@ -312,11 +340,11 @@ class Worker:
         """Attempts have ended: decide what becomes of each run, and have it committed."""
         now = self._parts.time.now()
         for work in works:
-            self._active.pop(work.run.id, None)
+            self._active.pop(work, None)
             if work.lingering:
                 self._note_stuck(work)
             if work.stop is Stop.LOST:
-                self._held.pop(work.run.id, None)
+                self._let_go(work)
                 self._breakers.abandon(work.run.job_id)
                 continue
             self._settle(work, judge(work, now, self._parts.rng))
@@ -334,15 +362,21 @@ class Worker:
         work.ended = True
         self._settler.put(verdict.change, lambda kept: self._settled(work, verdict, kept))
 
-    def _settle_alone(self, change: Change) -> None:
+    def _settle_alone(self, run: Run, change: Change) -> None:
         """Record a run that was claimed but never became work."""
-        self._settler.put(change, lambda kept: self._finished(change.id) if kept else None)
+
+        def settled(kept: bool) -> None:
+            if kept and (name := EVENT_OF.get(change.set["state"])) is not None:
+                self._parts.emit(name, change.after(run))
+                self._finished(run.id)
+
+        self._settler.put(change, settled)
 
     def _settled(self, work: Work, verdict: Verdict, kept: bool) -> None:
         if not kept:
             self._later(self._refused(work))
             return
-        self._held.pop(work.run.id, None)
+        self._let_go(work)
         change, hooks = verdict.change, work.handler.hooks
         state = change.set["state"]
         if verdict.problem is not None:
@@ -367,7 +401,7 @@ class Worker:
                 change = states.cancelled(work.run, now, run.reason, log_lines)
                 self._settle(work, Verdict(change))
                 return
-        self._held.pop(work.run.id, None)
+        self._let_go(work)
         if work.stop is not Stop.LOST:
             log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
             self._parts.emit("ownership.lost", work.run)
@@ -414,7 +448,7 @@ class Worker:
 
     async def _get(self, ids: Iterable[str]) -> list[Run]:
         wanted = list(ids)
-        found = await self._parts.patience.call(lambda: self._parts.store.get(wanted))
+        found = await self._parts.patience.call("get", lambda: self._parts.store.get(wanted))
         return list(found.values())
 
     def _later(self, coroutine: Any) -> None:

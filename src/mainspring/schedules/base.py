@@ -77,7 +77,10 @@ class Schedule(ABC):
         return replace(self, key=key)
 
     def warnings(self, after: datetime, until: datetime) -> list[str]:
-        """What the changes of the zone's clocks in `(after, until]` do to this schedule."""
+        """What changes of the zone's clocks do to this schedule in `(after, until]`.
+
+        Looks ahead for at most ten years.
+        """
         return []
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +159,8 @@ class Wall(Schedule):
     def warnings(self, after: datetime, until: datetime) -> list[str]:
         """One line for each change of the clocks that skips or repeats a slot."""
         zone = zone_named(self.timezone)
-        found = (self._warning(jump) for jump in dst.jumps(after, until, zone))
+        period = in_utc(after, "after"), in_utc(until, "until")
+        found = (self._warning(jump) for jump in dst.jumps(*period, zone))
         return [line for line in found if line is not None]
 
     def _warning(self, jump: dst.Jump) -> str | None:

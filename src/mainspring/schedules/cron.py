@@ -54,7 +54,8 @@ class Cron(Wall):
         return {"expression": self.expression}
 
     def _why_never(self) -> str:
-        if self._walls.later(datetime.min) is not None:
+        bounded = self.start is not None or self.end is not None
+        if bounded and self._walls.later(datetime.min) is not None:
             return f"no time of it lies {self._bounds_text()}"
         if self._walls.fields.years is not None:
             return "no day of its years matches its day and month fields"

@@ -7,7 +7,7 @@ year last). Sets are bit masks: bit `n` says that the value `n` matches.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mainspring.errors import InvalidSchedule
@@ -72,7 +72,7 @@ class Fields:
     month_days: DaysOfMonth
     months: int
     week_days: DaysOfWeek
-    years: frozenset[int] | None
+    years: tuple[Sequence[int], ...] | None
     both_days: bool
     follows_clock: bool
 
@@ -194,12 +194,12 @@ def _is_range(item: str) -> bool:
 def _plain(field: Field, text: str, key: str) -> set[int]:
     """A field of numbers, ranges, steps and `H` alone."""
     values: set[int] = set()
-    for item in text.split(","):
+    for item in set(text.split(",")):
         values.update(_item(field, item, key))
     return values
 
 
-def _item(field: Field, item: str, key: str) -> Iterable[int]:
+def _item(field: Field, item: str, key: str) -> Sequence[int]:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise _refused(field, item)
@@ -225,7 +225,7 @@ def _number(field: Field, text: str, item: str) -> int:
     return value
 
 
-def _span(field: Field, low: int, high: int, step: int, item: str) -> Iterable[int]:
+def _span(field: Field, low: int, high: int, step: int, item: str) -> Sequence[int]:
     """From `low` to `high`, round the end where `high` is the smaller (22-2, FRI-MON)."""
     if field is WEEK_DAY:
         if low == 7:
@@ -239,7 +239,7 @@ def _span(field: Field, low: int, high: int, step: int, item: str) -> Iterable[i
     return [(n - field.low) % size + field.low for n in range(low, high + size + 1, step)]
 
 
-def _hashed(field: Field, item: str, match: re.Match[str], key: str) -> Iterable[int]:
+def _hashed(field: Field, item: str, match: re.Match[str], key: str) -> Sequence[int]:
     """`H`: a value that the key picks."""
     low, high = field.low, field.hash_high or field.high
     if match["from"]:
@@ -250,7 +250,7 @@ def _hashed(field: Field, item: str, match: re.Match[str], key: str) -> Iterable
     if match["step"]:
         step = int(match["step"])
         first = low + chosen % min(step, high - low + 1)
-        values: Iterable[int] = range(first, high + 1, step)
+        values: Sequence[int] = range(first, high + 1, step)
     else:
         values = (low + chosen % (high - low + 1),)
     return [n % 7 for n in values] if field is WEEK_DAY else values
@@ -295,13 +295,13 @@ def _week_days(text: str, key: str) -> DaysOfWeek:
     return DaysOfWeek(mask_of(days), tuple(sorted(nth)), tuple(sorted(last)))
 
 
-def _years(text: str, key: str) -> frozenset[int] | None:
-    """None for all years: the usual case needs no list of eight thousand."""
+def _years(text: str, key: str) -> tuple[Sequence[int], ...] | None:
+    """The years item by item, for a list of single years would be long; None for all."""
     if text in ("*", "?"):
         return None
     if "H" in text:
         raise _refused(YEAR, text, "H is not for years")
-    return frozenset(_plain(YEAR, text, key))
+    return tuple(_item(YEAR, item, key) for item in sorted(set(text.split(","))))
 
 
 def _refused(field: Field, item: str, why: str | None = None) -> InvalidSchedule:

@@ -35,23 +35,25 @@ class CronWalls(Walls):
         self._calendars: dict[tuple[int, bool], Days] = {}
 
     def days_of(self, year: int) -> Days:
-        if self._years is not None and year not in self._years:
-            return NO_DAYS
         calendar = calendar_of(year)
         days = self._calendars.get(calendar)
         if days is None:
             days = self._calendars[calendar] = _matching_days(self.fields, *calendar)
-        return days
+        if self._years is None or not days[0] or any(year in years for years in self._years):
+            return days
+        return NO_DAYS
 
     def years_from(self, year: int) -> Sequence[int]:
         if self._years is None:
             return super().years_from(year)
-        return [at for at in sorted(self._years) if at >= year]
+        first = min(years[0] for years in self._years)
+        return range(max(first, year), max(years[-1] for years in self._years) + 1)
 
     def years_to(self, year: int) -> Sequence[int]:
         if self._years is None:
             return super().years_to(year)
-        return [at for at in sorted(self._years, reverse=True) if at <= year]
+        last = max(years[-1] for years in self._years)
+        return range(min(last, year), min(years[0] for years in self._years) - 1, -1)
 
 
 @cache

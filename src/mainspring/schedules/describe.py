@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 from datetime import datetime
 from itertools import product
 
@@ -24,22 +23,27 @@ __all__ = ["cron_in_words", "rule_in_words"]
 
 _ANY = ("*", "?")
 _MOST_TIMES = 6
-_MONTHS = calendar.month_name[1:]
-_DAYS = [calendar.day_name[n - 1] for n in range(7)]  # from Sunday
+_MONTHS = [
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+]
+_DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 _UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
 _ORDINALS = {"1": "first", "2": "second", "3": "third", "4": "fourth", "5": "fifth"}
 
 
 def cron_in_words(expression: str, key: str = "") -> str:
     """`0 9 * * 1-5` → `At 09:00, Monday through Friday`. The expression must be a valid one."""
-    *texts, year = split_cron(expression)
+    *texts, last, year = split_cron(expression)
+    joined = "+" if last.startswith("+") else ""
     fields = (SECOND, MINUTE, HOUR, MONTH_DAY, MONTH, WEEK_DAY)
     second, minute, hour, month_day, month, week_day = (
-        resolve_hash(field, text, key) for field, text in zip(fields, texts, strict=True)
+        resolve_hash(field, text, key)
+        for field, text in zip(fields, [*texts, last.removeprefix("+")], strict=True)
     )
     phrases = [
         _time(second, minute, hour),
-        *_days(month_day, week_day),
+        *_days(month_day, joined + week_day),
         "" if month in _ANY else "in " + _list([_named(MONTH, item) for item in month.split(",")]),
         "" if year in _ANY else "in " + _list([_numbers(item, "year") for item in year.split(",")]),
     ]
@@ -52,9 +56,9 @@ def _time(second: str, minute: str, hour: str) -> str:
     if times is not None:
         return "at " + _list(times)
     phrases = []
-    if second != "0":
+    if second.strip("0"):
         phrases.append(_pattern(second, "second"))
-    if minute not in _ANY or second == "0":
+    if minute not in _ANY or not phrases:
         phrases.append(_pattern(minute, "minute"))
     if hour not in _ANY:
         phrases.append(_hours(hour))
@@ -82,7 +86,8 @@ def _pattern(text: str, unit: str) -> str:
         step = int(text.partition("/")[2])
         return f"every {step} {unit}s" if step > 1 else f"every {unit}"
     if "/" in text and "," not in text:
-        return f"{_numbers(text, unit)} of the {'hour' if unit == 'minute' else 'minute'}"
+        body, _, every = text.partition("/")
+        return f"every {every} {unit}s from {unit} {_numbers(body, unit)}"
     return f"at {unit} " + _list([_numbers(item, unit) for item in text.split(",")])
 
 
@@ -149,7 +154,7 @@ def _named(field: Field, item: str) -> str:
 def _numbers(item: str, unit: str) -> str:
     body, _, step = item.partition("/")
     if body in _ANY:
-        return f"every {step} {unit}s"
+        return f"every {step} {unit}s" if int(step or 1) > 1 else f"every {unit}"
     words = " through ".join(v.lstrip("0") or "0" for v in body.replace("L", "31").split("-"))
     return f"every {step} {unit}s from {words}" if step else words
 
@@ -197,9 +202,9 @@ def _rule_times(rule: Rule, dtstart: datetime | None) -> str:
         for values, freq, default in given
     ]
     hour, minute, second = lists
-    return (
-        "" if "*" in lists and lists[-1] == "0" and minute in "0*" else _time(second, minute, hour)
-    )
+    if hour == "*" and minute in "0*" and second in "0*":
+        return ""
+    return _time(second, minute, hour).removesuffix(" past every hour")
 
 
 def _numbered(nth: int, day: int) -> str:

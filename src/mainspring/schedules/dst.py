@@ -30,6 +30,8 @@ __all__ = [
 
 TICK = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
+_TEN_YEARS = timedelta(days=3653)
+_LAST_PLANNED = 9980  # later years have no room left for a look ahead
 _BLOCK = 5  # 2 ** 5 days
 # Where an instant has no wall time left, the calendar counts as ending a day early.
 _EARLIEST, _LATEST = datetime.min + _DAY, datetime.max - _DAY
@@ -56,8 +58,8 @@ def next_instant(after: datetime, zone: tzinfo, later: Step, *, repeats: bool) -
     if zone is UTC:
         wall = later(wall_of(after, zone))
         return None if wall is None else wall.replace(tzinfo=UTC)
-    plain = _far_from_jumps(after, zone, later)
-    if plain is not None:
+    plain, known = _far_from_jumps(after, zone, later)
+    if known:
         return plain
     local = wall_of(after, zone)
     wall = later(local)
@@ -91,8 +93,8 @@ def previous_instant(
     if zone is UTC:
         wall = earlier(wall_of(before, zone))
         return None if wall is None else wall.replace(tzinfo=UTC)
-    plain = _far_from_jumps(before, zone, earlier)
-    if plain is not None:
+    plain, known = _far_from_jumps(before, zone, earlier)
+    if known:
         return plain
     local = wall_of(before, zone)
     wall = earlier(local)
@@ -134,29 +136,33 @@ def wall_of(instant: datetime, zone: tzinfo) -> datetime:
 
 
 def jumps(after: datetime, until: datetime, zone: tzinfo) -> Iterator[Jump]:
-    """The changes of the zone's clocks in `(after, until]`, in order."""
-    here, there = after.astimezone(UTC), after.astimezone(UTC)
-    while zone is not UTC and here < until:
-        there = min(until, here + _DAY) if here.year < 9999 else until
+    """The changes of the zone's clocks in `(after, until]`, in order, for at most ten years."""
+    if zone is UTC or after.year > _LAST_PLANNED:
+        return
+    here, until = after, min(until, after + _TEN_YEARS)
+    while here < until:
+        there = min(until, here + _DAY)
         jump = _jump_between(here, there, zone)
         if jump is not None:
             yield jump
         here = there
 
 
-def _far_from_jumps(moment: datetime, zone: tzinfo, step: Step) -> datetime | None:
-    """The answer where no jump is near the question or the answer; None where one may be.
+def _far_from_jumps(moment: datetime, zone: tzinfo, step: Step) -> tuple[datetime | None, bool]:
+    """The answer, and whether it is known: it is where no jump is near question or answer.
 
     The usual case, at half the cost of asking the zone about each wall time (`bench/cron.py`).
     """
     here = _steady_offset(zone, moment.toordinal() >> _BLOCK)
     if here is None:
-        return None
+        return None, False
     wall = step(moment.replace(tzinfo=None) + here)
     if wall is None:
-        return None
+        return None, True
     there = _steady_offset(zone, wall.toordinal() >> _BLOCK)
-    return None if there is None else (wall - there).replace(tzinfo=UTC)
+    if there is None:
+        return None, False
+    return (wall - there).replace(tzinfo=UTC), True
 
 
 @lru_cache(maxsize=8192)

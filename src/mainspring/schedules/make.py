@@ -131,12 +131,12 @@ def parse(spec: object, *, timezone: str = "UTC") -> Schedule:
 def from_dict(data: Mapping[str, Any]) -> Schedule:
     """The schedule that `to_dict` wrote. Unknown kinds and damaged fields are refused."""
     try:
-        common = {
+        common: dict[str, Any] = {
             "timezone": _text(data.get("tz", "UTC"), "a timezone"),
             "start": _moment(data.get("start"), "UTC", "start"),
             "end": _moment(data.get("end"), "UTC", "end"),
             "jitter": _span(data.get("jitter")),
-            "key": data.get("key", ""),
+            "key": _text(data.get("key", ""), "a key"),
         }
         match data["kind"]:
             case "cron":

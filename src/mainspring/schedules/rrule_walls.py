@@ -18,7 +18,7 @@ from mainspring.schedules.walls import Days, Walls, bits, mask_of
 
 __all__ = ["MOST_COUNTED", "MOST_STEPS", "RuleWalls", "rule_walls"]
 
-MOST_STEPS = 5_000  # periods looked at for one answer; a rule that needs more counts as over
+MOST_STEPS = 1_000  # jumps over periods for one answer; a rule that needs more counts as over
 MOST_COUNTED = 10_000
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _UNITS = {
@@ -57,9 +57,11 @@ class RuleWalls:
         self._periods = _Periods(rule, dtstart)
         self._last = until
         self._counted = rule.count is None
+        self._steps = MOST_STEPS // 2 if rule.positions else MOST_STEPS  # those cost double
 
     def later(self, wall: datetime) -> datetime | None:
-        self._count()
+        if wall >= self._dtstart:  # before it, the answer is the first: never past COUNT
+            self._count()
         found = self._later(wall)
         while found is not None and found in self._exdates:
             found = self._later(found)
@@ -76,18 +78,18 @@ class RuleWalls:
         """Turn COUNT into the last wall time, the first time it is needed."""
         if self._counted:
             return
-        self._counted = True
         wall = self._dtstart - timedelta.resolution
         for _ in range(self.rule.count or 0):
             found = self._later(wall)
             if found is None:
-                return
+                break
             wall = found
         self._last = wall
+        self._counted = True  # only now: another thread may look
 
     def _later(self, wall: datetime) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
-        for _ in range(MOST_STEPS):
+        for _ in range(self._steps):
             found = self._walls.later(wall)
             if found is None or (self._last is not None and found > self._last):
                 return None
@@ -114,7 +116,7 @@ class RuleWalls:
     def _earlier(self, wall: datetime) -> datetime | None:
         if self._last is not None:
             wall = min(wall, self._last + _SECOND)
-        for _ in range(MOST_STEPS):
+        for _ in range(self._steps):
             found = self._walls.earlier(wall)
             if found is None or found < self._dtstart:
                 return None
@@ -138,20 +140,18 @@ class RuleWalls:
         start, end = self._periods.start(period), self._periods.start(period + 1)
         if start is None or end is None:
             return []
-        days = self._walls.days_between(start, end)
+        months = self._walls.months_between(start, end)
         hours, minutes, seconds = self._walls.times_between(start, end)
-        size = len(hours) * len(minutes) * len(seconds)
+        times = len(hours) * len(minutes) * len(seconds)
+        size = times * sum(days.bit_count() for _, _, days in months)
         chosen = []
         for position in self.rule.positions:
-            at = position - 1 if position > 0 else len(days) * size + position
-            if 0 <= at < len(days) * size:
-                rest, second = divmod(at % size, len(seconds))
+            at = position - 1 if position > 0 else size + position
+            if 0 <= at < size:
+                rest, second = divmod(at % times, len(seconds))
                 hour, minute = divmod(rest, len(minutes))
-                chosen.append(
-                    datetime.combine(days[at // size], datetime.min.time()).replace(
-                        hour=hours[hour], minute=minutes[minute], second=seconds[second]
-                    )
-                )
+                day = _nth_day(months, at // times)
+                chosen.append(datetime(*day, hours[hour], minutes[minute], seconds[second]))
         return chosen
 
 
@@ -222,16 +222,18 @@ class _RuleMasks(Walls):
             days = self._calendars[calendar] = self._matching(year)
         return days
 
-    def days_between(self, start: datetime, end: datetime) -> list[date]:
-        """The matching days that a period `[start, end)` touches."""
-        last = (end - _SECOND).date()
-        return [
-            date(year, month, day)
-            for year in range(start.year, last.year + 1)
-            for month in range(1, 13)
-            for day in bits(self.days_of(year)[month])
-            if start.date() <= date(year, month, day) <= last
-        ]
+    def months_between(self, start: datetime, end: datetime) -> list[tuple[int, int, int]]:
+        """Year, month and mask of days for each month that a period `[start, end)` touches."""
+        last = end - _SECOND
+        found = []
+        for month in range(start.year * 12 + start.month - 1, last.year * 12 + last.month):
+            days = self.days_of(month // 12)[month % 12 + 1]
+            if month == start.year * 12 + start.month - 1:
+                days &= -1 << start.day
+            if month == last.year * 12 + last.month - 1:
+                days &= (2 << last.day) - 1
+            found.append((month // 12, month % 12 + 1, days))
+        return found
 
     def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
         """The hours, minutes and seconds that a period holds: one of each where it is so short."""
@@ -277,6 +279,15 @@ class _RuleMasks(Walls):
         else:
             number = day.day
         return (number - 1) // 7 + 1, -((length - number) // 7 + 1)
+
+
+def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]:
+    """The nth day (from 0) of some months' masks; there must be one."""
+    for year, month, days in months:
+        if n < days.bit_count():
+            return year, month, bits(days)[n]
+        n -= days.bit_count()
+    raise AssertionError("there are fewer days than were counted")
 
 
 def _default(every: bool, size: int, value: int) -> range:

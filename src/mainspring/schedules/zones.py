@@ -6,7 +6,8 @@ import difflib
 import re
 from datetime import UTC, tzinfo
 from functools import lru_cache
-from zoneinfo import ZoneInfo, available_timezones
+from importlib.resources import files
+from zoneinfo import ZoneInfo
 
 from mainspring.errors import InvalidSchedule
 
@@ -50,4 +51,6 @@ def _advice(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, str]:
-    return {name.casefold(): name for name in sorted(available_timezones())}
+    # From tzdata's own list: `available_timezones` opens every file of the system's database.
+    names = (files("tzdata") / "zones").read_text().split()
+    return {name.casefold(): name for name in names}

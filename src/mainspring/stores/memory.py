@@ -10,14 +10,24 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
 from mainspring import codec
 from mainspring.clock import Clock, SystemClock
-from mainspring.model import FINISHED, LIVE, Job, Page, Run, Source, State
+from mainspring.errors import InvalidInput
+from mainspring.model import (
+    FINISHED,
+    LIVE,
+    Job,
+    Page,
+    Run,
+    Source,
+    State,
+    replace,
+)
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -68,7 +78,14 @@ class MemoryStore:
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
         runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
-        added = [self._add(run, now) for run in runs]
+        refused: set[str] = set()
+        added = []
+        for run in runs:
+            follows = not refused.isdisjoint(run.after)
+            one = Added(replace(run, duplicate=True), True) if follows else self._add(run, now)
+            added.append(one)
+            if one.duplicate:
+                refused.add(run.id)
         self._wake()
         return [replace(item, run=_handed_out(item.run)) for item in added]
 
@@ -135,13 +152,14 @@ class MemoryStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._clock.now()
+        before = _cursor(query.cursor)
         found = [
             run
             for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
             and (not query.lapsed or _lapsed(run, now))
-            and (query.cursor is None or self._number[run.id] < int(query.cursor))
+            and (before is None or self._number[run.id] < before)
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
@@ -205,7 +223,13 @@ class MemoryStore:
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._clock.now()
-        fired = [self._fire(firing, now) for firing in firings]
+        fired: list[Fired] = []
+        broken: set[str] = set()  # the jobs whose chain of firings did not hold
+        for firing in firings:
+            one = Fired(False) if firing.job_id in broken else self._fire(firing, now)
+            if not one.done:
+                broken.add(firing.job_id)
+            fired.append(one)
         self._wake()
         return fired
 
@@ -314,6 +338,13 @@ class MemoryStore:
             version=job.version + 1,
         )
         return Fired(True, stored)
+
+
+def _cursor(cursor: str | None) -> int | None:
+    try:
+        return None if cursor is None else int(cursor)
+    except ValueError:
+        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave") from None
 
 
 def _takes(claim: Claim, run: Run) -> bool:

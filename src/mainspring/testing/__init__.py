@@ -1,5 +1,6 @@
 """What Mainspring is tested with, shipped so that you can test with it too.
 
+- `make_context`: what a handler is given, for calling it in a test of its own.
 - `FakeClock`: time that moves when you say so.
 - `run_virtual`, `VirtualLoop`, `VirtualClock`: asyncio on virtual time, replayed by a seed.
 - `FaultyStore` with `RandomFaults` or `ScriptedFaults`: a store that fails as real ones do.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mainspring.testing.clocks import FakeClock
+from mainspring.testing.contexts import make_context
 from mainspring.testing.faults import (
     FaultPlan,
     FaultyStore,
@@ -41,6 +43,7 @@ __all__ = [
     "StoreConformance",
     "VirtualClock",
     "VirtualLoop",
+    "make_context",
     "run_virtual",
 ]
 

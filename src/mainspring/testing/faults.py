@@ -192,6 +192,9 @@ class FaultyStore:
     async def claim(self, claim: Claim) -> list[Run]:
         return await self._call("claim", lambda: self.store.claim(claim))
 
+    async def next_due(self, claim: Claim) -> datetime | None:
+        return await self._call("next_due", lambda: self.store.next_due(claim))
+
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         return await self._call("renew", lambda: self.store.renew(held, lease))
 

@@ -36,13 +36,16 @@ def run_virtual(
     seed: int = 0,
     until: float = WEEK,
     steps: int = 10_000_000,
+    *,
+    make_loop: Callable[..., VirtualLoop] | None = None,
 ) -> T:
     """Run `main` on a loop of its own, from virtual second 0, and give its result.
 
     The same seed gives the same interleaving. Tasks still there at the end are cancelled.
     Raises `Deadlock`, or `SimulationLimit` past `until` virtual seconds or `steps` callbacks.
+    `make_loop` is for a loop of another kind than `VirtualLoop`.
     """
-    loop = VirtualLoop(seed, until=until, steps=steps)
+    loop = (make_loop or VirtualLoop)(seed, until=until, steps=steps)
     coroutine = main() if callable(main) else main
     try:
         asyncio.set_event_loop(loop)
@@ -125,7 +128,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._random.shuffle(batch)
         for handle in batch:
             if not handle._cancelled:
-                handle._run()
+                self._run_handle(handle)
+
+    def _run_handle(self, handle: Any) -> None:
+        """One step. A subclass may put it off: that is how a process is stopped or killed."""
+        handle._run()
 
     def _jump(self, timers: list[Any]) -> None:
         if not timers:

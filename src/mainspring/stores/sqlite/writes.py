@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from mainspring import codec
-from mainspring.model import LIVE, Run, State
+from mainspring.model import (
+    LIVE,
+    Run,
+    State,
+    replace,
+)
 from mainspring.store import Added, Claim, Held
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
@@ -27,7 +32,6 @@ from mainspring.stores.sqlite.rows import (
     runs_by_id,
     select,
     span_us,
-    with_payload,
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
@@ -50,7 +54,7 @@ class NewRun(NamedTuple):
         if run.payload is None and not run.duplicate:
             return cls(run, None)
         text = codec.encode(run.payload)
-        return cls(with_payload(run, codec.decode(text)), text)
+        return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
 
 
 def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
@@ -89,12 +93,18 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     texts = select(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for text in texts for _, run in read_runs(text)}
     known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
-    found = {}
+    found: dict[int, Added] = {}
+    refused: set[str] = set()
     for at, item in enumerate(items):
         run = item.run
         if run.id in known:
             continue
+        if not refused.isdisjoint(run.after):
+            refused.add(run.id)
+            found[at] = Added(replace(run, duplicate=True), duplicate=True)
+            continue
         if run.dedupe_key is not None and run.dedupe_key in holders:
+            refused.add(run.id)
             found[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
             continue
         known.add(run.id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from mainspring import states
 from mainspring.errors import InvalidPayload
-from mainspring.model import Run, State
+from mainspring.model import (
+    Run,
+    State,
+    replace,
+)
 from mainspring.store import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 

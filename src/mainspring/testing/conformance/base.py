@@ -10,13 +10,19 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from mainspring import states
-from mainspring.model import Job, Run, Source, State, slot_run_id
+from mainspring.model import (
+    Job,
+    Run,
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
 from mainspring.policy import Overlap, Policy
 from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery, Store
 from mainspring.testing.clocks import FakeClock

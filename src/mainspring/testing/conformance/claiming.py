@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from mainspring import states
-from mainspring.model import Progress, Run, State
+from mainspring.model import (
+    Progress,
+    Run,
+    State,
+    replace,
+)
 from mainspring.policy import Delivery
-from mainspring.store import Held, JobQuery, Store
+from mainspring.store import Claim, Held, JobQuery, Store
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["Claiming", "Limiting", "Renewing"]
@@ -140,6 +145,50 @@ class Claiming(Suite):
         await store.commit([states.released(run, await store.now(), began=True)])
         [again] = await self.claim(store)
         assert again.payload == {"todo": [1, 2]}
+
+    async def due_next(self, store: Store, **fields: Any) -> datetime | None:
+        given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
+        return await store.next_due(Claim(limit=1, **given))
+
+    async def test_the_next_due_run_is_known_before_its_time(self, store: Store) -> None:
+        assert await self.due_next(store) is None
+        await store.add(
+            [
+                self.run("late", run_at=self.at(90), priority=9),
+                self.run("soon", run_at=self.at(40), priority=0),
+                self.run("due", run_at=self.at(-1)),
+                self.run("waiting", run_at=self.at(5), state=State.WAITING, after=("x",)),
+                self.run("over", run_at=self.at(6), state=State.SKIPPED, finished_at=self.start),
+            ]
+        )
+        assert await self.due_next(store) == self.at(40)
+        await self.pass_ticks(40)
+        assert await self.due_next(store) == self.at(90)
+        await self.pass_ticks(50)
+        assert await self.due_next(store) is None
+
+    async def test_the_next_due_run_is_one_that_the_claim_takes(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a", handler="mail", queue="fast", run_at=self.at(10)),
+                self.run("b", handler="mail", queue="slow", run_at=self.at(20)),
+                self.run("c", handler="report", queue="fast", run_at=self.at(30)),
+            ]
+        )
+        mail, report = frozenset({"mail"}), frozenset({"report"})
+        slow = frozenset({"slow"})
+        assert await self.due_next(store, handlers=mail) == self.at(10)
+        assert await self.due_next(store, handlers=mail, queues=slow) == self.at(20)
+        assert await self.due_next(store, handlers=report) == self.at(30)
+        assert await self.due_next(store, handlers=report, queues=slow) is None
+        assert await self.due_next(store, handlers=frozenset()) is None
+
+    async def test_a_retry_is_the_next_due_run(self, store: Store) -> None:
+        run = await self.running(store)
+        assert await self.due_next(store) is None
+        failure = states.Failure("boom")
+        await store.commit([states.retrying(run, self.start, failure, self.at(25))])
+        assert await self.due_next(store) == self.at(25)
 
 
 class Limiting(Suite):

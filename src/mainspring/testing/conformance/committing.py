@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mainspring import states
-from mainspring.model import Outcome, Run, State
+from mainspring.model import (
+    Outcome,
+    Run,
+    State,
+    replace,
+)
 from mainspring.policy import Delivery
 from mainspring.states import Change, Failure
 from mainspring.store import Store

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,12 @@ import pytest
 
 from mainspring import states
 from mainspring import store as protocol
-from mainspring.model import Source, State, slot_run_id
+from mainspring.model import (
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
 from mainspring.policy import Overlap
 from mainspring.store import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
@@ -89,6 +93,14 @@ class KeepingJobs(Suite):
         assert await self.ids(store, tag='qu"ote') == ["c"]
         assert await self.ids(store, tag="%") == []
         assert await self.ids(store, tag="") == []
+
+    async def test_those_that_follow_others(self, store: Store) -> None:
+        await self.put(store, "first")
+        await self.put(store, "second", after=["first"])
+        await self.put(store, "third", after=["first", "second"])
+        assert await self.ids(store, follows=True) == ["second", "third"]
+        await self.put(store, "second", after=[])
+        assert await self.ids(store, follows=True) == ["third"]
 
     async def test_due_earliest_first(self, store: Store) -> None:
         for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):
@@ -245,6 +257,24 @@ class Firing(Suite):
         first, second = await store.fire(firings)
         assert (first.done, first.runs[0].state) == (True, State.PENDING)
         assert (second.done, second.runs[0].reason) == (True, "overlap")
+
+    async def test_firings_of_one_job_are_a_chain(self, store: Store) -> None:
+        """An edit that came first has the version that the second firing expects."""
+        job = await self.put(store)
+        firings = [
+            protocol.Firing(
+                job_id="job",
+                version=job.version + n,
+                runs=(self.slot(self.at(-60 * (2 - n))),),
+                overlap=Overlap.ALLOW,
+                next_run_at=self.at(-60 * (1 - n)),
+                last_run_at=self.at(-60 * (2 - n)),
+            )
+            for n in range(2)
+        ]
+        assert await store.put_job(job)
+        assert [one.done for one in await store.fire(firings)] == [False, False]
+        assert (await self.read_job(store)).next_run_at == job.next_run_at
 
     async def test_each_firing_stands_alone(self, store: Store) -> None:
         jobs = [await self.put(store, name) for name in ("a", "b", "c")]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec import Struct
 
 from mainspring import states
-from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State
+from mainspring.model import (
+    Attempt,
+    Job,
+    Outcome,
+    Owner,
+    Progress,
+    Run,
+    Source,
+    State,
+    replace,
+)
 from mainspring.policy import (
     Backoff,
     BackoffKind,
@@ -238,6 +248,19 @@ class Keeping(Suite):
         assert await self.one(store, run.id) == failed.after(held)
         assert await store.elect(f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
 
+    async def test_an_error_text_that_is_no_unicode(self, store: Store) -> None:
+        """A file name with stray bytes in a message must not keep its run from ending."""
+        text = "no such file: caf\udce9.txt"
+        run = await self.running(store)
+        failed = states.failed(run, self.start, states.Failure(text, text), (text,), text)
+        assert await store.commit([failed]) == [True]
+        assert await store.commit([failed]) == [True]
+        kept = await self.one(store)
+        assert kept.state is State.FAILED
+        for told in (kept.error, kept.reason, kept.attempts[0].traceback, kept.attempts[0].log[0]):
+            assert told is not None
+            assert told.startswith("no such file: caf")
+
     async def test_ids_are_compared_exactly(self, store: Store) -> None:
         ids = ["a", "A", "a ", "á", "a\u0301", "ａ"]
         await store.add(self.runs(*ids))
@@ -272,5 +295,6 @@ def _shape(value: Any) -> Any:
 
 def _differs_everywhere(value: Any, plain: Any, but: set[str]) -> None:
     """The example must not forget a field that was added since."""
-    same = {f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)}
+    names = value.__struct_fields__ if isinstance(value, Struct) else value.__slots__
+    same = {name for name in names if getattr(value, name) == getattr(plain, name)}
     assert same <= but, f"the suite's example leaves {same - but} at its default"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 from mainspring import states
-from mainspring.model import State
+from mainspring.model import (
+    State,
+    replace,
+)
 from mainspring.policy import Delivery
 from mainspring.store import JobQuery, Store
 from mainspring.testing.conformance.base import Suite

@@ -1,0 +1,272 @@
+"""The doctor's checks. Each looks, changes nothing that stays, and gives `Check`s."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sqlite3
+import statistics
+import sys
+import zoneinfo
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from mainspring import __version__
+from mainspring.cli.connect import Found, check_exists, find_store
+from mainspring.cli.failures import CommandError
+from mainspring.cli.options import Where
+from mainspring.cli.times import span
+from mainspring.clock import SystemClock
+from mainspring.errors import MainspringError
+from mainspring.model import Job, State
+from mainspring.store import Due, JobQuery, RunQuery, Store
+
+__all__ = ["Check", "all_checks"]
+
+LATE = timedelta(seconds=60)
+"""How long due work may lie before somebody should look."""
+
+SLOW = 0.1
+SKEW = timedelta(seconds=2)
+READS = 5
+MANY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    status: Literal["ok", "warn", "fail"]
+    name: str
+    detail: str
+    advice: str = ""
+
+    def document(self) -> dict[str, str]:
+        return asdict(self)
+
+
+async def all_checks(where: Where) -> list[Check]:
+    clock = SystemClock()
+    began = clock.now(), clock.monotonic()
+    checks = [*_versions()]
+    try:
+        found = find_store(where)
+        check_exists(found)
+        await found.store.open()
+    except (CommandError, MainspringError, OSError) as error:
+        advice = error.advice if isinstance(error, CommandError) else _REACH
+        return [*checks, Check("fail", "store", str(error), advice)]
+    try:
+        checks += await _store_checks(found, clock)
+    except (MainspringError, OSError) as error:
+        checks.append(Check("fail", "store", str(error), _REACH))
+    finally:
+        with contextlib.suppress(Exception):
+            await found.store.close()
+    return [*checks, _steady(began, (clock.now(), clock.monotonic()))]
+
+
+_REACH = "check the URL, the permissions and the disk; --store names another store"
+
+
+async def _store_checks(found: Found, clock: SystemClock) -> list[Check]:
+    store = found.store
+    return [
+        await _reads(found, clock),
+        await _writes(store, clock),
+        await _store_clock(store, clock),
+        *await _work(store),
+    ]
+
+
+# This machine
+
+
+def _versions() -> Iterator[Check]:
+    yield Check("ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield Check("ok", "mainspring", __version__)
+    yield Check("ok", "sqlite", sqlite3.sqlite_version)
+    yield _tzdata()
+
+
+def _tzdata() -> Check:
+    """Python takes the system's zones before the package's: old ones give wrong slots."""
+    system, folder = _system_tzdata()
+    try:
+        package = metadata.version("tzdata")
+    except metadata.PackageNotFoundError:
+        package = ""
+    if not folder:
+        if not package:
+            return Check("fail", "tzdata", "no time zones here", "pip install tzdata")
+        return Check("ok", "tzdata", f"{package} (package)")
+    detail = f"{system or 'of unknown age'} in {folder}"
+    if system and package and system[:4] < package[:4]:
+        advice = "update the system's, or set PYTHONTZPATH to nothing to use the package's"
+        return Check("warn", "tzdata", f"{detail} is older than the package's {package}", advice)
+    return Check("ok", "tzdata", detail)
+
+
+def _system_tzdata() -> tuple[str, str]:
+    """The version (where it is told) and the folder of the system's zones."""
+    for folder in map(Path, zoneinfo.TZPATH):
+        if (folder / "Europe").is_dir():
+            with contextlib.suppress(OSError):
+                text = (folder / "tzdata.zi").read_text("ascii", errors="replace")
+                return text.splitlines()[0].removeprefix("# version").strip(), str(folder)
+            return "", str(folder)
+    return "", ""
+
+
+def _steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
+    """Whether wall and monotonic time went on alike while the doctor looked."""
+    wall = (ended[0] - began[0]).total_seconds()
+    drift = wall - (ended[1] - began[1])
+    if ended[1] < began[1] or abs(drift) > 0.5:
+        advice = "the system clock was set just now, or is being slewed hard: check NTP"
+        return Check("warn", "clock steady", f"it moved {drift:+.2f} s against itself", advice)
+    return Check("ok", "clock steady", f"{drift * 1000:+.1f} ms against the monotonic clock")
+
+
+# The store
+
+
+async def _reads(found: Found, clock: SystemClock) -> Check:
+    taken = []
+    for _ in range(READS):
+        sent = clock.monotonic()
+        await found.store.jobs(JobQuery(limit=1))
+        taken.append(clock.monotonic() - sent)
+    middle = statistics.median(taken)
+    detail = f"{found.name} answers in {middle * 1000:.1f} ms"
+    if middle > SLOW:
+        return Check("warn", "store", detail, "that is slow: claims and renewals wait for it")
+    return Check("ok", "store", detail)
+
+
+async def _writes(store: Store, clock: SystemClock) -> Check:
+    """Stands for an office nobody else wants, and resigns: nothing is left behind."""
+    holder = f"doctor:{os.getpid()}"
+    sent = clock.monotonic()
+    try:
+        won = await store.elect("doctor", holder, timedelta(seconds=5))
+        taken = clock.monotonic() - sent
+        if won is not None:
+            await store.elect("doctor", holder, timedelta(0))
+    except MainspringError as error:
+        return Check("fail", "store writes", str(error), "workers need to write to it")
+    detail = f"a commit takes {taken * 1000:.1f} ms"
+    if taken > 10 * SLOW:
+        return Check("warn", "store writes", detail, "that is slow: every run commits twice")
+    return Check("ok", "store writes", detail)
+
+
+async def _store_clock(store: Store, clock: SystemClock) -> Check:
+    before = clock.now()
+    reading = await store.now()
+    after = clock.now()
+    skew = timedelta(0)
+    if not before <= reading <= after:
+        skew = reading - before if reading < before else reading - after
+    detail = f"the store's is {skew.total_seconds():+.2f} s from this machine's"
+    if abs(skew) > SKEW:
+        advice = "harmless to runs (the store's decides), but times will look odd: check NTP"
+        return Check("warn", "clock", detail, advice)
+    return Check("ok", "clock", detail)
+
+
+# The work
+
+
+async def _work(store: Store) -> list[Check]:
+    now = await store.now()
+    counts = await store.counts()
+    jobs = await _jobs(store)
+    running = _running_by_handler(jobs, counts.runs)
+    return [
+        *_untaken(counts.due, running, now),
+        await _unfired(store, now),
+        await _lapsed(store, now),
+        await _deaf(store, now),
+        Check("ok", "jobs", _totals(jobs, counts.total)),
+    ]
+
+
+def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check]:
+    late: list[tuple[str, Due]] = [
+        (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > LATE
+    ]
+    for handler, item in late:
+        since = span((now - item.oldest).total_seconds())
+        detail = f"{item.count} due of {handler}, the oldest for {since}"
+        if running.get(handler):
+            advice = "workers are on it but behind: start more, or raise --workers"
+            yield Check("warn", "due work", detail, advice)
+        else:
+            advice = f"no worker takes it: start one that has the handler {handler!r}"
+            yield Check("fail", "due work", detail, advice)
+    if not late:
+        waiting = sum(item.count for item in due.values())
+        yield Check("ok", "due work", f"{waiting} due, none for longer than a minute")
+
+
+async def _unfired(store: Store, now: datetime) -> Check:
+    page = await store.jobs(JobQuery(due=now - LATE, limit=MANY))
+    if not page.items:
+        return Check("ok", "schedules", "none is overdue")
+    names = ", ".join(job.id for job in page.items[:3])
+    detail = f"{_many(page.items)} overdue: {names}{'…' if len(page.items) > 3 else ''}"
+    return Check("fail", "schedules", detail, "no worker is alive to fire them: start one")
+
+
+async def _lapsed(store: Store, now: datetime) -> Check:
+    page = await store.find(RunQuery(lapsed=True, limit=MANY))
+    if not page.items:
+        return Check("ok", "leases", "none has lapsed")
+    detail = f"{_many(page.items)} lapsed: {page.items[0].id} of {page.items[0].job_id}"
+    oldest = min(run.lease_until for run in page.items if run.lease_until is not None)
+    if now - oldest > LATE:
+        return Check("fail", "leases", detail, "their workers died and none rescues: start one")
+    return Check("warn", "leases", detail, "their workers died; another rescues them in moments")
+
+
+async def _deaf(store: Store, now: datetime) -> Check:
+    """Runs that were asked to stop and go on."""
+    page = await store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
+    deaf = [run for run in page.items if run.cancel_requested]
+    if not deaf:
+        return Check("ok", "running", f"{_many(page.items, 1000)} running, none ignores a cancel")
+    detail = f"{_many(deaf)} asked to stop and still running: {deaf[0].id} of {deaf[0].job_id}"
+    advice = 'sync handlers look at ctx.cancelled; isolation="process" stops for real'
+    return Check("warn", "running", detail, advice)
+
+
+async def _jobs(store: Store) -> list[Job]:
+    jobs: list[Job] = []
+    cursor = None
+    while True:
+        page = await store.jobs(JobQuery(limit=1000, cursor=cursor))
+        jobs += page.items
+        if (cursor := page.cursor) is None:
+            return jobs
+
+
+def _running_by_handler(jobs: list[Job], runs: Any) -> dict[str, int]:
+    running: dict[str, int] = {}
+    for job in jobs:
+        count = runs.get(job.id, {}).get(State.RUNNING, 0)
+        running[job.handler] = running.get(job.handler, 0) + count
+    return running
+
+
+def _totals(jobs: list[Job], total: Any) -> str:
+    paused = sum(not job.enabled for job in jobs)
+    held = ", ".join(f"{total(state)} {state}" for state in State if total(state))
+    return f"{len(jobs)}{f' ({paused} paused)' if paused else ''}; runs: {held or 'none'}"
+
+
+def _many(items: list[Any], most: int = MANY) -> str:
+    return f"{len(items)}{'+' if len(items) >= most else ''}"

@@ -1,0 +1,66 @@
+"""What the shell may offer: job ids, run ids and states. It never makes a store, never fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from mainspring.store import Store
+
+__all__ = ["job_ids", "run_ids", "states"]
+
+PATIENCE = 1.0
+"""Seconds after which a store is too slow to be asked by a shell."""
+
+
+def job_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    async def ask(store: Store) -> list[str]:
+        from mainspring.store import JobQuery
+
+        page = await store.jobs(JobQuery(limit=1000))
+        return [job.id for job in page.items]
+
+    return _offered(ctx, incomplete, ask)
+
+
+def run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    async def ask(store: Store) -> list[str]:
+        from mainspring.store import RunQuery
+
+        page = await store.find(RunQuery(limit=100))
+        return [run.id for run in page.items]
+
+    return _offered(ctx, incomplete, ask)
+
+
+def states(incomplete: str) -> list[str]:
+    from mainspring.model import State
+
+    return [state for state in State if state.startswith(incomplete)]
+
+
+def _offered(
+    ctx: typer.Context, incomplete: str, ask: Callable[[Store], Awaitable[list[str]]]
+) -> list[str]:
+    found: list[str] = []
+    with contextlib.suppress(Exception):
+        import asyncio
+
+        found = asyncio.run(asyncio.wait_for(_asked(ctx, ask), PATIENCE))
+    return [item for item in found if item.startswith(incomplete)]
+
+
+async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
+    from mainspring.cli.connect import existing_store
+    from mainspring.cli.options import Where
+
+    store = existing_store(Where.of(ctx.params.get("store"), ctx.params.get("app")))
+    await store.open()
+    try:
+        return await ask(store)
+    finally:
+        await store.close()

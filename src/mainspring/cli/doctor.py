@@ -1,0 +1,63 @@
+"""`mainspring doctor`: what is well, what is not, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from mainspring.cli.failures import FAILED
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
+from mainspring.cli.output import STYLES, Output
+
+if TYPE_CHECKING:
+    from mainspring.cli.checks import Check
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "doctor",
+        epilog=example("mainspring doctor --store sqlite:///jobs.db", "mainspring doctor --json"),
+    )(doctor)
+
+
+def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
+    """Look for what keeps jobs from running. Exit code 1 if something does."""
+    from mainspring.cli.checks import all_checks
+
+    output = Output(as_json=json)
+    checks = finish(all_checks(Where.of(store, app)))
+    if json:
+        output.document({"ok": _well(checks), "checks": [check.document() for check in checks]})
+    else:
+        _tell(output, checks)
+    if not _well(checks):
+        raise typer.Exit(FAILED)
+
+
+def _well(checks: list[Check]) -> bool:
+    return all(check.status != "fail" for check in checks)
+
+
+def _tell(output: Output, checks: list[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        output.line(
+            f"{check.status:4}  {check.name:{width}}  {check.detail}",
+            style="" if check.status == "ok" else STYLES[check.status],
+        )
+        if check.advice:
+            output.line(f"      {'':{width}}  → {check.advice}")
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    output.line()
+    if failed or warned:
+        output.line(f"{_count(failed, 'fault')}, {_count(warned, 'warning')}")
+    else:
+        output.line("all is well")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

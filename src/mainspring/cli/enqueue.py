@@ -1,0 +1,211 @@
+"""`mainspring enqueue`: one run, or one for each line of a file."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli.failures import BAD_INPUT, FAILED, CommandError
+from mainspring.cli.options import (
+    AppOption,
+    JobArgument,
+    JsonOption,
+    StoreOption,
+    Where,
+    example,
+    finish,
+)
+from mainspring.cli.output import Output, when
+
+if TYPE_CHECKING:
+    from mainspring.model import Run
+    from mainspring.scheduler import Scheduler
+
+__all__ = ["read_payload", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "enqueue",
+        epilog=example(
+            'mainspring enqueue send_email \'{"to": "a@example.org"}\' --delay 5m',
+            "mainspring enqueue resize - --wait --timeout 1m < payload.json",
+            "mainspring enqueue send_email --many addresses.jsonl",
+        ),
+    )(enqueue)
+
+
+def enqueue(
+    job: JobArgument,
+    payload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PAYLOAD",
+            help="JSON; - reads it from stdin. Without one the job's own is taken.",
+            show_default=False,
+        ),
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="SPAN", help="Not before this long: 5m, 1h30m.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="TIME", help="Not before this moment: ISO 8601, UTC without an offset."
+        ),
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, max=9, help="0 to 9, higher first.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", help="Another queue.")] = None,
+    dedupe_key: Annotated[
+        str | None,
+        typer.Option("--dedupe-key", help="While a run of this key lives, make no other."),
+    ] = None,
+    dedupe_for: Annotated[
+        str | None,
+        typer.Option("--dedupe-for", metavar="SPAN", help="Hold the key at least this long."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it ended; exit code 1 unless it succeeded.")
+    ] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SPAN", help="Wait no longer than this.")
+    ] = None,
+    many: Annotated[
+        str | None,
+        typer.Option(
+            "--many", metavar="FILE", help="One run for each line of JSON in a file; - is stdin."
+        ),
+    ] = None,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Queue a run of a job. With --app its arguments are checked first."""
+    given = {
+        "delay": delay,
+        "at": _moment(at),
+        "priority": priority,
+        "queue": queue,
+        "dedupe_key": dedupe_key,
+        "dedupe_for": dedupe_for,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    where, output = Where.of(store, app), Output(as_json=json)
+    if timeout is not None and not wait:
+        raise CommandError("--timeout says how long to --wait: give both", code=BAD_INPUT)
+    if many is not None:
+        if payload is not None or wait or dedupe_key is not None:
+            raise CommandError(
+                "--many takes its payloads from the file: it goes with no PAYLOAD, --wait or"
+                " --dedupe-key",
+                code=BAD_INPUT,
+            )
+        finish(_enqueue_many(where, output, job, many, options))
+    else:
+        content = None if payload is None else read_payload(payload)
+        finish(_enqueue(where, output, job, content, options, wait, timeout))
+
+
+def read_payload(text: str) -> Any:
+    """A payload as written on the command line, or on stdin."""
+    from mainspring import codec
+
+    if text == "-":
+        text = sys.stdin.read()
+    try:
+        return codec.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandError(
+            f"the payload is not JSON: {error}",
+            code=BAD_INPUT,
+            advice='in a shell, put it in single quotes: \'{"to": "a@example.org"}\'',
+        ) from None
+
+
+async def _enqueue(
+    where: Where,
+    output: Output,
+    job_id: str,
+    payload: Any,
+    options: dict[str, Any],
+    wait: bool,
+    timeout: str | None,
+) -> None:
+    from mainspring.cli.connect import producer
+
+    if timeout is not None:
+        from mainspring.durations import duration
+
+        duration(timeout, what="--timeout")  # refused before anything is queued
+    async with producer(where, with_code=True) as scheduler:
+        run = await scheduler.enqueue(job_id, payload, **options)
+        if wait:
+            with output.waiting(f"waiting for run {run.id} of {job_id}"):
+                run = await _ended(scheduler, run, timeout)
+    if wait:
+        _tell_end(output, run)
+    else:
+        _tell_queued(output, run)
+
+
+async def _ended(scheduler: Scheduler, run: Run, timeout: str | None) -> Run:
+    try:
+        return await scheduler.wait(run.id, timeout)
+    except TimeoutError:
+        now = await scheduler.get_run(run.id)
+        if now.finished:
+            return now
+        raise CommandError(
+            f"run {run.id} did not end within {timeout}: it is {now.state}",
+            advice="it goes on by itself: `mainspring runs show` tells how it stands"
+            if now.state == "running"
+            else "is a worker running that has its handler? `mainspring doctor` looks",
+        ) from None
+
+
+def _tell_queued(output: Output, run: Run) -> None:
+    if output.as_json:
+        from mainspring.cli.shapes import run_document
+
+        output.document(run_document(run))
+    elif not output.pretty:
+        output.line(run.id)
+    elif run.duplicate:
+        output.line(f"there is one already under this key: run {run.id} is {run.state}")
+    else:
+        output.line(f"enqueued {run.job_id}: run {run.id}, due {when(run.run_at)}")
+
+
+def _tell_end(output: Output, run: Run) -> None:
+    from mainspring.cli.runs import tell_run
+
+    tell_run(output, run)
+    if run.state != "succeeded":
+        raise typer.Exit(FAILED)
+
+
+async def _enqueue_many(
+    where: Where, output: Output, job_id: str, name: str, options: dict[str, Any]
+) -> None:
+    from mainspring.cli.bulk import enqueue_lines
+    from mainspring.cli.connect import producer
+
+    async with producer(where, with_code=True) as scheduler:
+        await scheduler.get_job(job_id)
+        count = await enqueue_lines(scheduler, job_id, name, options, quiet=output.as_json)
+    if output.as_json:
+        output.document({"job_id": job_id, "enqueued": count})
+    else:
+        output.line(f"enqueued {count:,} runs of {job_id}" if count else "no lines, no runs")
+
+
+def _moment(text: str | None) -> Any:
+    if text is None:
+        return None
+    from mainspring.schedules.base import moment
+
+    return moment(text, "UTC", "--at")

@@ -1,0 +1,112 @@
+"""Errors as one line for people, one object for programs, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from mainspring.errors import (
+    InvalidInput,
+    JobNotFound,
+    JobOwnedByCode,
+    MainspringError,
+    NotFound,
+    RunNotFound,
+    StoreError,
+)
+
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "OK",
+    "UNREACHABLE",
+    "CommandError",
+    "Stopped",
+    "exit_code",
+    "tell",
+]
+
+OK = 0
+FAILED = 1
+BAD_INPUT = 2
+UNREACHABLE = 3
+
+
+class CommandError(Exception):
+    """What a command could not do, with what the user may do about it."""
+
+    def __init__(self, message: str, *, code: int = FAILED, advice: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.advice = advice
+
+
+class Stopped(SystemExit):
+    """A signal came before there was anything to finish."""
+
+
+def exit_code(error: BaseException) -> int:
+    if isinstance(error, CommandError):
+        return error.code
+    if isinstance(error, InvalidInput | NotFound):
+        return BAD_INPUT
+    if isinstance(error, StoreError):
+        return UNREACHABLE
+    return FAILED
+
+
+def tell(error: BaseException, *, as_json: bool) -> int:
+    """Say it on stderr; the exit code that goes with it."""
+    if os.environ.get("MAINSPRING_DEBUG") == "1":
+        traceback.print_exception(error, file=sys.stderr)
+    message, advice, code = _message(error), _advice(error), exit_code(error)
+    if as_json:
+        document: dict[str, Any] = {"error": message, "code": code}
+        if advice:
+            document["advice"] = advice
+        _write(json.dumps(document, ensure_ascii=False))
+    else:
+        _write(_painted("error:", "1;31") + f" {message}")
+        if advice:
+            _write(f"  {advice}")
+    return code
+
+
+def _message(error: BaseException) -> str:
+    return "; ".join([_words(error), *getattr(error, "__notes__", ())])
+
+
+def _words(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, MainspringError | CommandError | TimeoutError) and text:
+        return text
+    words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"unexpected {words}"
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, CommandError):
+        return error.advice
+    if isinstance(error, JobNotFound):
+        return "`mainspring jobs list` shows those there are"
+    if isinstance(error, RunNotFound):
+        return "`mainspring runs list` shows those there are"
+    if isinstance(error, JobOwnedByCode):
+        return "if its code is gone for good, `--force` removes it"
+    if isinstance(error, StoreError):
+        return "`mainspring doctor` looks closer"
+    if isinstance(error, MainspringError | TimeoutError):
+        return ""
+    return "MAINSPRING_DEBUG=1 shows where it came from"
+
+
+def _painted(text: str, style: str) -> str:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain or not sys.stderr.isatty() else f"\033[{style}m{text}\033[0m"
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")

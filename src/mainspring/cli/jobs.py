@@ -1,0 +1,251 @@
+"""`mainspring jobs`: what is defined, and switching it on and off."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli import times
+from mainspring.cli.options import (
+    AppOption,
+    CursorOption,
+    JobArgument,
+    JsonOption,
+    LimitOption,
+    StoreOption,
+    Where,
+    example,
+    finish,
+)
+from mainspring.cli.output import Column, Output, when
+
+if TYPE_CHECKING:
+    from mainspring.model import Job, Run
+    from mainspring.reports import JobMetrics
+
+__all__ = ["group"]
+
+group = typer.Typer(help="Look at jobs; pause, resume, trigger and remove them.")
+
+UPCOMING = 5
+RECENT = 5
+
+
+@group.command(
+    "list", epilog=example("mainspring jobs list --tag reports", "mainspring jobs list --json")
+)
+def list_(
+    tag: Annotated[str | None, typer.Option("--tag", help="Only those with this tag.")] = None,
+    limit: LimitOption = 100,
+    cursor: CursorOption = None,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the jobs, by id."""
+    finish(_list(Where.of(store, app), Output(as_json=json), tag, limit, cursor))
+
+
+async def _list(
+    where: Where, output: Output, tag: str | None, limit: int, cursor: str | None
+) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import job_document, page_document
+
+    async with producer(where) as scheduler:
+        page = await scheduler.list_jobs(tag=tag, limit=limit, cursor=cursor)
+    if output.as_json:
+        output.document(page_document(page, job_document))
+    elif not page.items:
+        named = f" with the tag {tag!r}" if tag else ""
+        output.note(
+            f"no jobs{named} yet: decorate a function with @scheduler.job() and start"
+            " `mainspring worker app:scheduler`"
+        )
+    else:
+        output.table(_COLUMNS, page.items)
+        if page.cursor:
+            output.note(f"there are more: --cursor {page.cursor}")
+
+
+@group.command("show", epilog=example("mainspring jobs show daily_report"))
+def show(
+    job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Show a job: its schedule, its next and its last runs, how it fares."""
+    finish(_show(Where.of(store, app), Output(as_json=json), job))
+
+
+async def _show(where: Where, output: Output, job_id: str) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import job_document, run_document
+
+    async with producer(where) as scheduler:
+        job = await scheduler.get_job(job_id)
+        metrics = await scheduler.job_metrics(job_id)
+        recent = (await scheduler.list_runs(job=job_id, limit=RECENT)).items
+    upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and job.enabled else []
+    if output.as_json:
+        output.document(
+            {
+                **job_document(job),
+                "upcoming": [times.iso(moment) for moment in upcoming],
+                "success_rate": metrics.success_rate,
+                "average_duration": metrics.average_duration,
+                "consecutive_failures": metrics.consecutive_failures,
+                "recent": [run_document(run) for run in recent],
+            }
+        )
+        return
+    output.fields(_about(job, metrics, output))
+    if upcoming:
+        output.line()
+        output.line("next runs", style="bold")
+        for moment in upcoming:
+            output.line(f"  {when(moment) if output.pretty else times.seconds(moment)}")
+    _recent(output, recent)
+
+
+def _recent(output: Output, recent: list[Run]) -> None:
+    from mainspring.cli.runs import COLUMNS
+
+    output.line()
+    if not recent:
+        output.line("it has not run yet")
+        return
+    output.line("last runs", style="bold")
+    output.table([c for c in COLUMNS if c.title != "job"], recent)
+
+
+@group.command("pause", epilog=example("mainspring jobs pause daily_report"))
+def pause(
+    job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Stop a job's schedule. It can still be triggered; what is queued still runs."""
+    finish(_switch(Where.of(store, app), Output(as_json=json), job, on=False))
+
+
+@group.command("resume", epilog=example("mainspring jobs resume daily_report"))
+def resume(
+    job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Let a paused job's schedule go on, from its next time."""
+    finish(_switch(Where.of(store, app), Output(as_json=json), job, on=True))
+
+
+async def _switch(where: Where, output: Output, job_id: str, *, on: bool) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import job_document
+
+    async with producer(where) as scheduler:
+        job = await (scheduler.resume_job(job_id) if on else scheduler.pause_job(job_id))
+    if output.as_json:
+        output.document(job_document(job))
+    elif not on:
+        output.line(f"paused {job.id}")
+    elif job.next_run_at is None:
+        output.line(f"resumed {job.id}")
+    else:
+        moment = (when if output.pretty else times.seconds)(job.next_run_at)
+        output.line(f"resumed {job.id}: next run {moment}")
+
+
+@group.command("trigger", epilog=example("mainspring jobs trigger daily_report"))
+def trigger(
+    job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Run a job now, with its own payload, also a paused one."""
+    finish(_trigger(Where.of(store, app), Output(as_json=json), job))
+
+
+async def _trigger(where: Where, output: Output, job_id: str) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import run_document
+
+    async with producer(where, with_code=True) as scheduler:
+        run = await scheduler.trigger(job_id)
+    if output.as_json:
+        output.document(run_document(run))
+    else:
+        output.line(f"triggered {job_id}: run {run.id}" if output.pretty else run.id)
+
+
+@group.command("remove", epilog=example("mainspring jobs remove old_report --force"))
+def remove(
+    job: JobArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a job that code owns: one whose code is gone.")
+    ] = False,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete a job and cancel its pending runs; running ones may end."""
+    finish(_remove(Where.of(store, app), Output(as_json=json), job, force=force))
+
+
+async def _remove(where: Where, output: Output, job_id: str, *, force: bool) -> None:
+    from mainspring.cli.connect import producer
+
+    async with producer(where) as scheduler:
+        await scheduler.remove_job(job_id, force=force)
+    if output.as_json:
+        output.document({"id": job_id, "removed": True})
+    else:
+        output.line(f"removed {job_id}")
+
+
+def _state(job: Job) -> str:
+    return "enabled" if job.enabled else "paused"
+
+
+def _schedule(job: Job) -> str:
+    if job.schedule is not None:
+        return job.schedule.describe()
+    if job.policy.after:
+        return f"after {', '.join(job.policy.after)}"
+    return "when enqueued"
+
+
+def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str | None]]:
+    moment = when if output.pretty else times.seconds
+    rate, average = metrics.success_rate, metrics.average_duration
+    counted = f"{metrics.succeeded} of {metrics.total} succeeded" if metrics.total else None
+    return [
+        ("id", job.id),
+        ("description", job.description),
+        ("state", _state(job)),
+        ("handler", job.handler),
+        ("defined by", "code" if job.owner == "code" else "the API"),
+        ("schedule", _schedule(job)),
+        ("next run", moment(job.next_run_at) if job.next_run_at else None),
+        ("last run", moment(job.last_run_at) if job.last_run_at else None),
+        ("lately", None if rate is None else f"{counted} ({rate:.0%})"),
+        ("failing", _failing(metrics.consecutive_failures)),
+        ("takes", None if average is None else f"{times.span(average)} on average"),
+        ("payload", None if job.payload is None else _one_line(job.payload)),
+        ("policy", ", ".join(f"{k}={_one_line(v)}" for k, v in job.policy.to_dict().items())),
+        ("tags", ", ".join(job.tags)),
+        ("metadata", _one_line(dict(job.metadata)) if job.metadata else None),
+    ]
+
+
+def _failing(count: int) -> str | None:
+    return f"the last {count} in a row" if count > 1 else None
+
+
+def _one_line(value: Any) -> str:
+    from mainspring.cli.shapes import plain_json
+
+    return jsonlib.dumps(plain_json(value), ensure_ascii=False)
+
+
+_COLUMNS: list[Column[Any]] = [
+    Column("id", lambda job: job.id, whole=True),
+    Column("state", _state, state=True),
+    Column("next run", lambda job: times.seconds(job.next_run_at), lambda j: when(j.next_run_at)),
+    Column("last run", lambda job: times.seconds(job.last_run_at), lambda j: when(j.last_run_at)),
+    Column("schedule", _schedule),
+]

@@ -1,0 +1,96 @@
+"""Options that many commands share, and where the store is that they lead to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from mainspring.cli import completion
+from mainspring.cli.failures import BAD_INPUT, CommandError
+
+__all__ = [
+    "AppOption",
+    "CursorOption",
+    "JobArgument",
+    "JsonOption",
+    "LimitOption",
+    "RunArgument",
+    "StoreOption",
+    "Where",
+    "example",
+    "finish",
+]
+
+T = TypeVar("T")
+
+DEFAULT_STORE = "sqlite:///mainspring.db"
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help=f"Where jobs and runs are kept (env MAINSPRING_STORE). Default: {DEFAULT_STORE}",
+        show_default=False,
+    ),
+]
+AppOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="MODULE:ATTR",
+        help="Take the store of this scheduler instead, as in app:scheduler (env MAINSPRING_APP).",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")]
+CursorOption = Annotated[
+    str | None,
+    typer.Option("--cursor", help="Go on where the page before ended.", show_default=False),
+]
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="The job's id.", autocompletion=completion.job_ids),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="The run's id.", autocompletion=completion.run_ids),
+]
+
+
+def example(*lines: str) -> str:
+    """A help text's last lines. (A blank line is what Typer takes for a line's end.)"""
+    return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end. (asyncio is imported only by commands that run.)"""
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The store that a command is about: a URL, or the one of an app's scheduler."""
+
+    url: str | None
+    app: str | None
+
+    @classmethod
+    def of(cls, store: str | None, app: str | None) -> Where:
+        """What the command line says comes before the environment."""
+        if store and app:
+            raise CommandError("give --store or --app, not both", code=BAD_INPUT)
+        if store or app:
+            return cls(store, app)
+        if named := os.environ.get("MAINSPRING_APP"):
+            return cls(None, named)
+        return cls(os.environ.get("MAINSPRING_STORE") or DEFAULT_STORE, None)

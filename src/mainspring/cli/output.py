@@ -1,0 +1,149 @@
+"""What commands print: tables and colour on a terminal, plain columns in a pipe, or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mainspring.cli import times
+from mainspring.clock import utcnow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Column", "Output", "when"]
+
+T = TypeVar("T")
+
+STYLES = {
+    "waiting": "cyan",
+    "pending": "cyan",
+    "running": "blue",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "skipped": "yellow",
+    "timed_out": "red",
+    "lost": "red",
+    "released": "yellow",
+    "enabled": "green",
+    "paused": "yellow",
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[T]):
+    """`plain` is for pipes, `pretty` for terminals where it differs. `whole` is never cut."""
+
+    title: str
+    plain: Callable[[T], str]
+    pretty: Callable[[T], str] | None = None
+    whole: bool = False
+    state: bool = False
+
+
+class Output:
+    """`as_json`: one document on stdout, and nothing else there."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.pretty = not as_json and sys.stdout.isatty()
+
+    def document(self, document: Any) -> None:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        if self.pretty:
+            self._console.print(text, style=style or None, markup=False, highlight=False)
+        else:
+            sys.stdout.write(text + "\n")
+
+    def note(self, text: str) -> None:
+        """Words beside the answer: on stderr, so that a pipe gets the answer alone."""
+        sys.stderr.write(text + "\n")
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A sign of life on a terminal's stderr while nothing else is said."""
+        if self.as_json or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(text):
+            yield
+
+    def table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
+        if self.pretty:
+            self._pretty_table(columns, rows)
+        else:
+            self._plain_table(columns, rows)
+
+    def fields(self, pairs: Iterable[tuple[str, str | None]]) -> None:
+        """Names and values, one a line; those without a value are left out."""
+        shown = [(name, value) for name, value in pairs if value]
+        width = max((len(name) for name, _ in shown), default=0)
+        if not self.pretty:
+            for name, value in shown:
+                self.line(f"{name + ':':{width + 1}} {value}")
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in shown:
+            grid.add_row(name, Text(value, style=STYLES.get(value, "")))
+        self._console.print(grid)
+
+    def _plain_table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
+        lines = [[column.title.upper() for column in columns]]
+        lines += [[_one_line(column.plain(row)) or "-" for column in columns] for row in rows]
+        widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
+        for line in lines:
+            cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+            sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+    def _pretty_table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column.title, overflow="fold", no_wrap=column.whole or column.state)
+        for row in rows:
+            cells = []
+            for column in columns:
+                text = _one_line((column.pretty or column.plain)(row)) or "-"
+                cells.append(Text(text, style=STYLES.get(text, "") if column.state else ""))
+            table.add_row(*cells)
+        self._console.print(table)
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return Console()
+
+
+def when(moment: datetime | None) -> str:
+    """A time for a terminal: `09:30:00 (in 5 minutes)`."""
+    if moment is None:
+        return "-"
+    now = utcnow()
+    return f"{times.local(moment, now)} ({times.relative(moment, now)})"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,110 @@
+"""The commands put together. Errors of any of them become one line and an exit code here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from mainspring.cli import doctor, enqueue, failures, jobs, runs, schedule, worker
+from mainspring.cli.options import JsonOption, example
+
+__all__ = ["app"]
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Typer's error for a wrong command line. (It has no public name that all versions share.)"""
+
+
+class Program(TyperGroup):
+    """The outermost group: runs a command and turns its errors into words and a code."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        given = options.get("args")
+        words = list(sys.argv[1:] if given is None else given)
+        if not words or (len(words) == 1 and hasattr(self.commands.get(words[0]), "commands")):
+            options["args"] = [*words, "--help"]  # a group alone: show what it holds
+        as_json = "--json" in words
+        try:
+            answer = super().main(*arguments, **{**options, "standalone_mode": False})
+            code = answer if isinstance(answer, int) else failures.OK
+        except _UsageError as error:
+            code = failures.tell(_usage(error), as_json=as_json)
+        except typer.Abort:
+            code = failures.FAILED
+        except Exception as error:
+            code = failures.tell(error, as_json=as_json)
+        sys.exit(code)
+
+
+def _usage(error: Any) -> failures.CommandError:
+    """A wrong command line in our form: one line, and where to read on."""
+    message = error.format_message().strip().rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "mainspring"
+    return failures.CommandError(
+        message[:1].lower() + message[1:],
+        code=failures.BAD_INPUT,
+        advice=f"`{command} --help` shows how it is used",
+    )
+
+
+_MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+"""Help in colour for people. Elsewhere it is plain, and twice as quick: rich stays unimported."""
+
+app = typer.Typer(
+    cls=Program,
+    rich_markup_mode=_MARKUP,
+    help="Jobs that run on time, once, everywhere.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=example(
+        "mainspring worker app:scheduler",
+        'mainspring enqueue send_email \'{"to": "a@example.org"}\' --wait',
+        "mainspring runs list --state failed",
+    ),
+)
+
+
+def _print_version(*, as_json: bool) -> None:
+    from mainspring import __version__
+    from mainspring.cli.output import Output
+
+    output = Output(as_json=as_json)
+    if as_json:
+        output.document({"version": __version__})
+    else:
+        output.line(f"mainspring {__version__}")
+
+
+def _version_asked(asked: bool) -> None:
+    if asked:
+        _print_version(as_json=False)
+        raise typer.Exit
+
+
+@app.callback()
+def mainspring(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_version_asked, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Jobs that run on time, once, everywhere."""
+
+
+@app.command("version", epilog=example("mainspring version --json"))
+def version(json: JsonOption = False) -> None:
+    """Print the version."""
+    _print_version(as_json=json)
+
+
+worker.register(app)
+app.add_typer(jobs.group, name="jobs")
+app.add_typer(runs.group, name="runs")
+enqueue.register(app)
+schedule.register(app)
+doctor.register(app)

@@ -1,0 +1,250 @@
+"""`mainspring runs`: what ran, what will, and why something did not."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli import completion, times
+from mainspring.cli.failures import CommandError
+from mainspring.cli.options import (
+    AppOption,
+    CursorOption,
+    JsonOption,
+    LimitOption,
+    RunArgument,
+    StoreOption,
+    Where,
+    example,
+    finish,
+)
+from mainspring.cli.output import STYLES, Column, Output, when
+
+if TYPE_CHECKING:
+    from mainspring.model import Attempt, Run
+
+__all__ = ["COLUMNS", "group", "tell_run"]
+
+group = typer.Typer(help="Look at runs; cancel them, try them again.")
+
+
+@group.command(
+    "list",
+    epilog=example(
+        "mainspring runs list --job send_email --state failed --limit 20",
+        "mainspring runs list --state pending,running --json",
+    ),
+)
+def list_(
+    job: Annotated[
+        str | None,
+        typer.Option("--job", help="Only runs of this job.", autocompletion=completion.job_ids),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            help="Only runs in this state; again, or with commas, for several.",
+            autocompletion=completion.states,
+        ),
+    ] = None,
+    limit: LimitOption = 20,
+    cursor: CursorOption = None,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List runs, newest first."""
+    states = [name.strip() for given in state or [] for name in given.split(",")]
+    finish(_list(Where.of(store, app), Output(as_json=json), job, states, limit, cursor))
+
+
+async def _list(
+    where: Where,
+    output: Output,
+    job: str | None,
+    states: list[str],
+    limit: int,
+    cursor: str | None,
+) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import page_document, run_document
+
+    async with producer(where) as scheduler:
+        page = await scheduler.list_runs(job=job, state=states or None, limit=limit, cursor=cursor)
+        if job is not None and not page.items:
+            await scheduler.get_job(job)  # a misspelt id is told, not an empty list
+    if output.as_json:
+        output.document(page_document(page, run_document))
+    elif not page.items:
+        output.note(_nothing(job, states))
+    else:
+        output.table(COLUMNS, page.items)
+        if page.cursor:
+            output.note(f"there are more: --cursor {page.cursor}")
+
+
+def _nothing(job: str | None, states: list[str]) -> str:
+    if job or states:
+        which = f"{' or '.join(states)} " if states else ""
+        return f"no {which}runs" + (f" of {job}" if job else "")
+    return "no runs yet: `mainspring enqueue JOB` or `mainspring jobs trigger JOB` makes one"
+
+
+@group.command("show", epilog=example("mainspring runs show 0199c2f4a1b3"))
+def show(
+    run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Show a run: its attempts with their log lines and errors, its result, its reason."""
+    finish(_show(Where.of(store, app), Output(as_json=json), run))
+
+
+async def _show(where: Where, output: Output, run_id: str) -> None:
+    from mainspring.cli.connect import producer
+
+    async with producer(where) as scheduler:
+        run = await scheduler.get_run(run_id)
+    tell_run(output, run)
+
+
+@group.command("cancel", epilog=example("mainspring runs cancel 0199c2f4a1b3"))
+def cancel(
+    run: RunArgument,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Kept with the run.")
+    ] = "cancelled on the command line",
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Cancel a run. One that is running is told to stop."""
+    finish(_cancel(Where.of(store, app), Output(as_json=json), run, reason))
+
+
+async def _cancel(where: Where, output: Output, run_id: str, reason: str) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import run_document
+
+    async with producer(where) as scheduler:
+        done = await scheduler.cancel(run_id, reason=reason)
+        run = await scheduler.get_run(run_id)
+    if not done:
+        raise CommandError(f"run {run_id} had ended already: it is {run.state}")
+    if output.as_json:
+        output.document(run_document(run))
+    elif run.finished:
+        output.line(f"cancelled {run_id}")
+    else:
+        output.line(f"asked {run_id} to stop: its worker {run.worker} is told")
+
+
+@group.command("retry", epilog=example("mainspring runs retry 0199c2f4a1b3"))
+def retry(
+    run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Try a failed or cancelled run again: the same run, its failures forgotten."""
+    finish(_retry(Where.of(store, app), Output(as_json=json), run))
+
+
+async def _retry(where: Where, output: Output, run_id: str) -> None:
+    from mainspring.cli.connect import producer
+    from mainspring.cli.shapes import run_document
+
+    async with producer(where) as scheduler:
+        run = await scheduler.retry(run_id)
+    if output.as_json:
+        output.document(run_document(run))
+    else:
+        output.line(f"{run_id} is {run.state} again")
+
+
+def tell_run(output: Output, run: Run) -> None:
+    """A run with all that is known of it."""
+    if output.as_json:
+        from mainspring.cli.shapes import run_document
+
+        output.document(run_document(run))
+        return
+    output.fields(_about(run, output))
+    for attempt in run.attempts:
+        _tell_attempt(output, attempt)
+    if run.error and not run.attempts:
+        output.line(run.error)
+
+
+def _about(run: Run, output: Output) -> list[tuple[str, str | None]]:
+    moment = when if output.pretty else times.seconds
+    running = run.state == "running"
+    return [
+        ("id", run.id),
+        ("job", run.job_id),
+        ("state", run.state.value),
+        ("reason", run.reason),
+        ("error", run.error),
+        ("made by", run.source.value),
+        ("due", moment(run.run_at)),
+        ("started", moment(run.started_at) if run.started_at else None),
+        ("finished", moment(run.finished_at) if run.finished_at else None),
+        ("took", None if run.duration is None else times.span(run.duration)),
+        ("attempt", str(run.attempt) if run.attempt else None),
+        ("failures", str(run.failures) if run.failures else None),
+        ("waits for", ", ".join(run.after) if run.state == "waiting" else None),
+        ("worker", run.worker if running else None),
+        ("lease until", moment(run.lease_until) if running and run.lease_until else None),
+        ("cancelling", "yes" if running and run.cancel_requested else None),
+        ("progress", _progress(run)),
+        ("queue", f"{run.queue}, priority {run.priority}"),
+        ("dedupe key", run.dedupe_key),
+        ("payload", None if run.payload is None else _json(run.payload)),
+        ("result", None if run.result is None else _json(run.result)),
+    ]
+
+
+def _progress(run: Run) -> str | None:
+    if run.progress is None:
+        return None
+    of = "" if run.progress.total is None else f" of {run.progress.total:g}"
+    return f"{run.progress.done:g}{of} {run.progress.message}".strip()
+
+
+def _tell_attempt(output: Output, attempt: Attempt) -> None:
+    took = times.span((attempt.finished_at - attempt.started_at).total_seconds())
+    started = when(attempt.started_at) if output.pretty else times.seconds(attempt.started_at)
+    output.line()
+    output.line(
+        f"attempt {attempt.number}: {attempt.outcome.value} after {took},"
+        f" started {started} on {attempt.worker}",
+        style=STYLES.get(attempt.outcome.value, ""),
+    )
+    for line in attempt.log:
+        output.line(f"  {line.rstrip()}")
+    trace = (attempt.traceback or attempt.error or "").rstrip()
+    for line in trace.splitlines():
+        output.line(f"  {line}", style="dim" if attempt.traceback else "red")
+
+
+def _json(value: Any) -> str:
+    from mainspring.cli.shapes import plain_json
+
+    return jsonlib.dumps(plain_json(value), ensure_ascii=False)
+
+
+def _took(run: Run) -> str:
+    return "-" if run.duration is None else times.span(run.duration)
+
+
+def _why(run: Run) -> str:
+    return run.error or run.reason or ""
+
+
+COLUMNS: list[Column[Any]] = [
+    Column("id", lambda run: run.id, whole=True),
+    Column("job", lambda run: run.job_id, whole=True),
+    Column("state", lambda run: run.state.value, state=True),
+    Column("due", lambda run: times.seconds(run.run_at), lambda run: when(run.run_at)),
+    Column("took", _took),
+    Column("tries", lambda run: str(run.attempt)),
+    Column("why", _why),
+]

@@ -1,0 +1,105 @@
+"""`mainspring schedule`: what an expression means, and when it will really fire."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mainspring.cli import times
+from mainspring.cli.options import JsonOption, example
+from mainspring.cli.output import Column, Output
+
+if TYPE_CHECKING:
+    from mainspring.schedules import Schedule
+
+__all__ = ["register"]
+
+LOOK_AHEAD = timedelta(days=366)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "schedule",
+        epilog=example(
+            'mainspring schedule "0 9 * * 1-5" --tz Asia/Kolkata -n 10',
+            'mainspring schedule "30 2 * * *" --tz Europe/Berlin',
+            'mainspring schedule "RRULE:FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17"',
+        ),
+    )(schedule)
+
+
+def schedule(
+    expression: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCHEDULE", help="Cron, a macro, an interval, a date-time or an RRULE."
+        ),
+    ],
+    tz: Annotated[
+        str | None,
+        typer.Option("--tz", metavar="ZONE", help="The zone it is read in. Default: UTC"),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many.")] = 5,
+    json: JsonOption = False,
+) -> None:
+    """Preview a schedule: its meaning, its next runs, and what daylight saving does to it."""
+    from mainspring.clock import utcnow
+    from mainspring.schedules import parse
+
+    now = utcnow()
+    made = parse(expression, timezone=tz or "UTC")
+    zone = tz or made.timezone
+    slots = made.upcoming(count, now)
+    warnings = made.warnings(now, now + LOOK_AHEAD)
+    output = Output(as_json=json)
+    if json:
+        output.document(_document(made, zone, slots, warnings))
+    else:
+        _tell(output, made, zone, slots, warnings, now)
+
+
+def _document(
+    made: Schedule, zone: str, slots: list[datetime], warnings: list[str]
+) -> dict[str, object]:
+    from mainspring.schedules.zones import zone_named
+
+    there = zone_named(zone)
+    return {
+        "schedule": made.to_dict(),
+        "description": made.describe(),
+        "timezone": zone,
+        "upcoming": [
+            {"utc": times.iso(slot), "local": slot.astimezone(there).isoformat()} for slot in slots
+        ],
+        "warnings": warnings,
+    }
+
+
+def _tell(
+    output: Output,
+    made: Schedule,
+    zone: str,
+    slots: list[datetime],
+    warnings: list[str],
+    now: datetime,
+) -> None:
+    from mainspring.schedules.zones import zone_named
+
+    there = zone_named(zone)
+    output.line(made.describe(), style="bold")
+    if not slots:
+        output.line("it is over: there is no next run")
+        return
+    utc: Column[datetime] = Column("UTC", times.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}")
+    local: Column[datetime] = Column(
+        zone,
+        lambda slot: slot.astimezone(there).isoformat(timespec="seconds"),
+        lambda slot: f"{slot.astimezone(there):%a %Y-%m-%d %H:%M:%S %Z}",
+    )
+    away: Column[datetime] = Column("", lambda slot: times.relative(slot, now))
+    columns = [utc, away] if zone == "UTC" else [local, utc, away]
+    output.table(columns, slots)
+    for line in warnings:
+        output.line(f"warning: {line}", style="yellow")

@@ -1,0 +1,228 @@
+"""`mainspring worker`: work until a signal says stop; replace a process full of stuck threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mainspring.cli.failures import BAD_INPUT, CommandError, Stopped
+from mainspring.cli.options import JsonOption, example, finish
+
+if TYPE_CHECKING:
+    from mainspring.scheduler import Scheduler
+
+__all__ = ["Command", "register"]
+
+log = logging.getLogger("mainspring.worker")
+
+LOOK = 1.0
+"""Seconds between two looks at stuck threads and at the supervisor."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What was asked on the command line, to be asked of another process again."""
+
+    app: str
+    queues: tuple[str, ...] | None
+    workers: int | None
+    verbose: bool
+    quiet: bool
+    as_json: bool
+    supervisor: int | None = None
+    place: int = 1
+
+    def line(self) -> list[str]:
+        """The same command for another process: this interpreter, as it was started."""
+        given = len(sys.argv) - 1
+        before = sys.orig_argv[1 : len(sys.orig_argv) - given]
+        words = [sys.executable, *before, "worker"]
+        if self.queues is not None:
+            words += ["--queues", ",".join(self.queues)]
+        if self.workers is not None:
+            words += ["--workers", str(self.workers)]
+        flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
+        words += [flag for flag, on in flags.items() if on]
+        if self.supervisor is not None:
+            words += ["--supervisor", str(self.supervisor), "--place", str(self.place)]
+        return [*words, "--", self.app]
+
+    def under(self, supervisor: int, place: int) -> Command:
+        return replace(self, supervisor=supervisor, place=place)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "worker",
+        epilog=example(
+            "mainspring worker app:scheduler",
+            "mainspring worker app:scheduler --queues mail,default --workers 20 --processes 4",
+        ),
+    )(worker)
+
+
+def worker(
+    scheduler: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:ATTR",
+            envvar="MAINSPRING_APP",
+            help="A Scheduler, or a function without arguments that gives one.",
+        ),
+    ],
+    queues: Annotated[
+        str | None,
+        typer.Option("--queues", metavar="A,B", help="Take only from these queues."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", min=1, max=10_000, help="Runs at once in a process. Default: the code's."
+        ),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=256, help="So many processes, watched over.")
+    ] = 1,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
+    json: JsonOption = False,
+    supervisor: Annotated[int | None, typer.Option(hidden=True)] = None,
+    place: Annotated[int, typer.Option(hidden=True)] = 1,
+) -> None:
+    """Fire schedules and work on runs until SIGTERM or Ctrl+C.
+
+    The first signal lets running work end; a second one ends at once, and what was running is
+    rescued later. With --json, the start is told as one document, and logs are JSON lines.
+    """
+    command = Command(
+        app=scheduler,
+        queues=_names(queues),
+        workers=workers,
+        verbose=verbose,
+        quiet=quiet,
+        as_json=json,
+        supervisor=supervisor,
+        place=place,
+    )
+    if processes > 1:
+        from mainspring.cli.supervise import supervise
+
+        raise typer.Exit(supervise(command, processes))
+    _work(command)
+
+
+def _work(command: Command) -> None:
+    folder = os.getcwd()
+    _end_quietly_on_signals()
+    scheduler = _prepared(command)
+    if finish(_run(scheduler, command)):
+        _replace_process(command, folder)
+
+
+def _prepared(command: Command) -> Scheduler:
+    from mainspring.cli import logs
+    from mainspring.cli.loading import load_scheduler
+
+    scheduler = load_scheduler(command.app)
+    logs.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
+    logs.tell_events(scheduler, each_run=command.verbose or sys.stderr.isatty())
+    scheduler.configure(workers=command.workers, queues=command.queues)
+    if scheduler.workers == 0:
+        raise CommandError(
+            f"{command.app} has workers=0: it only enqueues",
+            code=BAD_INPUT,
+            advice="say how many runs to work on at once: --workers 10",
+        )
+    return scheduler
+
+
+async def _run(scheduler: Scheduler, command: Command) -> bool:
+    """Work; True if the process should be replaced."""
+    import asyncio
+
+    from mainspring.signals import run_until_signal
+
+    stuck = False
+
+    async def watch() -> None:
+        nonlocal stuck
+        if command.place == 1 and not command.quiet:
+            await _greeted(scheduler, command)
+        while not (stuck := await _is_stuck(scheduler)):
+            if command.supervisor not in (None, os.getppid()):
+                log.warning("the supervising process is gone")
+                return
+            await asyncio.sleep(LOOK)
+
+    stopped = await run_until_signal(scheduler, watch=watch)
+    return stuck and not stopped
+
+
+async def _greeted(scheduler: Scheduler, command: Command) -> None:
+    from mainspring.cli.banner import greet
+    from mainspring.errors import MainspringError
+
+    try:
+        await greet(scheduler, as_json=command.as_json)
+    except MainspringError as error:  # a store that went away again: the engine waits for it
+        log.warning("could not read the jobs: %s", error)
+
+
+async def _is_stuck(scheduler: Scheduler) -> bool:
+    """Whether half of the places or more are taken by threads that outlived their attempt."""
+    try:
+        health = await scheduler.health()
+    except Exception:
+        log.exception("could not look at the worker's health")
+        return False
+    if not health.stuck_threads or 2 * health.stuck_threads < health.workers:
+        return False
+    log.warning(
+        "%d of %d places are taken by threads that outlived their timeout: this process is"
+        " replaced",
+        health.stuck_threads,
+        health.workers,
+    )
+    return True
+
+
+def _replace_process(command: Command, folder: str) -> None:
+    """Become a fresh process of the same command: same pid, same supervisor, no old threads.
+
+    Signals are held back on the way; the new process gets them when it can heed them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    os.execv(sys.executable, command.line())
+
+
+def _end_quietly_on_signals() -> None:
+    """Until the scheduler heeds signals itself there is nothing to finish: just end."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Stopped(0)
+
+    for number in SIGNALS:
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise CommandError("--queues names no queue", code=BAD_INPUT, advice="as in: mail,default")
+    return names

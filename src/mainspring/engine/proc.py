@@ -1,0 +1,63 @@
+"""What Linux's /proc tells of a family of processes: their memory, and whether any is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+__all__ = ["any_alive", "footprint"]
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def any_alive(group: int) -> bool:
+    """Whether more than zombies are left of a group: under a lazy init those stay for long."""
+    if not os.path.isdir("/proc/self/task"):
+        return True
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group and state not in b"ZX":
+                return True
+    return False
+
+
+def footprint(pid: int, limit: int | None = None) -> int | None:
+    """Bytes in use by a process and all below it; None where the system does not say.
+
+    Resident memory is quick to read but counts what forks share once for each of them, so a
+    family that seems to be over `limit` is measured again by its proportional share.
+    """
+    if not os.path.isdir("/proc/self/task"):
+        return None
+    family = _family(pid)
+    used = sum(_resident(member) for member in family)
+    if limit is not None and used > limit and len(family) > 1:
+        used = sum(_proportional(member) for member in family)
+    return used
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all that descend from it: orphans too, as the child adopts them."""
+    family = [pid]
+    for member in family:  # grows while it is walked
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{member}/task"):
+                with open(f"/proc/{member}/task/{thread}/children") as file:
+                    family += map(int, file.read().split())
+    return family
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * _PAGE
+    return 0
+
+
+def _proportional(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return _resident(pid)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+Stocked = dict[str, str]
+
+
+def test_list(run: Run, stocked: Stocked) -> None:
+    answer = run("jobs", "list")
+    assert answer.code == 0
+    header, *rows = answer.out.splitlines()
+    assert header.split("  ")[0] == "ID"
+    assert [row.split()[0] for row in rows] == [
+        "daily_report",
+        "hang",
+        "linger",
+        "send_email",
+        "whoami",
+    ]
+    assert "At 09:00, Monday through Friday, Asia/Kolkata" in rows[0]
+    assert rows[3].endswith("when enqueued")
+    assert "\033" not in answer.out
+
+
+def test_list_as_json_in_pages(run: Run, stocked: Stocked) -> None:
+    first = run("jobs", "list", "--limit", "3", "--json").json
+    assert [job["id"] for job in first["items"]] == ["daily_report", "hang", "linger"]
+    job = first["items"][0]
+    assert job["schedule"]["expression"] == "0 9 * * 1-5"
+    assert job["next_run_at"].endswith("T03:30:00Z")
+    rest = run("jobs", "list", "--cursor", first["cursor"], "--json").json
+    assert [job["id"] for job in rest["items"]] == ["send_email", "whoami"]
+    assert rest["cursor"] is None
+    assert f"--cursor {first['cursor']}" in run("jobs", "list", "--limit", "3").err
+
+
+def test_list_by_tag(run: Run, stocked: Stocked) -> None:
+    tagged = run("jobs", "list", "--tag", "reports", "--json").json["items"]
+    assert [job["id"] for job in tagged] == ["daily_report"]
+    assert "no jobs with the tag 'none' yet" in run("jobs", "list", "--tag", "none").err
+
+
+def test_show(run: Run, stocked: Stocked) -> None:
+    answer = run("jobs", "show", "send_email")
+    assert answer.code == 0
+    assert "1 of 2 succeeded (50%)" in answer.out
+    assert stocked["bad"] in answer.out
+    document = run("jobs", "show", "daily_report", "--json").json
+    assert document["description"] == "The numbers"
+    assert len(document["upcoming"]) == 5
+    assert document["recent"] == []
+    assert "it has not run yet" in run("jobs", "show", "daily_report").out
+
+
+def test_pause_and_resume(run: Run, stocked: Stocked) -> None:
+    paused = run("jobs", "pause", "daily_report", "--json").json
+    assert (paused["enabled"], paused["next_run_at"]) == (False, None)
+    assert "paused" in run("jobs", "list").out
+    resumed = run("jobs", "resume", "daily_report")
+    assert resumed.out.startswith("resumed daily_report: next run ")
+    assert run("jobs", "show", "daily_report", "--json").json["enabled"] is True
+
+
+def test_trigger(run: Run, stocked: Stocked) -> None:
+    run("jobs", "pause", "daily_report")
+    made = run("jobs", "trigger", "daily_report")
+    found = run("runs", "show", made.out.strip(), "--json").json
+    assert (found["source"], found["state"]) == ("trigger", "pending")
+
+
+def test_trigger_with_the_app_checks_arguments(run: Run, stocked: Stocked) -> None:
+    answer = run("jobs", "trigger", "send_email", "--app", "app:scheduler")
+    assert answer.code == 2
+    assert "missing to" in answer.err
+
+
+def test_remove(run: Run, stocked: Stocked) -> None:
+    owned = run("jobs", "remove", "whoami")
+    assert owned.code == 1
+    assert "defined in code" in owned.err
+    assert "--force" in owned.err
+    assert run("jobs", "remove", "whoami", "--force", "--json").json == {
+        "id": "whoami",
+        "removed": True,
+    }
+    assert run("jobs", "show", "whoami").code == 2
+
+
+@pytest.mark.parametrize("verb", ["show", "pause", "resume", "trigger", "remove"])
+def test_unknown_job(run: Run, stocked: Stocked, verb: str) -> None:
+    answer = run("jobs", verb, "nothing")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: there is no job 'nothing'\n")
+    assert "mainspring jobs list" in answer.err
+    told = run("jobs", verb, "nothing", "--json")
+    assert (told.code, told.out) == (2, "")
+    assert "there is no job 'nothing'" in told.err
+    assert told.err.startswith('{"error":')
+
+
+def test_looking_through_an_app_changes_nothing(run: Run, stocked: Stocked, folder: Path) -> None:
+    run("jobs", "remove", "whoami", "--force")
+    listed = run("jobs", "list", "--app", "app:scheduler", "--json").json["items"]
+    assert "whoami" not in [job["id"] for job in listed]

@@ -1,0 +1,83 @@
+"""Jobs for the process tests: a child has to find them by their module."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from mainspring import GiveUp, Retry, RunContext, Scheduler
+
+
+def register(scheduler: Scheduler, **policy: Any) -> None:
+    """Make every function below a job of this scheduler, in a process of its own."""
+    for function in (add, add_later, die, segfault, hang, parent, hog, retry, give_up, odd):
+        scheduler.job(isolation="process", **policy)(function)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+async def add_later(ctx: RunContext, a: int, b: int) -> list[Any]:
+    ctx.log.info("adding")
+    ctx.progress(1, 2, "half")
+    await asyncio.sleep(0)
+    return [a + b, ctx.run_id, ctx.attempt, os.getpid()]
+
+
+def die() -> None:
+    os._exit(7)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def hang(ctx: RunContext, witness: str) -> None:
+    try:
+        Path(witness).write_text("began")
+        time.sleep(600)
+    finally:
+        Path(witness).write_text("unwound")
+
+
+def parent(witness: str) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        Path(witness + ".new").write_text(str(child.pid))
+        os.rename(witness + ".new", witness)
+        child.wait()
+
+
+def hog() -> int:
+    kept = []
+    for _ in range(2_000):
+        kept.append(bytearray(b"x" * 2**20))
+    return len(kept)
+
+
+def retry(ctx: RunContext) -> int:
+    if ctx.attempt == 1:
+        raise Retry("once more", after="1ms")
+    return ctx.attempt
+
+
+def give_up() -> None:
+    raise GiveUp("hopeless")
+
+
+def odd() -> Any:
+    return object()
+
+
+scheduler = Scheduler("memory://")
+
+
+@scheduler.job(isolation="process")
+def decorated(a: int) -> int:
+    """Under its decorator: the child must find the function inside."""
+    return -a

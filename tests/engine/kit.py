@@ -1,0 +1,99 @@
+"""What the engine's tests share: events that can be awaited, a store that can be broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from mainspring import Event, Run, Scheduler, State
+from mainspring.store import Claim, Store
+from mainspring.stores import open_store
+from mainspring.testing import Injection
+
+LONG = 5.0
+"""Seconds after which a test gives up. Never a measure of speed: nothing comes near it."""
+
+
+class Heard:
+    """Every event of a scheduler, in order; a test awaits the one it needs."""
+
+    def __init__(self, scheduler: Scheduler, pattern: str = "*") -> None:
+        self.events: list[Event] = []
+        self._news = asyncio.Event()
+        scheduler.on(pattern, self._take)
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        self._news.set()
+
+    @property
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+    def of(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+    async def until(
+        self, name: str, count: int = 1, where: Callable[[Event], bool] = lambda _: True
+    ) -> Event:
+        """The `count`-th event of that name, as soon as it has come."""
+        async with asyncio.timeout(LONG):
+            while True:
+                self._news.clear()
+                found = [event for event in self.of(name) if where(event)]
+                if len(found) >= count:
+                    return found[count - 1]
+                await self._news.wait()
+
+
+class Weather:
+    """A plan for `FaultyStore` that a test turns foul and fair by hand."""
+
+    def __init__(self) -> None:
+        self.foul: set[str] = set()
+        self.error: str = "before"
+        self.met: dict[str, int] = {}
+
+    def inject(self, method: str) -> Injection:
+        if method not in self.foul and "*" not in self.foul:
+            return Injection()
+        self.met[method] = self.met.get(method, 0) + 1
+        return Injection(self.error)  # type: ignore[arg-type]
+
+
+def opened(place: str | Store) -> Store:
+    return open_store(place) if isinstance(place, str) else place
+
+
+async def ended(scheduler: Scheduler, run: Run) -> Run:
+    return await scheduler.wait(run.id, LONG)
+
+
+async def until(condition: Callable[[], Any], what: str = "the condition") -> None:
+    """For what has no event: look until it holds."""
+    for _ in range(int(LONG / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{what} never came")
+
+
+async def steal(store: Store, handler: str, lease: float = 1.0, limit: int = 1) -> list[Run]:
+    """Claim as a worker that will never renew: one that died."""
+    claim = Claim(
+        worker="dead",
+        handlers=frozenset({handler}),
+        limit=limit,
+        lease=timedelta(seconds=lease),
+    )
+    for _ in range(int(LONG / 0.01)):
+        if runs := await store.claim(claim):
+            return runs
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing to claim")
+
+
+def states(runs: list[Run]) -> list[State]:
+    return [run.state for run in runs]

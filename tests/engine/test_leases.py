@@ -1,0 +1,166 @@
+"""Who holds a run, what becomes of it when its holder dies, and that nobody writes over it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from mainspring import RunContext, State
+from mainspring.model import Outcome
+from mainspring.store import Store
+from mainspring.testing import FaultyStore
+from tests.engine.conftest import Make
+from tests.engine.kit import Heard, Weather, ended, opened, steal
+
+
+async def test_a_handler_that_blocks_its_loop_keeps_its_lease(make: Make) -> None:
+    scheduler = make(lease="1s")
+    ran = []
+
+    @scheduler.job()
+    async def rude() -> None:
+        ran.append(1)
+        time.sleep(2.5)  # noqa: ASYNC251 - that is what it is about
+
+    heard = Heard(scheduler)
+    async with scheduler:
+        run = await rude.enqueue()
+        done = await ended(scheduler, run)
+    assert (done.state, done.attempt, done.lapses, ran) == (State.SUCCEEDED, 1, 0, [1])
+    assert "run.rescued" not in heard.names
+
+
+async def test_a_run_whose_worker_died_is_rescued(make: Make, second_client: Store) -> None:
+    """With retries=0 too, under a concurrency limit too: a lapse is no failure, and the dead
+    worker's place does not fill the limit for ever."""
+    producer = make(workers=0)
+    producer.job(concurrency=1)(_answer)
+    async with producer:
+        run = await producer.enqueue("_answer")
+        [stolen] = await steal(second_client, "_answer")
+        assert stolen.id == run.id
+    worker = make(lease="1s")
+    worker.job(concurrency=1)(_answer)
+    heard = Heard(worker)
+    async with worker:
+        done = await ended(worker, run)
+        event = await heard.until("run.rescued")
+    assert event.run is not None
+    assert event.run.state is State.PENDING
+    assert (done.state, done.result, done.attempt, done.failures, done.lapses) == (
+        State.SUCCEEDED,
+        42,
+        2,
+        0,
+        1,
+    )
+    assert [a.outcome for a in done.attempts] == [Outcome.LOST, Outcome.SUCCEEDED]
+    assert done.attempts[0].worker == "dead"
+
+
+async def _answer() -> int:
+    return 42
+
+
+async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> None:
+    worker = make(queues=["elsewhere"])  # keeps, but claims nothing of this queue
+    worker.job()(_answer)
+    heard = Heard(worker)
+    async with worker:
+        run = await worker.enqueue("_answer")
+        for lapse in range(1, 5):
+            await steal(second_client, "_answer", lease=0.05)
+            await heard.until("run.rescued", lapse)
+        done = await ended(worker, run)
+        failed = await heard.until("run.failed")
+    assert (done.state, done.reason, done.attempt, done.lapses) == (State.FAILED, "poison", 4, 4)
+    assert done.error is not None
+    assert "dead" in done.error
+    assert failed.run is not None
+    assert failed.run.reason == "poison"
+
+
+async def test_at_most_once_is_lost_not_repeated(make: Make, second_client: Store) -> None:
+    worker = make(queues=["elsewhere"])
+    worker.job(delivery="at_most_once")(_answer)
+    async with worker:
+        run = await worker.enqueue("_answer")
+        await steal(second_client, "_answer", lease=0.05)
+        done = await ended(worker, run)
+    assert (done.state, done.reason, done.attempt) == (State.FAILED, "lost", 1)
+
+
+async def test_a_cancelled_run_whose_worker_died_stays_cancelled(
+    make: Make, second_client: Store
+) -> None:
+    worker = make(queues=["elsewhere"])
+    worker.job()(_answer)
+    async with worker:
+        run = await worker.enqueue("_answer")
+        await steal(second_client, "_answer", lease=0.3)
+        assert await worker.cancel(run.id, reason="enough")
+        done = await ended(worker, run)
+    assert (done.state, done.reason) == (State.CANCELLED, "enough")
+
+
+async def test_a_worker_that_lost_its_lease_stops_and_overwrites_nothing(
+    make: Make, place: str | Store
+) -> None:
+    """The store is away for longer than the lease: the handler is stopped before it lapses,
+    another worker takes the run, and the first one's outcome is dropped."""
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), lease="1s")
+    heard = Heard(scheduler)
+    began, stopped = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job()
+    async def work(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            began.set()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                stopped.set()
+        return ctx.attempt
+
+    async with scheduler:
+        run = await work.enqueue()
+        await began.wait()
+        weather.foul = {"renew"}
+        event = await heard.until("ownership.lost")
+        assert event.run is not None
+        assert event.run.id == run.id
+        await asyncio.wait_for(stopped.wait(), 10)
+        weather.foul = set()
+        done = await ended(scheduler, run)
+    assert (done.state, done.result, done.attempt, done.lapses) == (State.SUCCEEDED, 2, 2, 1)
+    assert [a.outcome for a in done.attempts] == [Outcome.LOST, Outcome.SUCCEEDED]
+
+
+async def test_an_outcome_that_comes_too_late_is_dropped(make: Make, place: str | Store) -> None:
+    """A sync handler can't be stopped; by the time it ends, the run is another's."""
+    weather = Weather()
+    slow = make(FaultyStore(opened(place), weather), lease="1s", workers=2)
+    heard = Heard(slow)
+    go = threading.Event()
+
+    @slow.job()
+    def work(ctx: RunContext) -> str:
+        if ctx.attempt == 1:
+            go.wait(20)
+            return "stale"
+        return "fresh"
+
+    async with slow:
+        run = await work.enqueue()
+        await heard.until("run.started")
+        weather.foul = {"renew"}
+        await heard.until("ownership.lost")
+        weather.foul = set()
+        done = await ended(slow, run)
+        go.set()
+        await asyncio.sleep(0.1)
+        assert await slow.get_run(run.id) == done
+    assert (done.state, done.result) == (State.SUCCEEDED, "fresh")
+    assert len(heard.of("run.succeeded")) == 1

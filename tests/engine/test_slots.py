@@ -1,0 +1,547 @@
+"""Schedules on virtual time: when slots fire, what overlaps, what was missed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, cron, every
+from mainspring.store import Store
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import VirtualClock, run_virtual
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+class World:
+    """A store on virtual time, and schedulers that come and go around it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(VirtualClock())
+        self.events: list[Event] = []
+
+    def scheduler(self, store: Store | None = None, **options: Any) -> Scheduler:
+        made = Scheduler(store or self.store, clock=VirtualClock(), inline=True, **options)
+        made.on("*", self.events.append)
+        return made
+
+    def of(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+
+def virtual(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test on virtual time, under a few interleavings."""
+
+    def run() -> None:
+        for seed in range(3):
+
+            async def main() -> None:
+                await test(World())
+
+            run_virtual(main, seed=seed)
+
+    run.__name__ = test.__name__
+    return run
+
+
+@asynccontextmanager
+async def killed(scheduler: Scheduler) -> AsyncIterator[Scheduler]:
+    """Run it, and let it die without a word: nothing is given back or resigned."""
+    await scheduler.start()
+    try:
+        yield scheduler
+    finally:
+        assert scheduler._engine is not None
+        for task in [*scheduler._engine._tasks]:
+            task.cancel()
+        scheduler._engine = scheduler._portal = None
+
+
+async def runs(scheduler: Scheduler, job: str) -> list[Run]:
+    return (await scheduler.list_runs(job=job, limit=1000)).items[::-1]
+
+
+@virtual
+async def test_cron_fires_at_its_slots_and_not_when_made(world: World) -> None:
+    scheduler = world.scheduler()
+    fired: list[datetime] = []
+
+    @scheduler.job("*/5 * * * *")
+    async def tick(ctx: RunContext) -> None:
+        fired.append(ctx.scheduled_at)
+        assert world.store._clock.now() - ctx.scheduled_at < timedelta(seconds=1)
+
+    await asyncio.sleep(90)
+    async with scheduler:
+        job = await scheduler.get_job("tick")
+        assert job.next_run_at == at(300)
+        assert job.last_run_at is None
+        await asyncio.sleep(200)
+        assert fired == []
+        await asyncio.sleep(700)
+        job = await scheduler.get_job("tick")
+    assert fired == [at(300), at(600), at(900)]
+    assert (job.last_run_at, job.next_run_at) == (at(900), at(1200))
+
+
+@virtual
+async def test_cron_in_a_time_zone(world: World) -> None:
+    scheduler = world.scheduler(timezone="Asia/Kolkata")
+
+    @scheduler.job("30 9 * * *")
+    async def here() -> None: ...
+
+    @scheduler.job("30 9 * * *", timezone="America/New_York")
+    async def there() -> None: ...
+
+    @scheduler.job(cron("30 9 * * *", "UTC"))
+    async def own() -> None: ...
+
+    async with scheduler:
+        times = {job.id: job.next_run_at for job in (await scheduler.list_jobs()).items}
+    assert times == {
+        "here": datetime(2030, 1, 1, 4, 0, tzinfo=UTC),
+        "there": datetime(2030, 1, 1, 14, 30, tzinfo=UTC),
+        "own": datetime(2030, 1, 1, 9, 30, tzinfo=UTC),
+    }
+
+
+@virtual
+async def test_an_interval_keeps_its_anchor_over_restarts(world: World) -> None:
+    fired: list[datetime] = []
+    for rest in (12, 9, 14):  # started again at odd moments
+        scheduler = world.scheduler()
+
+        @scheduler.job("10s")
+        async def tick(ctx: RunContext) -> None:
+            fired.append(ctx.scheduled_at)
+            await asyncio.sleep(0.3)
+
+        async with scheduler:
+            await asyncio.sleep(rest)
+    assert fired == [at(10), at(20), at(30)]
+
+
+@virtual
+async def test_a_changed_interval_starts_afresh(world: World) -> None:
+    for interval, slot in (("10s", 10), ("1h", 3605)):
+        scheduler = world.scheduler()
+
+        @scheduler.job(interval, description=interval)
+        async def tick() -> None: ...
+
+        async with scheduler:
+            job = await scheduler.get_job("tick")
+            assert (job.next_run_at, job.description) == (at(slot), interval)
+            await asyncio.sleep(5)
+    assert job.created_at == START
+    assert [e.name for e in world.events if e.name.startswith("job.")] == [
+        "job.created",
+        "job.updated",
+    ]
+
+
+@virtual
+async def test_a_single_moment_fires_once(world: World) -> None:
+    for _ in range(2):
+        scheduler = world.scheduler()
+
+        @scheduler.job(at(30))
+        async def once() -> None: ...
+
+        async with scheduler:
+            await asyncio.sleep(60)
+            assert [run.scheduled_at for run in await runs(scheduler, "once")] == [at(30)]
+            assert (await scheduler.get_job("once")).next_run_at is None
+
+
+# Overlap
+
+
+async def overlapping(world: World, overlap: str) -> tuple[list[Run], int]:
+    scheduler = world.scheduler()
+    now = most = 0
+
+    @scheduler.job("10s", overlap=overlap)
+    async def slow() -> None:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        try:
+            await asyncio.sleep(25)
+        finally:
+            now -= 1
+
+    async with scheduler:
+        await asyncio.sleep(42)
+        await scheduler.pause_job("slow")
+        await asyncio.sleep(120)
+        return await runs(scheduler, "slow"), most
+
+
+@virtual
+async def test_overlap_skip(world: World) -> None:
+    found, most = await overlapping(world, "skip")
+    assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
+        (at(10), State.SUCCEEDED, None),
+        (at(20), State.SKIPPED, "overlap"),
+        (at(30), State.SKIPPED, "overlap"),
+        (at(40), State.SUCCEEDED, None),
+    ]
+    assert most == 1
+    assert len(world.of("run.skipped")) == 2
+
+
+@virtual
+async def test_overlap_queue(world: World) -> None:
+    found, most = await overlapping(world, "queue")
+    assert [r.state for r in found] == [State.SUCCEEDED] * 4
+    starts = [r.started_at for r in found]
+    assert starts == sorted(starts, key=lambda t: t or START)
+    assert most == 1
+
+
+@virtual
+async def test_overlap_replace(world: World) -> None:
+    found, most = await overlapping(world, "replace")
+    assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]
+    assert found[0].reason == f"replaced by {found[1].id}"
+
+
+@virtual
+async def test_overlap_allow(world: World) -> None:
+    found, most = await overlapping(world, "allow")
+    assert [r.state for r in found] == [State.SUCCEEDED] * 4
+    assert most == 3
+
+
+@virtual
+async def test_triggered_runs_do_not_overlap_slots(world: World) -> None:
+    scheduler = world.scheduler()
+
+    @scheduler.job("10s")
+    async def slow() -> None:
+        await asyncio.sleep(15)
+
+    async with scheduler:
+        await asyncio.sleep(8)
+        await scheduler.trigger("slow")
+        await asyncio.sleep(4)
+        found = await runs(scheduler, "slow")
+    assert [(r.source, r.reason) for r in found] == [("trigger", None), ("schedule", None)]
+
+
+@virtual
+async def test_a_retry_swallows_no_slot(world: World) -> None:
+    scheduler = world.scheduler()
+
+    @scheduler.job("10s", retries=1, retry_delay="12s", overlap="allow")
+    async def shaky(ctx: RunContext) -> None:
+        assert ctx.attempt == 2
+
+    async with scheduler:
+        await asyncio.sleep(59)
+        found = await runs(scheduler, "shaky")
+    assert [r.scheduled_at for r in found] == [at(s) for s in (10, 20, 30, 40, 50)]
+
+
+# Missed slots
+
+
+async def missing(world: World, misfire: Any, gone: float = 305) -> list[Run]:
+    """A job every minute, whose scheduler is away from second 70 on."""
+    for rest in (70.0, 5.0):
+        scheduler = world.scheduler()
+
+        @scheduler.job("* * * * *", misfire=misfire)
+        async def tick() -> None: ...
+
+        async with scheduler:
+            await asyncio.sleep(rest)
+            found = await runs(scheduler, "tick")
+        await asyncio.sleep(gone if rest == 70.0 else 0)
+    return found
+
+
+@virtual
+async def test_misfire_once_runs_the_newest(world: World) -> None:
+    found = await missing(world, "once")  # away from 70 to 375: 120 … 360 were due
+    assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
+        (at(60), State.SUCCEEDED, None),
+        (at(120), State.SKIPPED, "misfire"),
+        (at(360), State.SUCCEEDED, None),
+    ]
+    [event] = world.of("schedule.missed")
+    assert event.data == {"first": at(120), "last": at(300), "count": 4}
+    assert event.job_id == "tick"
+    assert found[1].result == event.data
+
+
+@virtual
+async def test_misfire_skip_runs_none_past_its_grace(world: World) -> None:
+    found = await missing(world, Misfire("skip", grace="5s"))
+    assert [(r.scheduled_at, r.state) for r in found] == [
+        (at(60), State.SUCCEEDED),
+        (at(120), State.SKIPPED),
+    ]
+    [event] = world.of("schedule.missed")
+    assert event.data == {"first": at(120), "last": at(360), "count": 5}
+
+
+@virtual
+async def test_misfire_skip_within_its_grace_runs_the_newest(world: World) -> None:
+    found = await missing(world, "skip")
+    assert [r.scheduled_at for r in found if r.state is State.SUCCEEDED] == [at(60), at(360)]
+
+
+@virtual
+async def test_misfire_all_runs_each_one_by_one(world: World) -> None:
+    found = await missing(world, "all")
+    assert [(r.scheduled_at, r.state) for r in found] == [
+        (at(s), State.SUCCEEDED) for s in (60, 120, 180, 240, 300, 360)
+    ]
+    assert world.of("schedule.missed") == []
+
+
+@virtual
+async def test_misfire_all_keeps_to_its_limit(world: World) -> None:
+    found = await missing(world, Misfire("all", limit=2))
+    assert [(r.scheduled_at, r.state) for r in found] == [
+        (at(60), State.SUCCEEDED),
+        (at(120), State.SKIPPED),
+        (at(300), State.SUCCEEDED),
+        (at(360), State.SUCCEEDED),
+    ]
+
+
+@virtual
+async def test_a_long_absence_is_one_record_and_no_flood(world: World) -> None:
+    found = await missing(world, "once", gone=86_400 * 40)
+    assert len(found) == 3
+    assert found[1].result["count"] >= 1000
+
+
+@virtual
+async def test_a_start_deadline_skips_what_comes_too_late(world: World) -> None:
+    scheduler = world.scheduler(workers=1)
+
+    @scheduler.job()
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    @scheduler.job(start_deadline="30s")
+    async def urgent() -> None: ...
+
+    async with scheduler:
+        await slow.enqueue()
+        await asyncio.sleep(1)
+        run = await urgent.enqueue()
+        done = await scheduler.wait(run.id)
+        assert (done.state, done.reason, done.attempts) == (State.SKIPPED, "expired", ())
+        await asyncio.sleep(1)
+    assert [e.run and e.run.id for e in world.of("run.skipped")] == [run.id]
+
+
+# Pausing, triggering, registering again
+
+
+@virtual
+async def test_pause_resume_and_trigger(world: World) -> None:
+    scheduler = world.scheduler()
+    count = 0
+
+    @scheduler.job("10s")
+    async def tick() -> None:
+        nonlocal count
+        count += 1
+
+    async with scheduler:
+        paused = await scheduler.pause_job("tick")
+        assert (paused.enabled, paused.next_run_at) == (False, None)
+        assert (await scheduler.job_health("tick")).status == "paused"
+        await asyncio.sleep(35)
+        assert count == 0
+        await scheduler.wait((await scheduler.trigger("tick")).id)
+        assert count == 1
+        resumed = await scheduler.resume_job("tick")
+        assert (resumed.enabled, resumed.next_run_at) == (True, at(40))
+        await asyncio.sleep(6)
+        assert count == 2
+        assert [r.reason for r in await runs(scheduler, "tick")] == [None, None]
+
+
+@virtual
+async def test_enabled_belongs_to_the_operator(world: World) -> None:
+    for retries in (1, 2):
+        scheduler = world.scheduler()
+
+        @scheduler.job("10s", retries=retries, tags=["a", "b"], metadata={"n": retries})
+        async def tick() -> None: ...
+
+        async with scheduler:
+            job = await scheduler.get_job("tick")
+            assert job.enabled is (retries == 1)
+            assert job.policy.retries == retries
+            assert job.metadata == {"n": retries}
+            await scheduler.pause_job("tick")
+            await asyncio.sleep(30)
+            assert await runs(scheduler, "tick") == []
+
+
+@virtual
+async def test_run_on_start_gives_one_run_for_two_nodes(world: World) -> None:
+    nodes = [world.scheduler(), world.scheduler()]
+    for node in nodes:
+
+        @node.job(run_on_start=True)
+        async def warm() -> None: ...
+
+    async with nodes[0]:
+        await asyncio.sleep(20)
+        async with nodes[1]:
+            await asyncio.sleep(5)
+            assert len(await runs(nodes[0], "warm")) == 1
+    await asyncio.sleep(120)
+    async with nodes[0]:
+        await asyncio.sleep(1)
+        assert len(await runs(nodes[0], "warm")) == 2
+
+
+@virtual
+async def test_jitter_spreads_within_bounds_and_the_same_everywhere(world: World) -> None:
+    seen: list[list[datetime]] = []
+    for _ in range(2):
+        other = World()
+        scheduler = other.scheduler()
+
+        @scheduler.job("1h", jitter="10m")
+        async def tick() -> None: ...
+
+        async with scheduler:
+            await asyncio.sleep(3600 * 20 + 700)
+            found = await runs(scheduler, "tick")
+        offset = found[0].scheduled_at - at(3600)
+        waits = [r.run_at - r.scheduled_at for r in found]
+        assert all(timedelta() <= wait <= timedelta(minutes=10) for wait in waits)
+        assert len(set(waits)) > 5
+        seen.append([r.run_at - offset for r in found])
+    assert len(seen[0]) == len(seen[1])
+    nodes = [every("1h", start=START, jitter="10m").bind("tick", START) for _ in range(2)]
+    slots = nodes[0].upcoming(20, START)
+    assert [nodes[0].delay(s) for s in slots] == [nodes[1].delay(s) for s in slots]
+
+
+# Several nodes
+
+
+@virtual
+async def test_two_nodes_fire_every_slot_once(world: World) -> None:
+    nodes = [world.scheduler(), world.scheduler()]
+    fired: list[datetime] = []
+    for node in nodes:
+
+        @node.job("10s")
+        async def tick(ctx: RunContext) -> None:
+            fired.append(ctx.scheduled_at)
+
+    async with nodes[0], nodes[1]:
+        await asyncio.sleep(605)
+        assert sum(node.is_leader for node in nodes) == 1
+    assert fired == [at(10 * n) for n in range(1, 61)]
+
+
+@virtual
+async def test_another_node_takes_over_when_the_leader_dies(world: World) -> None:
+    first, second = world.scheduler(), world.scheduler()
+    fired: list[datetime] = []
+    for node in (first, second):
+
+        @node.job("10s")
+        async def tick(ctx: RunContext) -> None:
+            fired.append(ctx.scheduled_at)
+
+    async with killed(first):
+        await asyncio.sleep(15)
+        assert first.is_leader
+        await second.start()
+        await asyncio.sleep(10)
+        assert not second.is_leader
+    await asyncio.sleep(60)
+    assert second.is_leader
+    await second.stop()
+    assert fired == [at(s) for s in (10, 20, 30, 40, 50, 60, 70, 80)]
+    assert len(world.of("leader.elected")) == 2
+
+
+@virtual
+async def test_a_leader_that_stops_resigns(world: World) -> None:
+    first, second = world.scheduler(), world.scheduler()
+    async with second:
+        await second.stop()
+    async with first:
+        await asyncio.sleep(1)
+        assert first.is_leader
+        await second.start()
+    assert [e.name for e in world.events if e.name.startswith("leader.")][:2] == [
+        "leader.elected",
+        "leader.lost",
+    ]
+    await asyncio.sleep(6)
+    assert second.is_leader
+    await second.stop()
+
+
+def test_without_leader_election_every_node_fires_at_once() -> None:
+    async def main() -> None:
+        world = World()
+        scheduler = world.scheduler(leader_election=False)
+        late: list[timedelta] = []
+
+        @scheduler.job("10s")
+        async def tick(ctx: RunContext) -> None:
+            late.append(world.store._clock.now() - ctx.scheduled_at)
+
+        async with scheduler:
+            assert scheduler.is_leader
+            await asyncio.sleep(60)
+        assert len(late) == 5 or len(late) == 6
+        assert max(late) < timedelta(seconds=1)
+        assert world.of("leader.elected") == []
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("url", ["memory", "sqlite"])
+async def test_real_seconds_too(url: str, tmp_path: Any) -> None:
+    """The same with threads and a real clock: a cron of each second, an interval."""
+    store = "memory://" if url == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    scheduler = Scheduler(store)
+    seen: dict[str, list[datetime]] = {"each": [], "often": []}
+    enough = asyncio.Event()
+
+    async def note(ctx: RunContext) -> None:
+        seen[ctx.job_id].append(ctx.scheduled_at)
+        if len(seen["each"]) >= 2 and len(seen["often"]) >= 5:
+            enough.set()
+
+    scheduler.job("* * * * * *", id="each")(note)
+
+    @scheduler.job("200ms")
+    async def often(ctx: RunContext) -> None:
+        await note(ctx)
+
+    async with scheduler:
+        made = (await scheduler.get_job("often")).created_at
+        async with asyncio.timeout(10):
+            await enough.wait()
+    assert all(slot.microsecond == 0 for slot in seen["each"])
+    step = timedelta(milliseconds=200)
+    assert [slot - made for slot in seen["often"][:5]] == [step * n for n in range(1, 6)]

@@ -1,0 +1,77 @@
+"""Every example runs as a user would run it, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+QUICK_START = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("workflow.py", "[1, 2, 3] make 6"),
+        ("plain_code.py", "2.jpg at 200 px"),
+    ],
+)
+def test_example_prints_what_it_should(name: str, says: str, tmp_path: Path) -> None:
+    assert says in run([str(EXAMPLES / name)], tmp_path)
+
+
+def test_a_producer_hands_work_to_the_quick_starts_worker(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "quickstart.py", tmp_path)
+    with worker(tmp_path, "quickstart:scheduler"):
+        assert "sent 'hello' to a@example.org" in run([str(EXAMPLES / "producer.py")], tmp_path)
+
+
+def test_the_readmes_quick_start_is_fifteen_lines_that_run(tmp_path: Path) -> None:
+    code = QUICK_START.findall((ROOT / "README.md").read_text())[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    (tmp_path / "app.py").write_text(code)
+    with worker(tmp_path, "app:scheduler"):
+        arguments = ["-m", "mainspring", "enqueue", "send_email", '{"to": "a@example.org"}']
+        answer = run([*arguments, "--store", "sqlite:///jobs.db", "--wait"], tmp_path)
+        assert "succeeded" in answer
+
+
+class worker:  # noqa: N801 - used as a `with` statement
+    """`mainspring worker APP` in a folder, until the block ends; it must stop cleanly."""
+
+    def __init__(self, folder: Path, app: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mainspring", "worker", app],
+            cwd=folder,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        database = folder / ("jobs.db" if app.startswith("app") else "quickstart.db")
+        for line in self.process.stderr or ():
+            if database.exists():
+                break
+            assert self.process.poll() is None, line
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(timeout=40) == 0

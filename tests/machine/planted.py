@@ -1,0 +1,264 @@
+"""Stores that are wrong in one way each, as real schedulers have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from mainspring.model import (
+    LIVE,
+    Job,
+    Page,
+    Run,
+    State,
+    replace,
+)
+from mainspring.states import Change
+from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
+from mainspring.stores.memory import MemoryStore
+
+__all__ = ["PLANTED"]
+
+
+class NoFence(MemoryStore):
+    """A worker that lost its run completes it all the same."""
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        loose = []
+        for change in changes:
+            expect = {k: v for k, v in change.expect.items() if k != "token"}
+            loose.append(replace(change, expect=expect))
+        return await super().commit(loose)
+
+
+class NoLeaseGuard(MemoryStore):
+    """A rescue takes a run from an owner that has just renewed."""
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        loose = []
+        for change in changes:
+            expect = {k: v for k, v in change.expect.items() if k != "lease_until"}
+            loose.append(replace(change, expect=expect))
+        return await super().commit(loose)
+
+
+class CancelUndone(MemoryStore):
+    """A completion overwrites a cancel that came first."""
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        loose = []
+        for change in changes:
+            expect = {k: v for k, v in change.expect.items() if k != "cancel_requested"}
+            loose.append(replace(change, expect=expect))
+        return await super().commit(loose)
+
+
+class RepeatIsLost(MemoryStore):
+    """The repeat of a change that was applied is reported as lost."""
+
+    def _commit(self, change: Change, now: datetime) -> bool:
+        run = self._runs.get(change.id)
+        if run and not all(getattr(run, k) == v for k, v in change.expect.items()):
+            return False
+        return super()._commit(change, now)
+
+
+class LapsedCounts(MemoryStore):
+    """A crashed worker's run fills the limit for ever."""
+
+    def _room(self, now: datetime) -> dict[tuple[str, tuple[str, str]], int]:
+        return super()._room(datetime.min.replace(tzinfo=now.tzinfo))
+
+
+class LimitByClaim(MemoryStore):
+    """A limit counts what one claim takes, not what is running already."""
+
+    def _room(self, now: datetime) -> dict[tuple[str, tuple[str, str]], int]:
+        return super()._room(datetime.max.replace(tzinfo=now.tzinfo))
+
+
+class KeyNotShared(MemoryStore):
+    """A concurrency key is taken for the job's own limit."""
+
+    def _limit_key(self, job_id: str) -> tuple[str, str] | None:
+        return ("job", job_id) if super()._limit_key(job_id) else None
+
+
+class RenewsPastTheLimit(MemoryStore):
+    """A paused worker renews a lapsed lease whose place another run has taken."""
+
+    def _has_room(self, run: Run, now: datetime) -> bool:
+        return True
+
+
+class KeyForEver(MemoryStore):
+    """A dedupe key stays taken after its run has ended."""
+
+    def _holder(self, key: str | None, now: datetime) -> Run | None:
+        return next((r for r in self._runs.values() if key and r.dedupe_key == key), None)
+
+
+class KeyEndsWithTheRun(MemoryStore):
+    """`dedupe_until` is forgotten."""
+
+    def _holder(self, key: str | None, now: datetime) -> Run | None:
+        live = (r for r in self._runs.values() if r.state in LIVE)
+        return next((r for r in live if key and r.dedupe_key == key), None)
+
+
+class RevivedTwice(MemoryStore):
+    """A revived run does not ask whether its key was taken since."""
+
+    def _commit(self, change: Change, now: datetime) -> bool:
+        run = self._runs.get(change.id)
+        if run and change.set.get("state") is State.PENDING and run.finished:
+            self._runs[run.id] = replace(run, dedupe_key=None)
+            done = super()._commit(change, now)
+            self._runs[run.id] = replace(self._runs[run.id], dedupe_key=run.dedupe_key)
+            return done
+        return super()._commit(change, now)
+
+
+class AddOverwrites(MemoryStore):
+    """Adding again undoes what became of the run."""
+
+    def _add(self, run: Run, now: datetime) -> Added:
+        self._runs.pop(run.id, None)
+        return super()._add(run, now)
+
+
+class PruneForgetsKeys(MemoryStore):
+    """A key that still holds is pruned with its run."""
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        kept = dict(self._runs)
+        for run in kept.values():
+            self._runs[run.id] = replace(run, dedupe_until=None)
+        count = await super().prune(before, limit)
+        self._runs.update({i: kept[i] for i in self._runs})
+        return count
+
+
+class ClaimsTooEarly(MemoryStore):
+    """What is due in five seconds is taken now."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        for run in self._runs.values():
+            if run.state is State.PENDING:
+                self._runs[run.id] = replace(run, run_at=run.run_at - timedelta(seconds=5))
+        taken = await super().claim(claim)
+        for run in self._runs.values():
+            if run.state is State.PENDING:
+                self._runs[run.id] = replace(run, run_at=run.run_at + timedelta(seconds=5))
+        return taken
+
+
+class PriorityTurned(MemoryStore):
+    """The lowest priority comes first."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        turned = {i: replace(r, priority=9 - r.priority) for i, r in self._runs.items()}
+        self._runs.update(turned)
+        taken = await super().claim(claim)
+        self._runs.update({i: replace(r, priority=9 - r.priority) for i, r in self._runs.items()})
+        return [self._runs[run.id] for run in taken]
+
+
+class TokenStays(MemoryStore):
+    """A claim after a release hands the same token out again."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        taken = await super().claim(claim)
+        for run in taken:
+            self._runs[run.id] = replace(run, token=max(1, run.attempt))
+        return [self._runs[run.id] for run in taken]
+
+
+class RenewsAnyToken(MemoryStore):
+    """Whoever held a run once may renew it."""
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        return await super().renew(
+            [replace(h, token=self._runs[h.id].token) for h in held if h.id in self._runs], lease
+        )
+
+
+class RenewForgetsProgress(MemoryStore):
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        return await super().renew([replace(item, progress=None) for item in held], lease)
+
+
+class FiresTwice(MemoryStore):
+    """A node that read the job before another fired it fires it again."""
+
+    def _fire(self, firing: Firing, now: datetime) -> Fired:
+        job = self._jobs.get(firing.job_id)
+        return super()._fire(replace(firing, version=job.version) if job else firing, now)
+
+
+class OverlapSeesTriggered(MemoryStore):
+    """Enqueued runs are taken for earlier slots."""
+
+    def _fire(self, firing: Firing, now: datetime) -> Fired:
+        source = firing.runs[0].source
+        for run in self._runs.values():
+            self._runs[run.id] = replace(run, source=source)
+        return super()._fire(firing, now)
+
+
+class LastWriteWins(MemoryStore):
+    """A job is replaced without looking at its version."""
+
+    async def put_job(self, job: Job) -> bool:
+        stored = self._jobs.get(job.id)
+        return await super().put_job(replace(job, version=stored.version if stored else 0))
+
+
+class LeaderForLife(MemoryStore):
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        return await super().elect(name, holder, timedelta(days=999) if ttl else ttl)
+
+
+class LapsedByState(MemoryStore):
+    """Every running run is taken for a lapsed one."""
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        if query.lapsed:
+            running = frozenset({State.RUNNING})
+            query = replace(query, lapsed=False, states=(query.states or running) & running)
+        return await super().find(query)
+
+
+class ForgetsAFew(MemoryStore):
+    """An answer is cut short."""
+
+    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+        return await super().get(list(ids)[:6])
+
+
+PLANTED: list[type[MemoryStore]] = [
+    NoFence,
+    NoLeaseGuard,
+    CancelUndone,
+    RepeatIsLost,
+    LapsedCounts,
+    LimitByClaim,
+    KeyNotShared,
+    RenewsPastTheLimit,
+    KeyForEver,
+    KeyEndsWithTheRun,
+    RevivedTwice,
+    AddOverwrites,
+    PruneForgetsKeys,
+    ClaimsTooEarly,
+    PriorityTurned,
+    TokenStays,
+    RenewsAnyToken,
+    RenewForgetsProgress,
+    FiresTwice,
+    OverlapSeesTriggered,
+    LastWriteWins,
+    LeaderForLife,
+    LapsedByState,
+    ForgetsAFew,
+]

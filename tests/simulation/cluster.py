@@ -1,0 +1,171 @@
+"""Workers on machines of their own, each behind its own bad network, and what befalls them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+from mainspring import Event, Scheduler
+from mainspring.errors import StoreUnavailable
+from mainspring.store import Store
+from mainspring.testing import FaultyStore, Injection, RandomFaults, VirtualClock
+from tests.simulation.machines import Machine, MachineLoop, outside
+from tests.simulation.monitor import Monitor
+
+__all__ = ["Bad", "Node", "Wire"]
+
+Register = Callable[[Scheduler, Machine, str], None]
+
+
+class Bad:
+    """Faults that can be switched off."""
+
+    def __init__(self, rng: random.Random, span: float, slowest: float) -> None:
+        self.on = True
+        self.booting = True
+        self._rng = rng
+        calm = rng.random() < 0.15
+        outages = []
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            begin = rng.uniform(0, span)
+            outages.append((begin, begin + rng.uniform(0.5, 15)))
+        self._plan = RandomFaults(
+            rng.getrandbits(32),
+            before=0 if calm else rng.uniform(0, 0.08),
+            after=0 if calm else rng.uniform(0, 0.08),
+            delay=rng.choice((0, 0.01, 0.2, slowest)),
+            delay_after=rng.choice((0, 0.01, 0.2, slowest)),
+            outages=outages,
+        )
+
+    def inject(self, method: str) -> Injection:
+        if not self.on:
+            return Injection()
+        drawn = self._plan.inject(method)
+        if self.booting and self._rng.random() < 0.9:
+            return Injection(delay=drawn.delay)  # a start is many calls, and all must succeed
+        return drawn
+
+
+class Wire:
+    """What was sent arrives, also when its sender has given up waiting, stands still or is dead."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._context = outside()
+
+    def __getattr__(self, name: str) -> Any:
+        work = getattr(self._store, name)
+        if name == "wait":  # a hint that reaches nobody is no hint
+            return work
+
+        async def sent(*args: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(_guarded(work, args), context=self._context.copy())
+            answer, error = await asyncio.shield(task)
+            if error is not None:
+                raise error
+            return answer
+
+        return sent
+
+
+async def _guarded(work: Callable[..., Any], args: Any) -> tuple[Any, Exception | None]:
+    """An answer that nobody waits for any more must not be an error that nobody retrieved."""
+    try:
+        return await work(*args), None
+    except Exception as error:
+        return None, error
+
+
+class Node:
+    """One place in the cluster: a machine, and after each crash another one."""
+
+    def __init__(
+        self,
+        name: str,
+        monitor: Monitor,
+        rng: random.Random,
+        register: Register,
+        *,
+        span: float,
+        slowest: float,
+    ) -> None:
+        self.name = name
+        self.bad = Bad(rng, span, slowest)
+        self.clock = VirtualClock(
+            offset=rng.choice((0.0, 3600.0, -3600.0)) + rng.uniform(-5, 5),
+            rate=rng.uniform(0.98, 1.02),
+        )
+        self.author = name
+        self.scheduler: Scheduler | None = None
+        self._monitor = monitor
+        self._rng = rng
+        self._register = register
+        self._lives = 0
+        self._machine: Machine | None = None
+
+    @property
+    def machine(self) -> Machine:
+        assert self._machine is not None
+        return self._machine
+
+    @property
+    def up(self) -> bool:
+        return self._machine is not None and not self._machine.dead and not self._machine.frozen
+
+    def boot(self, **settings: Any) -> None:
+        """Start a new life, with nothing left of the last."""
+        self._lives += 1
+        self.author = f"{self.name}.{self._lives}"
+        self.scheduler = None
+        self.bad.booting = True
+        machine = self._machine = Machine(self.author)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, MachineLoop)
+        loop.machines.append(machine)
+        machine.spawn(self._live(machine, self.author, settings))
+
+    def kill(self) -> None:
+        self.machine.kill()
+        self.scheduler = None
+        self._monitor.died(self.author)
+
+    def freeze(self) -> None:
+        self._monitor.note(self.author, "freezes")
+        self.machine.freeze()
+
+    def thaw(self) -> None:
+        self._monitor.note(self.author, "thaws")
+        self.machine.thaw()
+
+    async def stop(self) -> None:
+        """Leave politely; what does not end in time is given back."""
+        scheduler, self.scheduler = self.scheduler, None
+        if scheduler is not None:
+            self._monitor.note(self.author, "drains")
+            graceful = self._rng.random() < 0.7
+            await self.machine.spawn(scheduler.stop(graceful=graceful, timeout="4s"))
+            self._monitor.note(self.author, "stopped")
+
+    async def _live(self, machine: Machine, author: str, settings: dict[str, Any]) -> None:
+        store = cast(Store, Wire(cast(Store, FaultyStore(self._monitor.seat(author), self.bad))))
+        rng = random.Random(self._rng.getrandbits(64))
+        scheduler = Scheduler(store, inline=True, clock=self.clock, rng=rng, **settings)
+        scheduler.on("scheduler.error", self._heard)
+        self._register(scheduler, machine, author)
+        while True:
+            try:
+                await scheduler.start()
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(0.5)
+        self._monitor.note(author, "started")
+        self.bad.booting = False
+        self.scheduler = scheduler
+
+    def _heard(self, event: Event) -> None:
+        if not isinstance(event.error, StoreUnavailable | TimeoutError):
+            self._monitor.fail("engine", f"{self.author}: {event.error!r}")

@@ -1,0 +1,83 @@
+"""Machines on one virtual loop: each can be frozen (SIGSTOP) and killed (SIGKILL).
+
+Everything that a machine's code does, its tasks, timers and callbacks, carries the machine in
+its context. The loop looks at it before each step: a frozen machine's steps are put aside and
+taken up when it thaws; a dead one's never happen, so no `finally` tidies up after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine
+from typing import Any
+
+from mainspring.testing import VirtualLoop
+
+__all__ = ["Machine", "MachineLoop", "outside"]
+
+_MACHINE: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machine", default=None)
+
+
+class Machine:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frozen = False
+        self.dead = False
+        self.thawed_at = -1.0
+        self._aside: list[Any] = []
+        self._context = contextvars.copy_context()
+        self._context.run(_MACHINE.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin a task that, with all it ever starts, belongs to this machine."""
+        loop = asyncio.get_running_loop()
+        return loop.create_task(work, context=self._context.copy())
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Go on where it stood. Its timers have run on meanwhile."""
+        loop: Any = asyncio.get_running_loop()
+        self.frozen = False
+        self.thawed_at = loop.time()
+        loop._ready.extend(self._aside)
+        self._aside.clear()
+
+    def kill(self) -> None:
+        self.dead = True
+
+    def put_aside(self, handle: Any) -> None:
+        self._aside.append(handle)
+
+
+class MachineLoop(VirtualLoop):
+    """`machines` is filled by whoever makes them, so that the end can let go of them all."""
+
+    def __init__(self, seed: int = 0, **bounds: Any) -> None:
+        super().__init__(seed, **bounds)
+        self.machines: list[Machine] = []
+
+    def _run_handle(self, handle: Any) -> None:
+        machine = handle._context.get(_MACHINE)
+        if machine is not None and (machine.frozen or machine.dead):
+            machine.put_aside(handle)
+        else:
+            handle._run()
+
+    def finish(self) -> None:
+        """The dead rise for a moment, so that their tasks can be cancelled like any other."""
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        for machine in self.machines:
+            machine.frozen = machine.dead = False
+            ready.extend(machine._aside)
+            machine._aside.clear()
+        super().finish()
+
+
+def outside() -> contextvars.Context:
+    """A context that belongs to no machine: the network and the store."""
+    context = contextvars.copy_context()
+    context.run(_MACHINE.set, None)
+    return context

@@ -1,0 +1,236 @@
+"""What the cluster is asked to do: jobs of every kind, and somebody who will not leave them be."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler
+from mainspring.errors import Conflict, NotFound, StoreUnavailable
+from mainspring.model import Run, State
+from tests.simulation.machines import Machine
+from tests.simulation.monitor import Monitor
+
+__all__ = ["Client", "Workload"]
+
+SCHEDULES = ("3s", "5s", "7s", "20s", "*/5 * * * * *", "*/20 * * * * *", "* * * * *")
+OVERLAPS = ("skip", "queue", "replace", "allow")
+EXPECTED = (StoreUnavailable, Conflict, NotFound)
+"""What a client must be ready for; anything else is a fault of ours."""
+
+
+@dataclass
+class Workload:
+    """The jobs of one seed, the same for every worker."""
+
+    seed: int
+    monitor: Monitor
+    rng: random.Random
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = self.rng
+        retries: dict[str, Any] = {"retries": 2, "backoff": Backoff("fixed", delay="1s")}
+        pool = {"concurrency": rng.choice((1, 2)), "concurrency_key": "pool"}
+        self.jobs = {
+            "plain": retries,
+            "limited": {"concurrency": rng.choice((1, 2)), **retries},
+            "pool_a": pool,
+            "pool_b": {**pool, "retries": 1, "retry_delay": "500ms"},
+            "timed": {"timeout": "2s", "retries": 1, "retry_delay": "1s"},
+            "once": {"delivery": "at_most_once"},
+            "expiring": {"start_deadline": "2s", "concurrency": 1},
+            "broken": {"breaker": Breaker(failures=2, reset="5s"), **retries},
+        }
+        for number in range(rng.choice((1, 2, 3))):
+            self.jobs[f"slot{number}"] = self._scheduled()
+        if rng.random() < 0.5:
+            self.jobs["after_slot"] = {"after": "slot0"}
+            self.jobs["after_plain"] = {"after": ["plain", "after_slot"]}
+
+    def register(self, scheduler: Scheduler, machine: Machine, author: str) -> None:
+        """What a program does when it is imported."""
+        handler = self._handler(machine, author)
+        for job_id, policy in self.jobs.items():
+            scheduler.job(**{"schedule": None, **policy}, id=job_id)(handler)
+        scheduler.job(id="spare")(handler)
+
+    def _scheduled(self) -> dict[str, Any]:
+        rng = self.rng
+        made: dict[str, Any] = {
+            "schedule": rng.choice(SCHEDULES),
+            "overlap": rng.choice(OVERLAPS),
+            "misfire": Misfire(
+                rng.choice(("once", "skip", "all")),
+                grace=rng.choice(("1s", "4s", "60s")),
+                limit=rng.choice((2, 5)),
+            ),
+        }
+        if rng.random() < 0.25:
+            made["delivery"] = "at_most_once"
+        elif rng.random() < 0.5:
+            made.update(retries=1, retry_delay="1s")
+        if rng.random() < 0.25:
+            made["concurrency"] = 1
+        if rng.random() < 0.25:
+            made["jitter"] = "2s"
+        if rng.random() < 0.2:
+            made["timeout"] = "3s"
+        return made
+
+    def _handler(self, machine: Machine, author: str) -> Callable[..., Any]:
+        async def work(ctx: RunContext) -> dict[str, int]:
+            self.monitor.began(machine, author, ctx.run_id, ctx.token)
+            outcome = "stopped "
+            try:
+                await self._work(ctx)
+                outcome = "returned"
+                return {"token": ctx.token}
+            except Exception:
+                outcome = "raised  "
+                raise
+            finally:
+                self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
+
+        return work
+
+    async def _work(self, ctx: RunContext) -> None:
+        rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
+        takes = rng.choice((0.0, 0.05, 0.3, 1.0, 3.0, 8.0)) * rng.uniform(0.5, 1)
+        for step in range(3):
+            await asyncio.sleep(takes / 3)
+            ctx.progress(step, 3)
+        if rng.random() < (0.6 if ctx.job_id == "broken" else 0.25):
+            raise rng.choice((ValueError("no"), Retry(after="700ms"), GiveUp("enough")))
+
+
+class Client:
+    """Somebody with a producer's scheduler: enqueues, cancels, retries, pauses, edits."""
+
+    def __init__(
+        self, monitor: Monitor, rng: random.Random, workload: Workload, scheduler: Scheduler
+    ) -> None:
+        self._monitor = monitor
+        self._rng = rng
+        self._scheduler = scheduler
+        self._workload = workload
+        self._known: list[str] = []
+        self._queued = [name for name, policy in workload.jobs.items() if "schedule" not in policy]
+        self._slotted = [name for name, policy in workload.jobs.items() if "schedule" in policy]
+
+    async def act(self) -> None:
+        """One thing that a user may do at any time."""
+        deeds: list[tuple[int, Callable[[], Any]]] = [
+            (10, self._enqueue),
+            (3, self._enqueue_many),
+            (3, self._enqueue_keyed),
+            (2, self._enqueue_after),
+            (4, self._cancel),
+            (3, self._retry),
+            (1, self._trigger),
+            (1, self._pause),
+            (2, self._resume),
+            (2, self._edit),
+        ]
+        [deed] = self._rng.choices([d for _, d in deeds], [weight for weight, _ in deeds])
+        try:
+            await deed()
+        except EXPECTED as error:
+            self._monitor.counted[f"refused {type(error).__name__}"] += 1
+
+    async def everything_resumed_then_paused(self) -> None:
+        """No more slots, so that what there is can come to its end."""
+        for name in [*self._slotted, "edited"]:
+            try:
+                await self._scheduler.pause_job(name)
+            except NotFound:
+                continue
+
+    async def probe(self, count: int) -> list[str]:
+        """Enough work at once that every worker must take a part of it."""
+        runs = await self._scheduler.enqueue_many("plain", [None] * count, priority=9)
+        self._accept(*runs)
+        return [run.id for run in runs]
+
+    def _accept(self, *runs: Run) -> None:
+        for run in runs:
+            self._monitor.note("client", f"accepted {run.id[-6:]} {run.job_id}")
+            self._monitor.acknowledged.add(run.id)
+            self._known.append(run.id)
+
+    async def _enqueue(self) -> None:
+        options: dict[str, Any] = {}
+        if self._rng.random() < 0.3:
+            options["delay"] = self._rng.uniform(0, 10)
+        if self._rng.random() < 0.3:
+            options["priority"] = self._rng.randrange(10)
+        self._accept(
+            await self._scheduler.enqueue(self._rng.choice([*self._queued, "once"]), **options)
+        )
+
+    async def _enqueue_many(self) -> None:
+        count = self._rng.randrange(2, 6)
+        job_id = self._rng.choice(("limited", "pool_a", "pool_b", "plain"))
+        self._accept(*await self._scheduler.enqueue_many(job_id, [None] * count))
+
+    async def _enqueue_keyed(self) -> None:
+        held = self._rng.choice((None, None, "10s"))
+        key = self._rng.choice(("red", "green"))
+        run = await self._scheduler.enqueue(
+            self._rng.choice(self._queued), dedupe_key=key, dedupe_for=held
+        )
+        self._monitor.counted["duplicate"] += run.duplicate
+        self._accept(run)
+
+    async def _enqueue_after(self) -> None:
+        if self._known:
+            upstream = self._rng.sample(self._known[-8:], min(2, len(self._known[-8:])))
+            self._accept(await self._scheduler.enqueue("plain", after=upstream))
+
+    async def _cancel(self) -> None:
+        run_id = self._pick(lambda run: not run.finished)
+        if run_id is None:
+            return
+        revived = self._monitor.revivals(run_id)
+        if await self._scheduler.cancel(run_id):
+            self._monitor.note("client", f"cancels {run_id[-6:]}")
+            self._monitor.cancelled[run_id] = revived
+
+    async def _retry(self) -> None:
+        run_id = self._pick(lambda run: run.state in (State.FAILED, State.CANCELLED))
+        if run_id is not None:
+            self._monitor.may_revive.add(run_id)
+            await self._scheduler.retry(run_id)
+
+    async def _trigger(self) -> None:
+        self._accept(await self._scheduler.trigger(self._rng.choice(self._slotted)))
+
+    async def _pause(self) -> None:
+        await self._scheduler.pause_job(self._rng.choice([*self._slotted, "edited"]))
+
+    async def _resume(self) -> None:
+        await self._scheduler.resume_job(self._rng.choice([*self._slotted, "edited"]))
+
+    async def _edit(self) -> None:
+        rng = self._rng
+        try:
+            await self._scheduler.get_job("edited")
+        except NotFound:
+            await self._scheduler.add_job("edited", handler="spare", schedule="4s", concurrency=2)
+            return
+        match rng.randrange(4):
+            case 0:
+                await self._scheduler.update_job("edited", schedule=rng.choice(SCHEDULES))
+            case 1:
+                await self._scheduler.update_job("edited", concurrency=rng.choice((1, 2, None)))
+            case 2:
+                await self._scheduler.update_job("edited", priority=rng.randrange(10))
+            case _:
+                await self._scheduler.remove_job("edited")
+
+    def _pick(self, which: Callable[[Run], bool]) -> str | None:
+        fit = [run_id for run_id, run in self._monitor.runs.items() if which(run)]
+        return self._rng.choice(fit[-12:]) if fit else None

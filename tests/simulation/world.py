@@ -1,0 +1,189 @@
+"""One seed: a cluster, its work and its misfortunes; then calm, and an account of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import Deadlock, SimulationLimit, VirtualClock, run_virtual
+from tests.simulation.cluster import Node
+from tests.simulation.machines import MachineLoop
+from tests.simulation.monitor import Monitor, Violation
+from tests.simulation.workload import Client, Workload
+
+__all__ = ["Report", "simulate"]
+
+WORKERS = 4
+PLACES = 3
+CALM = 240.0
+"""Virtual seconds in which everything must have ended once the faults stop."""
+
+MakeStore = Callable[[Any], MemoryStore]
+
+
+@dataclass(frozen=True)
+class Report:
+    seed: int
+    violations: list[Violation]
+    digest: str
+    lines: list[str]
+    calls: int
+    counted: Counter[str]
+    virtual_seconds: float
+
+
+def simulate(seed: int, *, trace: bool = False, make_store: MakeStore = MemoryStore) -> Report:
+    """Run one seed to its end, or to the first thing that must not happen."""
+    world = _World(seed, trace, make_store)
+    with _quiet():
+        try:
+            run_virtual(world.run, seed, until=3600, steps=3_000_000, make_loop=MachineLoop)
+        except (Deadlock, SimulationLimit) as error:
+            world.monitor.violations.append(Violation("lost", str(error)[:500], -1))
+    monitor = world.monitor
+    return Report(
+        seed,
+        monitor.violations,
+        monitor.digest,
+        monitor.lines,
+        monitor.calls,
+        monitor.counted,
+        world.ended_at,
+    )
+
+
+class _World:
+    def __init__(self, seed: int, trace: bool, make_store: MakeStore) -> None:
+        self._seed = seed
+        self._rng = rng = random.Random(f"world {seed}")
+        self._trace = trace
+        self._make_store = make_store
+        self._span = rng.choice((15.0, 25.0, 40.0))
+        self._settings: dict[str, Any] = {
+            "workers": PLACES,
+            "lease": rng.choice(("3s", "5s", "10s")),
+            "poll": "1s",
+            "retention": rng.choice(("30d", "30d", "20s")),
+            "leader_election": rng.random() < 0.8,
+        }
+        self._lease = float(self._settings["lease"][:-1])
+        self._crashes = rng.choice((0.0, 0.3, 1.0))
+        self._freezes = rng.choice((0.0, 0.3, 1.0))
+        self.monitor: Monitor
+        self.ended_at = 0.0
+
+    async def run(self) -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        self.monitor = monitor = Monitor(self._make_store(clock), clock, self._trace)
+        if self._settings["retention"] == "20s":
+            monitor.retention = timedelta(seconds=20)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
+        story = loop.create_task(self._story())
+        broken = loop.create_task(monitor.broken.wait())
+        await asyncio.wait({story, broken}, return_when=asyncio.FIRST_COMPLETED)
+        self.ended_at = loop.time()
+        if story.done():
+            story.result()
+        monitor.broken.set()  # what happens from here on is the end of the loop itself
+
+    async def _story(self) -> None:
+        rng, monitor = self._rng, self.monitor
+        workload = Workload(self._seed, monitor, rng)
+        nodes = [
+            Node(f"w{n}", monitor, rng, workload.register, span=self._span, slowest=2.0)
+            for n in range(WORKERS)
+        ]
+        desk = Node("desk", monitor, rng, workload.register, span=self._span, slowest=0.5)
+        for node in nodes:
+            node.boot(**self._settings)
+        desk.boot(**{**self._settings, "workers": 0})
+        fates = [asyncio.ensure_future(self._fate(node)) for node in nodes]
+        while desk.scheduler is None:
+            await asyncio.sleep(0.1)
+        client = Client(monitor, rng, workload, desk.scheduler)
+        await asyncio.gather(self._busy(client), self._busy(client), *fates)
+        monitor.note("WORLD", "calm")
+        for node in (*nodes, desk):
+            node.bad.on = False
+        await self._settled(client)
+        monitor.check_end(monitor.clock.now())
+        await self._alive(nodes, client)
+
+    async def _busy(self, client: Client) -> None:
+        while asyncio.get_running_loop().time() < self._span:
+            await asyncio.sleep(self._rng.uniform(0, 1))
+            await client.act()
+
+    async def _fate(self, node: Node) -> None:
+        """What befalls one worker, until the calm; then it is up."""
+        rng, loop = self._rng, asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(rng.uniform(1, 12))
+            if loop.time() > self._span:
+                return
+            kind = rng.random()
+            if kind < 0.35 * self._crashes:
+                node.kill()
+                await asyncio.sleep(rng.uniform(0, 2) * self._lease)
+                node.boot(**self._settings)
+            elif kind < 0.35 * self._crashes + 0.4 * self._freezes:
+                node.freeze()
+                await asyncio.sleep(rng.uniform(0.2, 3) * self._lease)
+                node.thaw()
+            elif kind > 0.93:
+                await node.stop()
+                node.kill()
+                node.boot(**self._settings)
+            elif kind > 0.83:
+                node.clock.offset += rng.uniform(-7200, 7200)
+
+    async def _settled(self, client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + CALM
+        await asyncio.sleep(10)  # for late firings, which belong to the account as well
+        await client.everything_resumed_then_paused()
+        while self.monitor.unfinished() and loop.time() < ends:
+            await asyncio.sleep(1)
+
+    async def _alive(self, nodes: list[Node], client: Client) -> None:
+        """Every worker that is up takes part when there is work for all of them."""
+        probes = await client.probe(WORKERS * PLACES * 3)
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + CALM
+        while self.monitor.unfinished() and loop.time() < ends:
+            await asyncio.sleep(1)
+        took = {
+            attempt.worker for run_id in probes for attempt in self.monitor.runs[run_id].attempts
+        }
+        for node in nodes:
+            assert node.scheduler is not None
+            if node.scheduler._settings.worker_id not in took:
+                self.monitor.fail("alive", f"{node.author} took nothing of {len(probes)} runs")
+        for run in self.monitor.unfinished():
+            self.monitor.fail("lost", f"{run.id} is still {run.state} ({run.reason})")
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not self.monitor.broken.is_set():
+            what = context.get("exception") or context["message"]
+            self.monitor.fail("engine", f"unhandled: {what!r}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The engine's warnings about the faults it lives through are no news here."""
+    log = logging.getLogger("mainspring")
+    level, log.level = log.level, logging.CRITICAL + 1
+    log.manager._clear_cache()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import timedelta
+
+import pytest
+
+from mainspring import errors
+
+TREE = inspect.getdoc(errors) or ""
+
+
+def all_errors() -> list[type[BaseException]]:
+    return [getattr(errors, name) for name in errors.__all__]
+
+
+def test_the_drawn_tree_is_the_real_one() -> None:
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in TREE.splitlines():
+        if match := re.match(r"^([\s│├└─]*)([A-Z]\w+)(?:\s|$)", line):
+            indent, name = match.groups()
+            if name not in errors.__all__ or (not indent and path):
+                continue
+            depth = len(indent) // 4
+            path[depth - 1 :] = [name]
+            if depth > 1:
+                drawn[name] = path[depth - 2]
+    real = {
+        kind.__name__: kind.__bases__[0].__name__
+        for kind in all_errors()
+        if issubclass(kind, errors.MainspringError) and kind is not errors.MainspringError
+    }
+    assert drawn == real
+
+
+def test_only_what_steers_a_run_is_outside_the_root() -> None:
+    outside = [e for e in all_errors() if not issubclass(e, errors.MainspringError)]
+    assert outside == [errors.GiveUp, errors.Retry]
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.InvalidPayload("x"), ValueError),
+        (errors.InvalidArguments("x"), TypeError),
+        (errors.JobNotFound("x"), LookupError),
+        (errors.RunTimeout("x"), TimeoutError),
+    ],
+)
+def test_python_s_own_errors_catch_them(error: Exception, builtin: type[Exception]) -> None:
+    assert isinstance(error, builtin)
+
+
+def test_errors_carry_their_facts() -> None:
+    missing = errors.HandlerNotFound("mail", ["a", "b"])
+    assert (missing.handler, str(missing)) == (
+        "mail",
+        "no handler 'mail' is registered here (registered: a, b)",
+    )
+    assert "registered: none" in str(errors.HandlerNotFound("mail", []))
+    assert errors.RunNotFound("r1").run_id == "r1"
+    assert errors.JobNotFound("j1").job_id == "j1"
+    owned = errors.JobOwnedByCode("j1")
+    assert (owned.job_id, "change it there" in str(owned)) == ("j1", True)
+    assert errors.InvalidSchedule("no", field="hour").field == "hour"
+    assert errors.Retry(after=timedelta(seconds=5)).after == timedelta(seconds=5)
+    assert str(errors.Retry()) == "the handler asked for another try"

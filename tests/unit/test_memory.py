@@ -1,0 +1,85 @@
+"""What is the memory store's own; the rest of it is in the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import states
+from mainspring.errors import InvalidInput, InvalidPayload
+from mainspring.model import Run, State
+from mainspring.store import Claim, RunQuery
+from mainspring.stores import open_store
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, VirtualClock, run_virtual
+
+
+def make(clock: FakeClock | VirtualClock, run_id: str, **fields: Any) -> Run:
+    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
+    return Run(**{"id": run_id, "job_id": "j", "handler": "h", **times, **fields})
+
+
+async def test_what_a_caller_does_to_its_values_stays_with_it() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    payload = {"items": [1]}
+    [added] = await store.add([make(clock, "a", payload=payload)])
+    payload["items"].append(2)
+    added.run.payload["items"].append(3)
+    found = (await store.find(RunQuery())).items[0]
+    found.payload["items"].append(4)
+    (await store.get(["a"]))["a"].payload["items"].append(5)
+    claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=timedelta(seconds=9))
+    [held] = await store.claim(claim)
+    assert held.payload == {"items": [1]}
+    result = {"n": [1]}
+    await store.commit([states.succeeded(held, clock.now(), result)])
+    result["n"].append(2)
+    assert (await store.get(["a"]))["a"].result == {"n": [1]}
+
+
+async def test_a_refused_result_leaves_its_whole_batch_undone() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    await store.add([make(clock, "a"), make(clock, "b")])
+    claim = Claim(worker="w", handlers=frozenset({"h"}), limit=2, lease=timedelta(seconds=9))
+    a, b = await store.claim(claim)
+    with pytest.raises(InvalidPayload):
+        await store.commit(
+            [states.succeeded(a, clock.now(), 1), states.succeeded(b, clock.now(), object())]
+        )
+    assert {run.state for run in (await store.get("ab")).values()} == {State.RUNNING}
+
+
+def test_waiters_are_woken_the_same_way_in_every_replay() -> None:
+    def order() -> list[int]:
+        woken = []
+
+        async def waiter(store: MemoryStore, n: int) -> None:
+            await store.wait(60)
+            woken.append(n)
+
+        async def main() -> None:
+            store = MemoryStore(VirtualClock())
+            tasks = [asyncio.create_task(waiter(store, n)) for n in range(20)]
+            await asyncio.sleep(1)
+            await store.add([make(VirtualClock(), "a")])
+            await asyncio.gather(*tasks)
+
+        run_virtual(main, seed=5)
+        return woken
+
+    first = order()
+    junk = [object() for _ in range(1000)]
+    assert order() == first
+    assert junk
+
+
+def test_a_store_by_its_url() -> None:
+    assert isinstance(open_store("memory://"), MemoryStore)
+    for url in ("jobs.db", "redis://x", ""):
+        with pytest.raises(InvalidInput, match="sqlite:///path"):
+            open_store(url)

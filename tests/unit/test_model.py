@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from mainspring.clock import EPOCH, SystemClock, from_us, to_us
+from mainspring.errors import InvalidInput
+from mainspring.model import FINISHED, LIVE, Run, State, check_job_id, new_run_id, slot_run_id
+
+NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("job_id", ["a", "daily_report", "team.mail:v2-x", "x" * 200, "0"])
+def test_job_ids(job_id: str) -> None:
+    assert check_job_id(job_id) == job_id
+
+
+@pytest.mark.parametrize("job_id", ["", "a b", "a@b", "é", "x" * 201, "a\n", "a/b", None, 5])
+def test_refused_job_ids(job_id: object) -> None:
+    with pytest.raises(InvalidInput, match="1 to 200 letters, digits"):
+        check_job_id(job_id)
+
+
+class TestSlotIds:
+    def test_readable(self) -> None:
+        assert slot_run_id("mail", NOON) == "mail@20300501T120000Z"
+        assert slot_run_id("mail", NOON.replace(microsecond=250_000)) == "mail@20300501T120000.25Z"
+        assert slot_run_id("mail", NOON.replace(microsecond=1)) == "mail@20300501T120000.000001Z"
+
+    def test_one_moment_has_one_id_whatever_its_zone(self) -> None:
+        there = NOON.astimezone(ZoneInfo("Asia/Kolkata"))
+        assert slot_run_id("mail", there) == slot_run_id("mail", NOON)
+
+    def test_the_two_passes_of_a_repeated_hour_differ(self) -> None:
+        berlin = ZoneInfo("Europe/Berlin")
+        first = datetime(2030, 10, 27, 2, 30, tzinfo=berlin)
+        assert slot_run_id("mail", first) != slot_run_id("mail", first.replace(fold=1))
+
+    def test_different_jobs_and_slots_differ(self) -> None:
+        moments = [NOON + timedelta(microseconds=n) for n in (0, 1, 10, 100, 10**6, 10**7)]
+        ids = {slot_run_id(job, at) for job in ("a", "a.1", "a1") for at in moments}
+        assert len(ids) == 18
+
+
+class TestNewIds:
+    def test_in_order_of_time(self) -> None:
+        rng = random.Random(1)
+        ids = [new_run_id(NOON + timedelta(milliseconds=n), rng) for n in range(50)]
+        assert ids == sorted(ids)
+        assert {len(run_id) for run_id in ids} == {32}
+
+    def test_unguessable_within_a_moment(self) -> None:
+        rng = random.Random(1)
+        assert len({new_run_id(NOON, rng) for _ in range(1000)}) == 1000
+
+    def test_never_a_slots_id(self) -> None:
+        assert "@" not in new_run_id(NOON, random.Random(1))
+
+
+def test_live_and_finished_are_all_states() -> None:
+    assert set(State) == LIVE | FINISHED
+    assert not LIVE & FINISHED
+
+
+def test_duration_and_finished() -> None:
+    run = Run(id="r", job_id="j", handler="h", created_at=NOON, scheduled_at=NOON, run_at=NOON)
+    assert (run.duration, run.finished) == (None, False)
+    over = Run(
+        id="r",
+        job_id="j",
+        handler="h",
+        created_at=NOON,
+        scheduled_at=NOON,
+        run_at=NOON,
+        state=State.FAILED,
+        started_at=NOON,
+        finished_at=NOON + timedelta(milliseconds=1500),
+    )
+    assert (over.duration, over.finished) == (1.5, True)
+
+
+class TestClock:
+    def test_microseconds_are_exact(self) -> None:
+        for us in (0, 1, -1, 10**15 + 7, 253_402_300_799_999_999):
+            assert to_us(from_us(us)) == us
+        assert from_us(0) == EPOCH
+
+    def test_the_system_clock_is_aware_and_monotonic(self) -> None:
+        clock = SystemClock()
+        assert clock.now().utcoffset() == timedelta()
+        assert clock.monotonic() <= clock.monotonic()

@@ -1,0 +1,91 @@
+"""What a slot does to the earlier slots of its job that are unfinished."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.model import (
+    Run,
+    State,
+    replace,
+)
+from mainspring.policy import Overlap
+from mainspring.store import Counts, Firing, overlapped
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def run(run_id: str, **fields: Any) -> Run:
+    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), NOW)
+    return Run(**{"id": run_id, "job_id": "j", "handler": "h", **times, **fields})
+
+
+SLOT = run("slot")
+DEPENDENT = run("dependent", job_id="k", state=State.WAITING, after=("slot",))
+EARLIER = [
+    run("waiting", state=State.WAITING),
+    run("pending", token=1),
+    run("running", state=State.RUNNING, token=2, lease_until=NOW + timedelta(seconds=9)),
+]
+
+
+def firing(overlap: Overlap, *runs: Run) -> Firing:
+    return Firing(
+        job_id="j", version=1, runs=runs, overlap=overlap, next_run_at=None, last_run_at=None
+    )
+
+
+@pytest.mark.parametrize("overlap", list(Overlap))
+def test_nothing_unfinished_changes_nothing(overlap: Overlap) -> None:
+    assert overlapped(firing(overlap, SLOT, DEPENDENT), [], NOW) == ((SLOT, DEPENDENT), [])
+
+
+@pytest.mark.parametrize("overlap", list(Overlap))
+@pytest.mark.parametrize("state", [State.SKIPPED, State.WAITING])
+def test_a_slot_that_will_not_run_now_overlaps_nothing(overlap: Overlap, state: State) -> None:
+    slot = replace(SLOT, state=state)
+    assert overlapped(firing(overlap, slot), EARLIER, NOW) == ((slot,), [])
+
+
+@pytest.mark.parametrize("overlap", list(Overlap))
+def test_a_run_of_the_slot_itself_is_not_earlier(overlap: Overlap) -> None:
+    """A store that adds first and advances second may have crashed in between."""
+    there = replace(SLOT, state=State.RUNNING, token=1)
+    assert overlapped(firing(overlap, SLOT), [there], NOW) == ((SLOT,), [])
+
+
+def test_allow() -> None:
+    assert overlapped(firing(Overlap.ALLOW, SLOT), EARLIER, NOW) == ((SLOT,), [])
+
+
+def test_skip_takes_the_dependents_along() -> None:
+    (slot, dependent), changes = overlapped(firing(Overlap.SKIP, SLOT, DEPENDENT), EARLIER, NOW)
+    ended: dict[str, Any] = {"state": State.SKIPPED, "finished_at": NOW}
+    assert slot == replace(SLOT, **ended, reason="overlap")
+    assert dependent == replace(DEPENDENT, **ended, reason="upstream skipped")
+    assert changes == []
+
+
+def test_queue_waits_for_every_end_of_the_earlier_ones() -> None:
+    (slot, dependent), changes = overlapped(firing(Overlap.QUEUE, SLOT, DEPENDENT), EARLIER, NOW)
+    after = ("waiting", "pending", "running")
+    assert slot == replace(SLOT, state=State.WAITING, after=after, after_any=True)
+    assert (dependent, changes) == (DEPENDENT, [])
+
+
+def test_replace_ends_what_nobody_holds_and_asks_who_does() -> None:
+    runs, changes = overlapped(firing(Overlap.REPLACE, SLOT), EARLIER, NOW)
+    assert runs == (SLOT,)
+    after = [change.after(old) for change, old in zip(changes, EARLIER, strict=True)]
+    assert [r.state for r in after] == [State.CANCELLED, State.CANCELLED, State.RUNNING]
+    assert [r.cancel_requested for r in after] == [False, False, True]
+    assert {r.reason for r in after} == {"replaced by slot"}
+
+
+def test_counts_total() -> None:
+    counts = Counts({"a": {State.PENDING: 2}, "b": {State.PENDING: 1, State.FAILED: 4}}, {})
+    assert counts.total(State.PENDING) == 3
+    assert counts.total(State.RUNNING) == 0

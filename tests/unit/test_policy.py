@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainspring import codec
+from mainspring.errors import InvalidInput
+from mainspring.policy import (
+    Backoff,
+    BackoffKind,
+    Breaker,
+    Delivery,
+    Isolation,
+    Misfire,
+    MisfireKind,
+    Overlap,
+    Policy,
+    error_names,
+)
+
+SECOND = timedelta(seconds=1)
+
+
+def waits(backoff: Backoff, *failures: int) -> list[float]:
+    rng = random.Random(1)
+    return [backoff.wait(n, rng).total_seconds() for n in failures]
+
+
+class TestBackoff:
+    def test_fixed(self) -> None:
+        assert waits(Backoff("fixed", "5s", jitter=False), 1, 2, 50) == [5, 5, 5]
+
+    def test_linear(self) -> None:
+        assert waits(Backoff("linear", "5s", jitter=False), 1, 2, 3) == [5, 10, 15]
+
+    def test_exponential(self) -> None:
+        plain = Backoff(delay="1s", jitter=False)
+        assert waits(plain, 1, 2, 3, 4, 11) == [1, 2, 4, 8, 1024]
+        assert waits(Backoff(delay="2s", factor=3, jitter=False), 1, 2, 3) == [2, 6, 18]
+
+    def test_a_factor_of_one_never_grows(self) -> None:
+        assert waits(Backoff(delay="7s", factor=1, jitter=0), 1, 2, 9999) == [7, 7, 7]
+
+    @pytest.mark.parametrize("kind", list(BackoffKind))
+    def test_the_cap_is_the_longest(self, kind: BackoffKind) -> None:
+        assert waits(Backoff(kind, "90s", cap="60s", jitter=True), 1, 5, 10**6) <= [60, 60, 60]
+
+    @pytest.mark.parametrize("factor", [1.0001, 2, 10.5, 10**5, 1e300])
+    @pytest.mark.parametrize("failures", [63, 64, 65, 1100, 10**9])
+    def test_no_number_of_failures_overflows(self, factor: float, failures: int) -> None:
+        [wait] = waits(Backoff(delay="1ms", factor=factor, cap="1h", jitter=0), failures)
+        assert 0 < wait <= 3600
+
+    def test_growth_past_every_float_is_the_cap_or_nothing(self) -> None:
+        assert waits(Backoff(delay="1s", factor=1e300, jitter=0), 10) == [3600]
+        assert waits(Backoff(delay=0, factor=1e300, jitter=0), 10) == [0]
+
+    def test_it_grows_beyond_64_failures(self) -> None:
+        slow = Backoff(delay="1s", factor=1.05, cap="10w", jitter=0)
+        [early, late] = waits(slow, 65, 130)
+        assert late > 20 * early
+
+    @pytest.mark.parametrize(("jitter", "spread"), [(True, 0.1), (0.5, 0.5), (1, 1.0)])
+    def test_jitter_spreads_both_ways_and_no_further(self, jitter: float, spread: float) -> None:
+        backoff, rng = Backoff("fixed", "100s", jitter=jitter), random.Random(2)
+        seen = [backoff.wait(1, rng).total_seconds() for _ in range(2000)]
+        assert 100 * (1 - spread) <= min(seen) < 100 * (1 - spread * 0.95)
+        assert 100 * (1 + spread * 0.95) < max(seen) <= 100 * (1 + spread)
+
+    def test_no_jitter_is_exact(self) -> None:
+        assert len(set(waits(Backoff("fixed", "100s", jitter=False), *[1] * 50))) == 1
+
+    @given(
+        kind=st.sampled_from(BackoffKind),
+        delay=st.floats(0, 1e6),
+        factor=st.floats(1, 1e12),
+        cap=st.floats(0, 1e7),
+        jitter=st.one_of(st.booleans(), st.floats(0, 1)),
+        failures=st.integers(1, 10**7),
+    )
+    def test_never_negative_never_past_the_cap(self, failures: int, **made: Any) -> None:
+        backoff = Backoff(**made)
+        wait = backoff.wait(failures, random.Random(3))
+        assert timedelta() <= wait <= timedelta(seconds=made["cap"])
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"retrys": 3}, "unknown policy 'retrys'; known are after, backoff,"),
+    ({"b": 1, "a": 2}, "unknown policy 'a', 'b'"),
+    ({"retries": -1}, "retries is 0 or more, not -1"),
+    ({"retries": "3"}, "retries is a whole number, not '3'"),
+    ({"retries": True}, "retries is a whole number, not True"),
+    ({"retries": 1.5}, "retries is a whole number, not 1.5"),
+    ({"backoff": "quadratic"}, "backoff is one of fixed, linear, exponential, not 'quadratic'"),
+    ({"backoff": None}, "backoff is one of"),
+    ({"backoff": []}, "backoff is one of"),
+    ({"retry_delay": "soon"}, "retry_delay"),
+    ({"retry_delay": "-1s"}, "retry_delay"),
+    (
+        {"retry_delay": 1, "backoff": Backoff()},
+        "give retry_delay or a Backoff with its delay, not both",
+    ),
+    ({"retry_on": [int]}, "retry_on takes error classes or their names, not <class 'int'>"),
+    ({"retry_on": [""]}, "retry_on takes error classes or their names, not ''"),
+    ({"retry_on": 5}, "retry_on takes one name or a list of them, not 5"),
+    ({"give_up_on": [None]}, "give_up_on takes error classes or their names, not None"),
+    ({"timeout": 0}, "timeout is longer than zero .or None for none., not 0"),
+    ({"timeout": "ten"}, "timeout"),
+    ({"priority": 10}, "priority is 0 to 9, not 10"),
+    ({"priority": -1}, "priority is 0 to 9, not -1"),
+    ({"queue": ""}, "queue is 1 to 200 printable characters, not ''"),
+    ({"queue": "a\nb"}, "queue is 1 to 200 printable characters"),
+    ({"queue": "x" * 201}, "queue is 1 to 200 printable characters"),
+    ({"queue": None}, "queue is 1 to 200 printable characters, not None"),
+    ({"concurrency": 0}, "concurrency is 1 or more, not 0"),
+    ({"concurrency": "5"}, "concurrency is a whole number, not '5'"),
+    ({"concurrency_key": "k"}, "concurrency_key needs a concurrency to go with it"),
+    ({"concurrency": 1, "concurrency_key": ""}, "concurrency_key is 1 to 200 printable"),
+    ({"overlap": "never"}, "overlap is one of skip, queue, replace, allow, not 'never'"),
+    ({"misfire": "twice"}, "misfire is one of once, skip, all, not 'twice'"),
+    ({"start_deadline": 0}, "start_deadline is longer than zero"),
+    ({"delivery": "exactly_once"}, "delivery is one of at_least_once, at_most_once, effect_once"),
+    (
+        {"delivery": "at_most_once", "retries": 1},
+        'delivery="at_most_once" starts a run once: it takes no retries',
+    ),
+    ({"isolation": "vm"}, "isolation is one of auto, thread, process, not 'vm'"),
+    ({"memory_limit": "1GB"}, 'memory_limit can only be kept with isolation="process"'),
+    ({"memory_limit": "lots"}, "memory_limit is bytes or text like '512MiB' or '2GB', not 'lots'"),
+    ({"memory_limit": "5 parsecs"}, "memory_limit is bytes or text"),
+    ({"memory_limit": "inf"}, "memory_limit is bytes or text"),
+    ({"memory_limit": "nan"}, "memory_limit is bytes or text"),
+    ({"memory_limit": "-1GB"}, "memory_limit is 1 or more"),
+    ({"memory_limit": 0}, "memory_limit is 1 or more, not 0"),
+    ({"breaker": 0}, "breaker failures is 1 or more, not 0"),
+    ({"breaker": "often"}, "breaker failures is a whole number, not 'often'"),
+    ({"after": 5}, "after takes one name or a list of them, not 5"),
+    ({"after": [""]}, "after is 1 to 200 printable characters, not ''"),
+    ({"run_on_start": 1}, "run_on_start is True or False, not 1"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), REFUSED, ids=lambda v: str(v)[:40])
+def test_what_makes_no_sense_is_refused_with_the_reason(asked: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Policy.make(**asked)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Backoff(factor=0.5), "a backoff factor is 1 or more, not 0.5"),
+        (lambda: Backoff(factor=float("nan")), "a backoff factor is 1 or more, not nan"),
+        (lambda: Backoff(factor=float("inf")), "a backoff factor is 1 or more, not inf"),
+        (
+            lambda: Backoff(factor="2"),  # type: ignore[arg-type]
+            "a backoff factor is 1 or more, not '2'",
+        ),
+        (lambda: Backoff(jitter=1.5), "backoff jitter is True, False or 0 to 1, not 1.5"),
+        (lambda: Backoff(jitter=-0.1), "backoff jitter is True, False or 0 to 1"),
+        (lambda: Backoff(jitter=float("nan")), "backoff jitter is True, False or 0 to 1"),
+        (
+            lambda: Backoff(jitter="wide"),  # type: ignore[arg-type]
+            "backoff jitter is True, False or 0 to 1",
+        ),
+        (lambda: Backoff(delay="-5s"), "backoff delay"),
+        (lambda: Backoff(cap="never"), "backoff cap"),
+        (lambda: Breaker(failures=0), "breaker failures is 1 or more"),
+        (lambda: Breaker(reset="x"), "breaker reset"),
+        (lambda: Misfire(limit=0), "misfire limit is 1 or more"),
+        (lambda: Misfire(grace="x"), "misfire grace"),
+    ],
+)
+def test_values_refuse_what_makes_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+class TestReading:
+    def test_the_forms_people_write(self) -> None:
+        policy = Policy.make(
+            backoff="fixed",
+            retry_delay="5s",
+            timeout="10m",
+            misfire="all",
+            breaker=True,
+            memory_limit="512 MiB",
+            isolation="process",
+            retry_on=ConnectionError,
+            give_up_on=["KeyError", ValueError],
+            after="other",
+            overlap="queue",
+            delivery="effect_once",
+        )
+        assert policy.backoff == Backoff(BackoffKind.FIXED, 5 * SECOND)
+        assert policy.timeout == 600 * SECOND
+        assert policy.misfire == Misfire(MisfireKind.ALL)
+        assert policy.breaker == Breaker()
+        assert policy.memory_limit == 512 * 2**20
+        assert policy.retry_on == ("builtins.ConnectionError",)
+        assert policy.give_up_on == ("KeyError", "builtins.ValueError")
+        assert policy.after == ("other",)
+        assert (policy.overlap, policy.delivery) == (Overlap.QUEUE, Delivery.EFFECT_ONCE)
+
+    def test_after_takes_decorated_functions(self) -> None:
+        @dataclass
+        class Decorated:
+            id: str
+
+        assert Policy.make(after=Decorated("a")).after == ("a",)
+        assert Policy.make(after=[Decorated("a"), "b"]).after == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("text", "size"),
+        [("1kb", 1000), ("2 GB", 2 * 10**9), ("1.5KiB", 1536), ("1GiB", 2**30), ("4096", 4096)],
+    )
+    def test_sizes(self, text: str, size: int) -> None:
+        assert Policy.make(memory_limit=text, isolation="process").memory_limit == size
+
+    def test_breakers(self) -> None:
+        assert Policy.make(breaker=3).breaker == Breaker(3)
+        assert Policy.make(breaker=False).breaker is None
+        assert Policy.make(breaker=Breaker(2)).breaker == Breaker(2)
+
+    def test_over_a_base_only_what_is_given_changes(self) -> None:
+        base = Policy.make(retries=3, timeout="5s", backoff="linear")
+        changed = Policy.make(base, timeout=None, retry_delay="9s")
+        assert (changed.retries, changed.timeout) == (3, None)
+        assert changed.backoff == Backoff(BackoffKind.LINEAR, 9 * SECOND)
+        with pytest.raises(InvalidInput, match="takes no retries"):
+            Policy.make(base, delivery="at_most_once")
+
+    def test_zero_retries_stay_zero(self) -> None:
+        assert Policy.make(retries=0).retries == 0
+
+
+class TestRetryingErrors:
+    def retries(self, error: type[BaseException], **policy: Any) -> bool:
+        return Policy.make(**policy).retries_error(error_names(error))
+
+    def test_every_error_unless_told(self) -> None:
+        assert self.retries(KeyError)
+
+    def test_by_class_name_and_base(self) -> None:
+        assert self.retries(ConnectionResetError, retry_on=ConnectionError)
+        assert self.retries(ConnectionResetError, retry_on="OSError")
+        assert self.retries(ConnectionResetError, retry_on="builtins.OSError")
+        assert not self.retries(KeyError, retry_on=OSError)
+
+    def test_giving_up_comes_first(self) -> None:
+        assert not self.retries(KeyError, retry_on=LookupError, give_up_on=KeyError)
+        assert self.retries(IndexError, retry_on=LookupError, give_up_on=KeyError)
+
+    def test_names(self) -> None:
+        assert error_names(KeyError("x"))[:4] == (
+            "KeyError",
+            "builtins.KeyError",
+            "LookupError",
+            "builtins.LookupError",
+        )
+        assert "object" not in error_names(KeyError)
+
+
+names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20)
+spans = st.integers(1, 10**12).map(lambda us: timedelta(microseconds=us))
+backoffs = st.builds(
+    Backoff,
+    st.sampled_from(BackoffKind),
+    spans,
+    st.floats(1, 100),
+    spans,
+    st.one_of(st.booleans(), st.sampled_from([0, 1]), st.floats(0, 1)),
+)
+policies = st.fixed_dictionaries(
+    {},
+    optional={
+        "retries": st.integers(0, 100),
+        "backoff": backoffs,
+        "retry_on": st.lists(names, max_size=3),
+        "give_up_on": st.lists(names, max_size=3),
+        "timeout": st.none() | spans,
+        "priority": st.integers(0, 9),
+        "queue": names,
+        "overlap": st.sampled_from(Overlap),
+        "misfire": st.builds(Misfire, st.sampled_from(MisfireKind), spans, st.integers(1, 999)),
+        "start_deadline": st.none() | spans,
+        "isolation": st.sampled_from(Isolation),
+        "breaker": st.none() | st.builds(Breaker, st.integers(1, 99), spans),
+        "after": st.lists(names, max_size=3),
+        "run_on_start": st.booleans(),
+    },
+)
+
+
+@given(given=policies, limit=st.none() | st.integers(1, 99), key=st.none() | names)
+def test_a_policy_survives_being_kept(given: Any, limit: int | None, key: str | None) -> None:
+    policy = Policy.make(**given, concurrency=limit, concurrency_key=key if limit else None)
+    kept = Policy.from_dict(codec.decode(codec.encode(policy.to_dict())))
+    assert kept == policy
+    assert repr(kept) == repr(policy)  # 1 and True are equal, and are not the same spread
+
+
+def test_only_what_differs_is_kept() -> None:
+    assert Policy().to_dict() == {}
+    assert Policy.make(retries=2).to_dict() == {"retries": 2}
+
+
+def test_a_full_jitter_is_not_taken_for_the_default() -> None:
+    policy = Policy.make(backoff=Backoff(jitter=1))
+    assert policy != Policy()
+    assert Policy.from_dict(policy.to_dict()).backoff.jitter == 1.0
+
+
+def test_every_field_can_be_made() -> None:
+    for field in fields(Policy):
+        value = getattr(Policy(), field.name)
+        assert Policy.make(**{field.name: value}) == Policy()
+
+
+def test_the_limit_key() -> None:
+    assert Policy.make(concurrency=2, concurrency_key="db").limit_key == "db"
+    assert Policy.make(concurrency=2).limit_key is None
+    assert Policy().limit_key is None

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from mainspring.errors import InvalidInput, InvalidSchedule
+from mainspring.schedules import (
+    Cron,
+    Interval,
+    Once,
+    Schedule,
+    at,
+    cron,
+    every,
+    from_dict,
+    parse,
+    rrule,
+)
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+# ── what parse takes ──
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("0 9 * * 1-5", cron("0 9 * * 1-5", "Asia/Kolkata")),
+        (" @daily ", cron("@daily", "Asia/Kolkata")),
+        ("@every 5m", every("5m")),
+        ("5m", every(300)),
+        ("1h30m", every(timedelta(minutes=90))),
+        ("PT5M", every(300)),
+        ("P1D", every("1d")),
+        (90, every("90s")),
+        (0.5, every("500ms")),
+        (timedelta(hours=1), every("1h")),
+        ("2027-03-28T09:00:00+02:00", at("2027-03-28T09:00:00+02:00", tz="Asia/Kolkata")),
+        ("2027-03-28 09:00", at(datetime(2027, 3, 28, 9), tz="Asia/Kolkata")),
+        (datetime(2027, 3, 28, 9), at(datetime(2027, 3, 28, 9), tz="Asia/Kolkata")),
+        (NOON, at(NOON)),
+        ("RRULE:FREQ=DAILY", rrule("FREQ=DAILY", tz="Asia/Kolkata")),
+        ("FREQ=DAILY", rrule("FREQ=DAILY", tz="Asia/Kolkata")),
+    ],
+)
+def test_parse_takes(spec: object, expected: Schedule) -> None:
+    assert parse(spec, timezone="Asia/Kolkata") == expected
+
+
+def test_parse_leaves_a_schedule_alone() -> None:
+    schedule = every("5m")
+    assert parse(schedule) is schedule
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(None, True, [], {}, object(), b"5m", 0, -1, float("nan"), float("inf"), 1e300),
+        *("", "   ", "soon", "300", "-5m", "0s", "* *", "x" * 1000, "\0"),
+        *("2027-13-01", "2027-01-01T99:00"),
+    ],
+)
+def test_parse_refuses(spec: object) -> None:
+    with pytest.raises(InvalidSchedule) as caught:
+        parse(spec)
+    assert len(str(caught.value)) < 600
+
+
+def test_refusals_help() -> None:
+    with pytest.raises(InvalidSchedule, match=r"5 fields .minute hour day month weekday."):
+        parse("* * *")
+    with pytest.raises(InvalidSchedule, match='a text needs a unit: "300s"'):
+        parse("300")
+    with pytest.raises(InvalidSchedule, match=r"write a cron expression"):
+        parse("tomorrow")
+
+
+# ── zones ──
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [
+        *("Mars/Base", "/etc/passwd", "../UTC", "..", ".", "", " ", "a\0b", "é", "x" * 9999),
+        *("Europe", "Europe/", "Europe/Berlin\n", "utc/../UTC", "CON", "C:\\zone"),
+        *("tzdata.zi", "zone.tab"),
+    ],
+)
+def test_no_odd_zone_gets_through(zone: str) -> None:
+    with pytest.raises(InvalidSchedule, match="unknown timezone"):
+        cron("@daily", zone)
+
+
+def test_a_misspelt_zone_gets_suggestions() -> None:
+    with pytest.raises(InvalidSchedule, match="did you mean Europe/Berlin"):
+        cron("@daily", "Europe/Berln")
+    with pytest.raises(InvalidSchedule, match="did you mean Europe/Berlin"):
+        cron("@daily", "berlin")
+    with pytest.raises(InvalidSchedule, match="timezone is a text"):
+        cron("@daily", 5)  # type: ignore[arg-type]
+
+
+# ── moments ──
+
+
+def test_a_moment_without_a_zone_is_refused() -> None:
+    for schedule in (cron("@daily"), every("5m"), at(NOON), rrule("FREQ=DAILY")):
+        with pytest.raises(InvalidInput, match="aware"):
+            schedule.next(datetime(2026, 1, 1))
+        with pytest.raises(InvalidInput, match="aware"):
+            schedule.previous(datetime(2026, 1, 1))
+        with pytest.raises(InvalidInput, match="aware"):
+            schedule.bind("job", datetime(2026, 1, 1))
+
+
+def test_answers_are_in_utc_whatever_zone_asks() -> None:
+    tokyo = NOON.astimezone(ZoneInfo("Asia/Tokyo"))
+    odd = NOON.astimezone(timezone(timedelta(hours=-3, minutes=-30)))
+    for schedule in (cron("@daily", "Asia/Tokyo"), every("5m"), every("5m", start=NOON)):
+        assert schedule.next(tokyo) == schedule.next(odd) == schedule.next(NOON)
+        for slot in (schedule.next(tokyo), schedule.previous(tokyo + timedelta(days=2))):
+            assert slot is not None
+            assert slot.tzinfo is UTC
+
+
+def test_fractions_of_a_second_count() -> None:
+    schedule = cron("* * * * * *")
+    tick = timedelta(microseconds=1)
+    assert schedule.next(NOON - tick) == NOON
+    assert schedule.next(NOON) == NOON + timedelta(seconds=1)
+    assert schedule.previous(NOON + tick) == NOON
+    assert schedule.previous(NOON) == NOON - timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_the_ends_of_the_calendar_are_ends(zone: str) -> None:
+    first = datetime.min.replace(tzinfo=UTC)
+    last = datetime.max.replace(tzinfo=UTC)
+    schedules = (
+        cron("* * * * *", zone),
+        cron("* * * * * *", zone),
+        cron("0 0 29 2 *", zone),
+        rrule("FREQ=SECONDLY", tz=zone),
+        every("5m"),
+        every("5m", start="2020-01-01"),
+        at(NOON),
+    )
+    for schedule in schedules:
+        assert schedule.next(last) is None
+        assert schedule.previous(first) is None
+        schedule.next(first)
+        schedule.previous(last)
+        schedule.next(last.replace(tzinfo=ZoneInfo("America/New_York")))
+        schedule.previous(first.replace(tzinfo=ZoneInfo("Asia/Tokyo")))
+        assert schedule.next(datetime(9998, 1, 1, tzinfo=UTC)) is None or not isinstance(
+            schedule, Once
+        )
+
+
+def test_bounds_are_inclusive() -> None:
+    schedule = cron("0 * * * *", start=NOON, end=NOON + timedelta(hours=2))
+    slots = schedule.upcoming(9, datetime(2020, 1, 1, tzinfo=UTC))
+    assert slots == [NOON, NOON + timedelta(hours=1), NOON + timedelta(hours=2)]
+    assert schedule.previous(datetime(2030, 1, 1, tzinfo=UTC)) == slots[-1]
+    assert schedule.previous(NOON) is None
+
+
+def test_a_naive_bound_is_wall_time_of_the_schedule() -> None:
+    schedule = cron("0 9 * * *", "Asia/Kolkata", start="2026-06-01T09:00")
+    assert schedule.start == datetime(2026, 6, 1, 3, 30, tzinfo=UTC)
+
+
+# ── intervals ──
+
+
+def test_an_interval_with_a_start_fires_at_it() -> None:
+    schedule = every("90m", start=NOON)
+    assert schedule.upcoming(2, NOON - timedelta(days=1)) == [NOON, NOON + timedelta(minutes=90)]
+    assert schedule.previous(NOON) is None
+    assert schedule.bind("job", NOON - timedelta(hours=1)).next(NOON) == schedule.next(NOON)
+
+
+def test_an_interval_counts_from_its_anchor() -> None:
+    schedule = every("5m").bind("job", NOON)
+    assert schedule.next(NOON - timedelta(days=1)) == NOON + timedelta(minutes=5)
+    assert schedule.previous(NOON + timedelta(minutes=5)) is None
+    assert schedule.previous(NOON + timedelta(minutes=6)) == NOON + timedelta(minutes=5)
+
+
+def test_an_interval_does_not_drift() -> None:
+    schedule = every(0.007, start=NOON)
+    far = NOON + timedelta(days=365_000)
+    slot = schedule.next(far)
+    assert slot is not None
+    assert (slot - NOON) % timedelta(milliseconds=7) == timedelta(0)
+    assert slot - far <= timedelta(milliseconds=7)
+
+
+def test_an_unbound_interval_counts_from_the_question() -> None:
+    assert every("5m").upcoming(2, NOON) == [NOON + timedelta(minutes=n) for n in (5, 10)]
+
+
+def test_intervals_that_cannot_be() -> None:
+    for span in (0, "0s", timedelta(microseconds=999)):
+        with pytest.raises(InvalidSchedule, match="the shortest is 1 millisecond"):
+            every(span)
+    assert every("1ms").interval == timedelta(milliseconds=1)
+    with pytest.raises(InvalidSchedule, match="can never fire"):
+        every("2d", end=NOON).bind("job", NOON - timedelta(days=1))
+
+
+# ── one moment ──
+
+
+def test_once() -> None:
+    schedule = at("2027-03-28T02:30", tz="Europe/Berlin")  # skipped by the clocks
+    gap_end = datetime(2027, 3, 28, 1, tzinfo=UTC)
+    assert schedule.next(NOON) == gap_end
+    assert schedule.next(gap_end) is None
+    assert schedule.previous(gap_end) is None
+    assert schedule.previous(gap_end + timedelta(seconds=1)) == gap_end
+    assert at(datetime(2027, 1, 1, tzinfo=ZoneInfo("Asia/Tokyo"))).timezone == "Asia/Tokyo"
+
+
+# ── values ──
+
+
+def test_schedules_are_values() -> None:
+    one, other = cron("0 9 * * *", "Asia/Kolkata", jitter="30s"), cron("0 9 * * *", "Asia/Kolkata")
+    assert one != other
+    assert {one, copy.deepcopy(one), pickle.loads(pickle.dumps(one))} == {one}
+    with pytest.raises(FrozenInstanceError):
+        one.key = "x"  # type: ignore[misc]
+
+
+def test_to_dict_says_all() -> None:
+    schedule = every("90s", jitter="10s", end="2030-01-01T00:00Z").bind("job", NOON)
+    assert schedule.to_dict() == {
+        "kind": "interval",
+        "tz": "UTC",
+        "start": None,
+        "end": "2030-01-01T00:00:00+00:00",
+        "jitter": 10.0,
+        "key": "job",
+        "interval": 90.0,
+        "anchor": "2026-06-01T12:00:00+00:00",
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"kind": "moon"},
+        {"kind": "cron"},
+        {"kind": "cron", "expression": 5},
+        {"kind": "cron", "expression": "@daily", "tz": None},
+        {"kind": "cron", "expression": "@daily", "start": 5},
+        {"kind": "cron", "expression": "@daily", "key": 5},
+        {"kind": "interval", "interval": "x"},
+        {"kind": "once", "when": None},
+        {"kind": "rrule", "rule": "FREQ=DAILY", "dtstart": "x"},
+    ],
+)
+def test_damaged_dicts_are_refused(data: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        from_dict(data)
+
+
+def test_delay_is_within_the_jitter_and_the_same_everywhere() -> None:
+    schedule = cron("* * * * *", jitter="30s").bind("report", NOON)
+    delays = [schedule.delay(slot) for slot in schedule.upcoming(200, NOON)]
+    assert all(timedelta(0) <= delay <= timedelta(seconds=30) for delay in delays)
+    assert len(set(delays)) > 150
+    assert delays == [schedule.delay(slot) for slot in schedule.upcoming(200, NOON)]
+    assert schedule.delay(NOON) != schedule.bind("other", NOON).delay(NOON)
+    assert cron("* * * * *").delay(NOON) == timedelta(0)
+    with pytest.raises(InvalidInput, match="jitter"):
+        cron("* * * * *", jitter=-1)
+
+
+# ── the clocks ──
+
+
+def year(number: int) -> tuple[datetime, datetime]:
+    return datetime(number, 1, 1, tzinfo=UTC), datetime(number + 1, 1, 1, tzinfo=UTC)
+
+
+def test_warnings() -> None:
+    assert cron("30 2 * * *", "Europe/Berlin").warnings(*year(2027)) == [
+        "2027-03-28 02:30 does not exist in Europe/Berlin: runs at 03:00",
+        "2027-10-31 02:30 happens twice in Europe/Berlin: runs the first time only",
+    ]
+    assert cron("0 * * * *", "Europe/Berlin").warnings(*year(2027)) == [
+        "2027-10-31 02:00 happens twice in Europe/Berlin: runs both times",
+    ]
+    assert cron("0 12 * * *", "Europe/Berlin").warnings(*year(2027)) == []
+    assert cron("30 2 * * *").warnings(*year(2027)) == []
+    assert every("5m").warnings(*year(2027)) == []
+    assert rrule("FREQ=DAILY", start="2020-01-01T02:30", tz="Europe/Berlin").warnings(*year(2027))
+    bounded = cron("30 2 * * *", "Europe/Berlin", end="2027-06-01T00:00")
+    assert len(bounded.warnings(*year(2027))) == 1
+    for_ever = cron("30 2 * * *", "Europe/Berlin").warnings(NOON, datetime.max.replace(tzinfo=UTC))
+    assert len(for_ever) == 20
+
+
+def test_a_whole_day_is_lost() -> None:
+    after = datetime(2011, 12, 29, 23, tzinfo=UTC)  # 13:00 on the 29th in Apia
+    noon = cron("0 12 * * *", "Pacific/Apia").upcoming(3, after)
+    local = [f"{slot.astimezone(ZoneInfo('Pacific/Apia')):%d %H:%M}" for slot in noon]
+    assert local == ["31 00:00", "31 12:00", "01 12:00"]
+    assert (
+        "2011-12-30 12:00 does not exist"
+        in cron("0 12 * * *", "Pacific/Apia").warnings(*year(2011))[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("expr", "words"),
+    [
+        ("0 9 * * 1-5", "At 09:00, Monday through Friday, Asia/Kolkata"),
+        ("*/5 * * * *", "Every 5 minutes, Asia/Kolkata"),
+        ("* * * * * *", "Every second, Asia/Kolkata"),
+        ("15,45 8-18 * * *", "At minute 15 and 45, in hour 8 through 18, Asia/Kolkata"),
+        ("30 * * * *", "At minute 30 past every hour, Asia/Kolkata"),
+        ("5/10 * * * *", "Every 10 minutes from minute 5, Asia/Kolkata"),
+        ("0 9,17 L * *", "At 09:00 and 17:00, on the last day of the month, Asia/Kolkata"),
+        ("0 0 LW * *", "At 00:00, on the last weekday of the month, Asia/Kolkata"),
+        ("0 12 * * 5#3", "At 12:00, the third Friday of the month, Asia/Kolkata"),
+        ("0 12 * * FRIL", "At 12:00, the last Friday of the month, Asia/Kolkata"),
+        ("0 0 13 * 5", "At 00:00, on day 13 of the month or on Friday, Asia/Kolkata"),
+        ("0 0 */2 * 0", "At 00:00, on every 2 days of the month if it is Sunday, Asia/Kolkata"),
+        (
+            "0 0 * NOV-FEB */3",
+            "At 00:00, Sunday, Wednesday and Saturday, in November through February, Asia/Kolkata",
+        ),
+        (
+            "30 0 9 1 1 ? 2027",
+            "At 09:00:30, on day 1 of the month, in January, in 2027, Asia/Kolkata",
+        ),
+    ],
+)
+def test_cron_in_words(expr: str, words: str) -> None:
+    assert cron(expr, "Asia/Kolkata").describe() == words
+
+
+def test_the_others_in_words() -> None:
+    assert every("1h30m").describe() == "Every 1 hour 30 minutes"
+    assert every("1h").describe() == "Every hour"
+    assert every("5m", start=NOON).describe() == "Every 5 minutes from 2026-06-01T12:00:00+00:00"
+    assert at(NOON).describe() == "Once, at 2026-06-01 12:00:00, UTC"
+
+
+def test_types() -> None:
+    assert isinstance(cron("@daily"), Cron)
+    assert isinstance(parse("5m"), Interval)

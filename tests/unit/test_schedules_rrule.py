@@ -1,0 +1,208 @@
+"""Recurrence rules, beside dateutil where dateutil can answer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+import dateutil.rrule
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mainspring.errors import InvalidSchedule
+from mainspring.schedules import Recurrence, parse, rrule
+
+MONDAY = datetime(2026, 1, 5, 9, 30, 15)
+
+
+def listed(low: int, high: int, *, signed: bool = False) -> st.SearchStrategy[str]:
+    numbers = st.integers(low, high)
+    if signed:
+        numbers = st.one_of(numbers, numbers.map(lambda n: -n))
+    return st.sets(numbers, min_size=1, max_size=3).map(lambda s: ",".join(map(str, sorted(s))))
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> str:
+    """Rules of the forms in which dateutil and RFC 5545 agree."""
+    freq = draw(
+        st.sampled_from(["YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"])
+    )
+    parts = [f"FREQ={freq}", f"INTERVAL={draw(st.sampled_from([1, 1, 2, 3, 7, 25]))}"]
+    days = st.sets(st.sampled_from(["MO", "TU", "WE", "TH", "FR", "SA", "SU"]), min_size=1)
+    chances: list[tuple[str, st.SearchStrategy[str]]] = [
+        ("BYMONTH", listed(1, 12)),
+        ("BYMONTHDAY", listed(1, 31, signed=True)),
+        ("BYDAY", days.map(lambda s: ",".join(sorted(s)))),
+        ("BYHOUR", listed(0, 23)),
+        ("BYMINUTE", listed(0, 59)),
+    ]
+    if freq == "YEARLY":
+        chances += [("BYYEARDAY", listed(1, 366, signed=True)), ("BYWEEKNO", listed(1, 53))]
+    if freq in ("YEARLY", "MONTHLY"):
+        chances.append(("BYDAY", st.sampled_from(["1MO", "-1FR", "2TU,-2SU", "5WE"])))
+        chances.append(("BYSETPOS", listed(1, 3, signed=True)))
+    chosen = draw(st.lists(st.sampled_from(chances), max_size=2, unique_by=lambda c: c[0]))
+    parts += [f"{name}={draw(values)}" for name, values in chosen]
+    assume(len(parts) > 2 or "BYSETPOS" not in parts[-1])
+    return ";".join(parts)
+
+
+def of_dateutil(text: str, count: int) -> list[datetime]:
+    rule = dateutil.rrule.rrulestr(text, dtstart=MONDAY)
+    return [slot.replace(tzinfo=UTC) for slot in islice(rule, count)]
+
+
+@given(rules())
+@settings(max_examples=300, deadline=None)
+def test_agrees_with_dateutil(text: str) -> None:
+    try:
+        ours = rrule(text, start=MONDAY).upcoming(12, datetime(2026, 1, 1, tzinfo=UTC))
+    except InvalidSchedule:
+        assume(False)  # dateutil may take minutes to find that a rule never fires
+        raise
+    assume(len(ours) == 12)
+    assert ours == of_dateutil(text, 12)
+
+
+@given(rules(), st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_a_count_ends_where_dateutil_ends(text: str, count: int) -> None:
+    try:
+        schedule = rrule(f"{text};COUNT={count}", start=MONDAY)
+    except InvalidSchedule:
+        assume(False)
+        raise
+    ours = schedule.upcoming(count + 1, datetime(2026, 1, 1, tzinfo=UTC))
+    assume(len(ours) == count)
+    assert ours == of_dateutil(text, count)
+    assert schedule.next(ours[-1]) is None
+    assert schedule.previous(datetime(9999, 1, 1, tzinfo=UTC)) == ours[-1]
+
+
+def test_far_ahead_is_not_counted_from_the_beginning() -> None:
+    schedule = rrule("FREQ=SECONDLY;INTERVAL=7", start="1990-01-01T00:00")
+    after = datetime(9000, 1, 1, tzinfo=UTC)
+    slot = schedule.next(after)
+    assert slot is not None
+    assert timedelta(0) < slot - after <= timedelta(seconds=7)
+    assert (slot - datetime(1990, 1, 1, tzinfo=UTC)) % timedelta(seconds=7) == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=30",
+        "FREQ=DAILY;INTERVAL=7;BYDAY=TU",  # from a Monday
+        "FREQ=YEARLY;INTERVAL=4;BYMONTH=2;BYMONTHDAY=29",  # from 2026: never a leap year
+        "FREQ=HOURLY;INTERVAL=24;BYHOUR=3",
+        "FREQ=YEARLY;BYMONTH=1;BYYEARDAY=366",
+        "FREQ=DAILY;UNTIL=20200101T000000",
+    ],
+)
+def test_what_never_fires_is_refused_at_once(text: str) -> None:
+    with pytest.raises(InvalidSchedule, match="can never fire"):
+        rrule(text, start=MONDAY)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("FREQ=FORTNIGHTLY", "YEARLY, MONTHLY"),
+        ("INTERVAL=2", "FREQ"),
+        ("FREQ=DAILY;INTERVAL=0", "from 1"),
+        ("FREQ=DAILY;BYHOUR=24", "0 to 23"),
+        ("FREQ=DAILY;BYDAY=XX", "MO, TU"),
+        ("FREQ=WEEKLY;BYDAY=2MO", "MONTHLY or FREQ=YEARLY"),
+        ("FREQ=DAILY;COUNT=2;UNTIL=20300101", "either"),
+        ("FREQ=DAILY;COUNT=999999", "use UNTIL"),
+        ("FREQ=DAILY;FREQ=DAILY", "twice"),
+        ("FREQ=DAILY;BYEASTER=1", "parts of a rule"),
+        ("FREQ=DAILY;UNTIL=soon", "20270104T090000"),
+        ("RRULE:FREQ=DAILY\nRRULE:FREQ=WEEKLY", "one RRULE"),
+        ("RRULE:FREQ=DAILY\nRDATE:20270101", "not supported"),
+        ("DTSTART:18000101T000000\nRRULE:FREQ=DAILY", "1900"),
+        ("DTSTART;TZID=Mars/Base:20270101T000000\nRRULE:FREQ=DAILY", "unknown timezone"),
+        ("FREQ=DAILY;" + "X" * 5000, "at most"),
+    ],
+)
+def test_errors_say_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(InvalidSchedule, match=message):
+        rrule(text)
+
+
+def test_a_whole_text() -> None:
+    text = (
+        "DTSTART;TZID=Europe/Berlin:20270104T090000\n"
+        "RRULE:FREQ=WEEKLY;BYDAY=MO;UNTIL=20270201T080000Z\n"
+        "EXDATE:20270118T090000"
+    )
+    schedule = parse(text)
+    assert isinstance(schedule, Recurrence)
+    assert schedule.timezone == "Europe/Berlin"
+    assert schedule.to_dict()["dtstart"] == "2027-01-04T09:00:00"
+    slots = schedule.upcoming(9, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [slot.day for slot in slots] == [4, 11, 25, 1]
+    assert all(slot.hour == 8 for slot in slots)
+    assert schedule.previous(slots[2]) == slots[1]
+
+
+def test_fixed_times_and_hours_through_dst() -> None:
+    daily = rrule("FREQ=DAILY", start="2027-03-27T02:30", tz="Europe/Berlin")
+    spring = datetime(2027, 3, 27, 12, tzinfo=UTC)
+    assert daily.upcoming(2, spring) == [
+        datetime(2027, 3, 28, 1, 0, tzinfo=UTC),
+        datetime(2027, 3, 29, 0, 30, tzinfo=UTC),
+    ]
+    autumn = datetime(2027, 10, 30, 23, tzinfo=UTC)
+    assert daily.upcoming(2, autumn) == [
+        datetime(2027, 10, 31, 0, 30, tzinfo=UTC),
+        datetime(2027, 11, 1, 1, 30, tzinfo=UTC),
+    ]
+    hourly = rrule("FREQ=HOURLY", start="2027-03-27T02:30", tz="Europe/Berlin")
+    assert [f"{slot:%H:%M}" for slot in hourly.upcoming(3, autumn)] == ["23:30", "00:30", "01:30"]
+
+
+def test_a_rule_without_a_start_counts_from_its_job() -> None:
+    schedule = parse("RRULE:FREQ=DAILY;INTERVAL=2", timezone="Asia/Tokyo")
+    created = datetime(2026, 5, 1, 3, 4, 5, 678, tzinfo=UTC)
+    bound = schedule.bind("report", created)
+    assert bound.upcoming(2, created - timedelta(days=9)) == [
+        datetime(2026, 5, 1, 3, 4, 5, tzinfo=UTC),
+        datetime(2026, 5, 3, 3, 4, 5, tzinfo=UTC),
+    ]
+    assert bound.bind("report", created + timedelta(days=9)) == bound
+
+
+def test_a_rule_of_dateutil() -> None:
+    theirs = dateutil.rrule.rrule(dateutil.rrule.DAILY, dtstart=MONDAY, byhour=(8, 20), count=5)
+    slots = parse(theirs).upcoming(9, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [slot.replace(tzinfo=None) for slot in slots] == list(theirs)
+    with pytest.raises(InvalidSchedule, match="naive"):
+        rrule(dateutil.rrule.rrule(dateutil.rrule.DAILY, dtstart=MONDAY.replace(tzinfo=UTC)))
+    with pytest.raises(InvalidSchedule, match="no rule"):
+        rrule(dateutil.rrule.rruleset())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("FREQ=DAILY", "Every day, at 09:30:15, UTC"),
+        (
+            "FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,WE;BYSECOND=0",
+            "Every 2 weeks, on Monday and Wednesday, at 09:30, UTC",
+        ),
+        (
+            "FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=7;BYMINUTE=0;BYSECOND=0;COUNT=3",
+            "Every month, on the last Friday, at 07:00, 3 times, UTC",
+        ),
+        ("FREQ=HOURLY;BYSECOND=0", "Every hour, at minute 30, UTC"),
+        (
+            "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=-1;BYSECOND=0;UNTIL=20300101",
+            "Every year, in February, on day last of the month, at 09:30, until 20300101, UTC",
+        ),
+    ],
+)
+def test_descriptions(text: str, words: str) -> None:
+    assert rrule(text, start=MONDAY).describe() == words

@@ -1,0 +1,322 @@
+"""Every transition of a run: what it expects, what it writes, and what it leaves alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import states
+from mainspring.model import (
+    LIVE,
+    MAX_ATTEMPTS_KEPT,
+    Attempt,
+    Outcome,
+    Progress,
+    Run,
+    State,
+    replace,
+)
+from mainspring.policy import Delivery
+from mainspring.states import Change, Failure
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+BEGAN = NOW - timedelta(seconds=9)
+LATER = NOW + timedelta(hours=1)
+FIRST = Attempt(1, "w0", BEGAN - timedelta(hours=1), BEGAN, Outcome.FAILED, "first")
+BOOM = Failure("ValueError: boom", "Traceback…", Outcome.TIMED_OUT)
+
+
+def pending(**fields: Any) -> Run:
+    given = {"id": "r", "job_id": "j", "handler": "h", "created_at": BEGAN, "scheduled_at": BEGAN}
+    return Run(**{**given, "run_at": BEGAN, **fields})
+
+
+def running(**fields: Any) -> Run:
+    """In its second attempt."""
+    given = {
+        "state": State.RUNNING,
+        "attempt": 2,
+        "token": 4,
+        "failures": 1,
+        "worker": "w1",
+        "started_at": BEGAN,
+        "lease_until": NOW + timedelta(seconds=20),
+        "progress": Progress(1, 2),
+        "error": "first",
+        "attempts": (FIRST,),
+    }
+    return pending(**{**given, **fields})
+
+
+def applies(change: Change | None, run: Run) -> bool:
+    assert change is not None
+    assert change.id == run.id
+    return all(getattr(run, name) == value for name, value in change.expect.items())
+
+
+MINE = {"state": State.RUNNING, "token": 4, "cancel_requested": False}
+
+
+class TestTheHolder:
+    """What the worker that holds a run may do with it."""
+
+    def changes(self, run: Run) -> dict[str, Change]:
+        return {
+            "succeeded": states.succeeded(run, NOW, 1),
+            "retrying": states.retrying(run, NOW, BOOM, LATER),
+            "failed": states.failed(run, NOW, BOOM),
+            "released": states.released(run, NOW, began=True),
+            "given back": states.released(run, NOW, began=False),
+            "snoozed": states.snoozed(run, LATER),
+            "request_cancel": states.request_cancel(run, "why"),
+        }
+
+    def test_it_expects_its_own_token_and_no_cancel(self) -> None:
+        for name, change in self.changes(running()).items():
+            assert change.expect == MINE, name
+
+    @pytest.mark.parametrize("state", [s for s in State if s is not State.RUNNING])
+    def test_none_of_it_can_happen_to_a_run_that_is_not_running(self, state: State) -> None:
+        run = running(state=state)
+        for name, change in self.changes(run).items():
+            assert not applies(change, run), name
+
+    def test_succeeded(self) -> None:
+        run = running()
+        done = states.succeeded(run, NOW, {"n": 1}, ("line",)).after(run)
+        assert done == replace(
+            run,
+            state=State.SUCCEEDED,
+            finished_at=NOW,
+            lease_until=None,
+            result={"n": 1},
+            error=None,
+            attempts=(
+                FIRST,
+                Attempt(2, "w1", BEGAN, NOW, Outcome.SUCCEEDED, log=("line",)),
+            ),
+        )
+        assert done.duration == 9
+
+    def test_retrying(self) -> None:
+        run = running()
+        assert states.retrying(run, NOW, BOOM, LATER, ("l",)).after(run) == replace(
+            run,
+            state=State.PENDING,
+            run_at=LATER,
+            failures=2,
+            lease_until=None,
+            worker=None,
+            error=BOOM.error,
+            attempts=(
+                FIRST,
+                Attempt(2, "w1", BEGAN, NOW, Outcome.TIMED_OUT, BOOM.error, BOOM.traceback, ("l",)),
+            ),
+        )
+
+    def test_failed(self) -> None:
+        run = running()
+        dead = states.failed(run, NOW, BOOM, reason="gave up").after(run)
+        assert (dead.state, dead.failures, dead.error) == (State.FAILED, 2, BOOM.error)
+        assert (dead.reason, dead.finished_at, dead.lease_until) == ("gave up", NOW, None)
+        assert dead.attempts[-1].outcome is Outcome.TIMED_OUT
+        assert dead.worker == "w1"
+
+    def test_released_after_it_began_keeps_the_attempt(self) -> None:
+        run = running()
+        back = states.released(run, NOW, began=True, log=("l",)).after(run)
+        assert (back.state, back.run_at, back.attempt) == (State.PENDING, run.run_at, 2)
+        assert (back.worker, back.lease_until) == (None, None)
+        assert (back.failures, back.lapses) == (1, 0)
+        assert back.attempts[-1].outcome is Outcome.RELEASED
+
+    def test_given_back_before_it_began_burns_nothing(self) -> None:
+        run = running()
+        back = states.released(run, NOW, began=False).after(run)
+        assert (back.state, back.attempt, back.attempts) == (State.PENDING, 1, (FIRST,))
+        assert back.started_at == FIRST.started_at
+        assert back.token == run.token  # what was handed out is never handed out again
+
+    def test_a_first_attempt_given_back_never_started(self) -> None:
+        run = running(attempt=1, attempts=())
+        back = states.released(run, NOW, began=False).after(run)
+        assert (back.attempt, back.started_at) == (0, None)
+
+    def test_snoozed_burns_nothing_and_comes_later(self) -> None:
+        run = running()
+        back = states.snoozed(run, LATER).after(run)
+        assert (back.state, back.run_at, back.attempt) == (State.PENDING, LATER, 1)
+        assert (back.failures, back.attempts) == (1, (FIRST,))
+
+    def test_request_cancel_leaves_the_lease(self) -> None:
+        run = running()
+        asked = states.request_cancel(run, "why").after(run)
+        assert asked == replace(run, cancel_requested=True, reason="why")
+
+    def test_a_cancel_that_came_first_wins_over_every_outcome(self) -> None:
+        seen = running()
+        asked = states.request_cancel(seen, "why").after(seen)
+        for name, change in self.changes(seen).items():
+            assert not applies(change, asked), name
+        assert applies(states.cancelled(seen, NOW, "why"), asked)
+
+    def test_the_newest_attempts_are_kept(self) -> None:
+        run = running(attempts=(FIRST,) * MAX_ATTEMPTS_KEPT, attempt=57)
+        kept = states.succeeded(run, NOW, None).after(run).attempts
+        assert len(kept) == MAX_ATTEMPTS_KEPT
+        assert kept[-1].number == 57
+
+
+class TestCancelling:
+    @pytest.mark.parametrize("state", [State.WAITING, State.PENDING])
+    def test_what_nobody_holds_ends_at_once(self, state: State) -> None:
+        run = pending(state=state, token=3)
+        change = states.cancelled(run, NOW, "asked")
+        assert change.expect == {"state": state, "token": 3}
+        assert change.after(run) == replace(
+            run, state=State.CANCELLED, finished_at=NOW, reason="asked"
+        )
+
+    def test_its_own_worker_ends_it_with_the_attempt(self) -> None:
+        run = running(cancel_requested=True)
+        ended = states.cancelled(run, NOW, "asked", ("l",)).after(run)
+        assert (ended.state, ended.lease_until) == (State.CANCELLED, None)
+        assert ended.attempts[-1] == Attempt(2, "w1", BEGAN, NOW, Outcome.CANCELLED, log=("l",))
+
+    def test_a_run_that_was_claimed_meanwhile_is_not_ended(self) -> None:
+        seen = pending()
+        claimed = replace(seen, state=State.RUNNING, token=1)
+        assert not applies(states.cancelled(seen, NOW, "asked"), claimed)
+
+
+class TestSkipping:
+    def test_a_pending_run_keeps_why(self) -> None:
+        run = pending()
+        gone = states.skipped(run, NOW, "expired").after(run)
+        assert gone == replace(run, state=State.SKIPPED, finished_at=NOW, reason="expired")
+
+    def test_claimed_too_late_burns_no_attempt(self) -> None:
+        run = running(attempt=1, attempts=())
+        gone = states.skipped(run, NOW, "expired").after(run)
+        assert (gone.state, gone.attempt, gone.attempts) == (State.SKIPPED, 0, ())
+        assert (gone.started_at, gone.lease_until, gone.duration) == (None, None, None)
+
+
+class TestRescuing:
+    def test_the_lease_seen_is_the_guard(self) -> None:
+        run = running()
+        change = states.rescued(run, NOW, Delivery.AT_LEAST_ONCE)
+        assert change.expect == {
+            "state": State.RUNNING,
+            "token": 4,
+            "lease_until": run.lease_until,
+        }
+        assert applies(change, run)
+        assert not applies(change, replace(run, lease_until=LATER))
+
+    def test_it_is_pending_again_and_no_failure(self) -> None:
+        run = running()
+        back = states.rescued(run, NOW, Delivery.AT_LEAST_ONCE).after(run)
+        assert (back.state, back.run_at, back.attempt) == (State.PENDING, run.run_at, 2)
+        assert (back.failures, back.lapses, back.worker) == (1, 1, None)
+        assert back.attempts[-1] == Attempt(2, "w1", BEGAN, NOW, Outcome.LOST)
+
+    @pytest.mark.parametrize("lapses", range(6))
+    def test_the_fourth_lapse_is_poison(self, lapses: int) -> None:
+        run = running(lapses=lapses)
+        after = states.rescued(run, NOW, Delivery.EFFECT_ONCE).after(run)
+        if lapses + 1 < 4:
+            assert after.state is State.PENDING
+        else:
+            assert (after.state, after.reason, after.finished_at) == (State.FAILED, "poison", NOW)
+            assert after.error is not None
+            assert "w1" in after.error
+
+    def test_at_most_once_is_lost(self) -> None:
+        run = running()
+        after = states.rescued(run, NOW, Delivery.AT_MOST_ONCE).after(run)
+        assert (after.state, after.reason, after.lapses) == (State.FAILED, "lost", 1)
+        assert after.lease_until is None
+
+    @pytest.mark.parametrize("delivery", list(Delivery))
+    def test_a_cancel_that_was_asked_for_is_carried_out(self, delivery: Delivery) -> None:
+        run = running(cancel_requested=True, reason="asked", lapses=3)
+        after = states.rescued(run, NOW, delivery).after(run)
+        assert (after.state, after.reason) == (State.CANCELLED, "asked")
+
+
+class TestReviving:
+    @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED])
+    def test_the_same_run_with_its_failures_forgotten(self, state: State) -> None:
+        dead = running(
+            state=state,
+            failures=3,
+            lapses=2,
+            finished_at=BEGAN,
+            lease_until=None,
+            start_by=BEGAN,
+            reason="gave up",
+            cancel_requested=True,
+            result=1,
+        )
+        change = states.revived(dead, NOW)
+        assert change.expect == {"state": state, "token": 4}
+        again = change.after(dead)
+        assert (again.state, again.run_at, again.start_by) == (State.PENDING, NOW, None)
+        assert (again.failures, again.lapses, again.finished_at) == (0, 0, None)
+        assert (again.error, again.reason, again.result, again.progress) == (None,) * 4
+        assert again.cancel_requested is False
+        assert (again.attempt, again.token, again.attempts) == (2, 4, (FIRST,))
+
+
+class TestUnblocking:
+    def waiting(self, *after: str, **fields: Any) -> Run:
+        return pending(state=State.WAITING, after=after, token=2, **fields)
+
+    def test_when_all_have_succeeded(self) -> None:
+        run = self.waiting("a", "b")
+        change = states.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
+        assert change == Change(
+            "r", {"state": State.WAITING, "token": 2}, {"state": State.PENDING, "run_at": NOW}
+        )
+
+    def test_a_time_of_its_own_is_waited_for(self) -> None:
+        run = self.waiting("a", run_at=LATER)
+        change = states.unblocked(run, NOW, {"a": State.SUCCEEDED})
+        assert change is not None
+        assert change.set["run_at"] == LATER
+
+    @pytest.mark.parametrize("state", sorted(LIVE))
+    @pytest.mark.parametrize("after_any", [False, True])
+    def test_not_while_one_is_unfinished(self, state: State, after_any: bool) -> None:
+        run = self.waiting("a", "b", after_any=after_any)
+        assert states.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": state}) is None
+
+    @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.SKIPPED])
+    def test_what_failed_before_it_skips_it_at_once(self, state: State) -> None:
+        run = self.waiting("a", "b")
+        change = states.unblocked(run, NOW, {"a": State.RUNNING, "b": state})
+        assert applies(change, run)
+        assert change is not None
+        gone = change.after(run)
+        assert (gone.state, gone.reason, gone.finished_at) == (
+            State.SKIPPED,
+            "upstream failed",
+            NOW,
+        )
+
+    @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.SKIPPED])
+    def test_after_any_end_it_runs(self, state: State) -> None:
+        """A slot queued behind an earlier one runs however that ended."""
+        run = self.waiting("a", after_any=True)
+        change = states.unblocked(run, NOW, {"a": state})
+        assert change is not None
+        assert change.set["state"] is State.PENDING
+
+    def test_a_run_that_is_gone_ended_long_ago(self) -> None:
+        for upstream in ({}, {"a": None}):
+            change = states.unblocked(self.waiting("a"), NOW, upstream)
+            assert change is not None
+            assert change.set["state"] is State.PENDING
