@@ -19,7 +19,7 @@ from mainspring import reports
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited
+from mainspring.drafts import draft_job, edited, refuse_circles
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.parts import Settings
@@ -331,6 +331,7 @@ class Scheduler:
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
+        refuse_circles(self._drafts)
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)
