@@ -251,6 +251,15 @@ async def test_on_a_full_disk_running_work_can_still_be_recorded(small_disk: Pat
         assert len(await store.add(more)) == 20
 
 
+async def test_the_ballast_is_put_aboard_by_whoever_comes_first(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "jobs.db") for _ in range(6)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n, store in enumerate(stores)))
+    await asyncio.gather(*(store.close() for store in stores))
+    ballast = [name for name in os.listdir(tmp_path) if "ballast" in name]
+    assert ballast == ["jobs.db-ballast"]
+
+
 async def on_writer(store: SqliteStore, statement: str) -> None:
     """Run a statement on the writer's own connection."""
     await store._write(lambda tx, items: [tx.connection.execute(items[0]) and None], [statement])

@@ -9,6 +9,7 @@ share it, and see by its absence that space is short.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -23,13 +24,15 @@ _ROOM = 4 * _SIZE
 class Ballast:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._made = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
+        self._given_up = False
 
     def aboard(self) -> bool:
-        """Whether it is there; put back if it can be."""
-        return self._path.exists() or self._load()
+        """Whether it is there; put back if it can be. False means that space is short."""
+        return self._given_up or self._path.exists() or self._load()
 
     def drop(self) -> bool:
-        """Give it up; False if it was gone already."""
+        """Let it go; False if it was gone already."""
         try:
             self._path.unlink()
         except OSError:
@@ -37,14 +40,15 @@ class Ballast:
         return True
 
     def _load(self) -> bool:
-        made = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             if shutil.disk_usage(self._path.parent).free < _ROOM:
                 return False
-            made.write_bytes(b"\0" * _SIZE)  # a hole in a file would hold no room
-            made.rename(self._path)
-        except OSError:
+            self._made.write_bytes(b"\0" * _SIZE)  # a hole in a file would hold no room
+            self._made.rename(self._path)
+        except OSError as error:
             with contextlib.suppress(OSError):
-                made.unlink()
-            return False
+                self._made.unlink()
+            # Where it cannot be made for another reason, the store does without.
+            self._given_up = error.errno not in (errno.ENOSPC, errno.EDQUOT)
+            return self._given_up
         return True
