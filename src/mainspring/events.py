@@ -112,7 +112,7 @@ class Events:
                     task = asyncio.ensure_future(_guarded(answer, event))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-            except Exception:
+            except BaseException:  # SystemExit too: a listener must not end the program
                 log.exception("a listener to %s failed", event.name)
 
     def _forget(self, names: list[str], listener: Listener) -> None:
@@ -124,7 +124,7 @@ class Events:
 async def _guarded(answer: Awaitable[None], event: Event) -> None:
     try:
         await answer
-    except Exception:
+    except BaseException:
         log.exception("a listener to %s failed", event.name)
 
 

@@ -19,7 +19,7 @@ from mainspring import reports
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited
+from mainspring.drafts import draft_job, edited, refuse_circles
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.parts import Settings
@@ -90,6 +90,7 @@ class Scheduler:
         self._portal: Portal | None = None
         self._engine: Engine | None = None
         self._home: LoopThread | None = None
+        self._stopping: concurrent.futures.Future[None] | None = None
         self._registering: set[concurrent.futures.Future[Job]] = set()
         self._home_loop: asyncio.AbstractEventLoop
         self.blocking = Blocking(self)
@@ -167,15 +168,22 @@ class Scheduler:
 
     async def stop(self, *, graceful: bool = True, timeout: Span = "30s") -> None:
         """Stop claiming, wait for running work (at most `timeout`), give the rest back."""
+        seconds = duration(timeout, what="timeout").total_seconds()
+        while self._stopping is not None:  # somebody else's stop is under way
+            await asyncio.shield(asyncio.wrap_future(self._stopping))
         if self._engine is None or self._portal is None:
             return
         engine, portal = self._engine, self._portal
-        seconds = duration(timeout, what="timeout").total_seconds()
-        await portal.call(engine.stop(graceful=graceful, timeout=seconds))
-        self._engine = self._portal = None
-        await asyncio.sleep(0)
-        await self._events.drained()
-        await portal.close()
+        stopping = self._stopping = concurrent.futures.Future()
+        try:
+            await portal.call(engine.stop(graceful=graceful, timeout=seconds))
+            self._engine = self._portal = None
+            await asyncio.sleep(0)
+            await self._events.drained()
+            await portal.close()
+        finally:
+            self._stopping = None
+            stopping.set_result(None)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -331,6 +339,7 @@ class Scheduler:
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
+        refuse_circles(self._drafts)
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)
@@ -361,7 +370,11 @@ class Scheduler:
             self._registering.add(asyncio.run_coroutine_threadsafe(coroutine, self._portal.loop))
 
     async def _registered(self) -> None:
-        await asyncio.wrap_future(self._registering.pop())
+        for one in list(self._registering):
+            try:
+                await asyncio.shield(asyncio.wrap_future(one))
+            finally:
+                self._registering.discard(one)
 
     def _start_alone(self) -> None:
         """Start from plain code: async handlers get a loop of their own."""

@@ -132,7 +132,7 @@ async def test_circles_are_refused(make: Make, loop: list[str]) -> None:
     @scheduler.job(after="b")
     async def c() -> None: ...
 
-    with pytest.raises(InvalidInput, match="a → c → b → a|circle"):
+    with pytest.raises(InvalidInput, match="comes after itself, by way of others"):
         await scheduler.start()
 
 

@@ -272,7 +272,13 @@ def _holds_on() -> Patches:
 
 
 def _starts_late() -> Patches:
-    return [patch.object(Worker, "_oldest_safe", lambda self: -math.inf)]
+    begin = Worker._begin
+
+    def wrong(self: Worker) -> None:
+        with patch.object(Worker, "_oldest_safe", lambda self: -math.inf):
+            begin(self)
+
+    return [patch.object(Worker, "_begin", wrong)]
 
 
 def _lets_go_by_id() -> Patches:

@@ -45,7 +45,7 @@ def simulate(seed: int, *, trace: bool = False, make_store: MakeStore = MemorySt
     world = _World(seed, trace, make_store)
     with _quiet():
         try:
-            run_virtual(world.run, seed, until=3600, steps=3_000_000, make_loop=MachineLoop)
+            run_virtual(world.run, seed, until=3600, steps=600_000, make_loop=MachineLoop)
         except (Deadlock, SimulationLimit) as error:
             world.monitor.violations.append(Violation("lost", str(error)[:500], -1))
     monitor = world.monitor
@@ -137,7 +137,8 @@ class _World:
                 node.boot(**self._settings)
             elif kind < 0.35 * self._crashes + 0.4 * self._freezes:
                 node.freeze()
-                await asyncio.sleep(rng.uniform(0.2, 3) * self._lease)
+                longest = rng.choice((1.3, 3))  # often just past the lease, where rescues meet it
+                await asyncio.sleep(rng.uniform(0.5, longest) * self._lease)
                 node.thaw()
             elif kind > 0.93:
                 await node.stop()

@@ -7,9 +7,12 @@ Inline (tests, simulation) there is no thread: everything is on the caller's loo
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from mainspring.errors import NotStarted
 
 __all__ = ["LoopThread", "Portal"]
 
@@ -52,14 +55,28 @@ class Portal:
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if asyncio.get_running_loop() is self.loop:
             return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if future.cancelled() and (task is None or not task.cancelling()):
+                raise _stopped() from None
+            raise
 
     def call_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        except concurrent.futures.CancelledError:
+            raise _stopped() from None
 
     async def close(self) -> None:
         if self._host is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._host.close)
+
+
+def _stopped() -> NotStarted:
+    return NotStarted("the scheduler was stopped before it could answer")
 
 
 async def _cancel_all() -> None:

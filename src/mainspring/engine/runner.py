@@ -352,7 +352,10 @@ async def _hook(hook: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> 
         answer = hook(*arguments) if hook is not None else None
         if inspect.isawaitable(answer):
             await answer
-    except Exception:
+    except BaseException as error:  # SystemExit too: a hook must not end the program
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
         log.exception("a hook failed; the run is not touched by it")
 
 
