@@ -11,7 +11,7 @@ from mainspring import codec, schedules
 from mainspring.clock import EPOCH
 from mainspring.durations import duration
 from mainspring.engine.processes import Target
-from mainspring.errors import InvalidArguments, InvalidInput
+from mainspring.errors import InvalidArguments, InvalidInput, InvalidSchedule
 from mainspring.handlers import Handler, Registry
 from mainspring.model import (
     Job,
@@ -84,6 +84,8 @@ def edited(
         after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
     if fresh or enabled is not job.enabled:
         upcoming = after.schedule.next(now) if after.schedule and enabled else None
+        if after.schedule and enabled is True and upcoming is None:
+            raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
         after = replace(after, next_run_at=upcoming)
     _check(after, handler)
     return after

@@ -29,23 +29,29 @@ class Options:
             raise InvalidInput("dedupe_for needs a dedupe_key to hold")
         if self.at is not None and not isinstance(self.at, datetime):
             raise InvalidInput(f"at is a datetime, not {self.at!r}")
-        for key in [self.dedupe_key] if isinstance(self.dedupe_key, str) else self.dedupe_key or []:
+        keys = self.dedupe_key
+        for key in keys if isinstance(keys, list) else [] if keys is None else [keys]:
             if not isinstance(key, str) or not 1 <= len(key) <= 500:
                 raise InvalidInput(f"a dedupe_key is text of 1 to 500 characters, not {key!r}")
+        if not isinstance(self.after, str | list | tuple | None):
+            raise InvalidInput(f"after takes a run id or a list of them, not {self.after!r}")
         given = {"priority": self.priority, "queue": self.queue}
         Policy.make(**{name: value for name, value in given.items() if value is not None})
 
     def run_at(self, now: datetime, zone: tzinfo) -> datetime:
         if self.delay is not None:
-            return now + duration(self.delay, what="delay")
+            return _later(now, self.delay, "delay")
         if self.at is None:
             return now
         at = self.at if self.at.tzinfo else self.at.replace(tzinfo=zone)
-        return at.astimezone(UTC)
+        try:
+            return at.astimezone(UTC)
+        except OverflowError:
+            raise InvalidInput(f"at {self.at} lies outside the calendar") from None
 
     def held_until(self, now: datetime) -> datetime | None:
         held = self.dedupe_for
-        return None if held is None else now + duration(held, what="dedupe_for")
+        return None if held is None else _later(now, held, "dedupe_for")
 
     def keys(self, count: int) -> list[str | None]:
         """A dedupe key for each of so many payloads."""
@@ -61,3 +67,10 @@ class Options:
 
     def upstream(self) -> tuple[str, ...]:
         return (self.after,) if isinstance(self.after, str) else tuple(self.after or ())
+
+
+def _later(now: datetime, span: Span, what: str) -> datetime:
+    try:
+        return now + duration(span, what=what)
+    except OverflowError:
+        raise InvalidInput(f"{what} {span!r} ends outside the calendar") from None

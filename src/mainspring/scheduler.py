@@ -117,7 +117,9 @@ class Scheduler:
         hooks = Hooks(on_start, on_success, on_error)
 
         def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any]:
-            handler = Handler(id or function.__name__, function, hooks)
+            if isinstance(function, DecoratedJob):  # one function under two ids
+                function = function.handler.function
+            handler = Handler(id if id is not None else _name_of(function), function, hooks)
             zone = self._timezone
             draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=schedule, **policy)
             self._registry.add(handler)
@@ -393,6 +395,13 @@ class Scheduler:
         if self._home is not None:
             self._home.close()
             self._home = None
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise InvalidInput(f"{function!r} has no name of its own: give the job one with id=…")
+    return name
 
 
 def _options(given: dict[str, Any]) -> Options:

@@ -122,7 +122,10 @@ class Engine:
         except Exception as error:
             log.warning("could not resign from leading: %s", error)
         parts.emit("scheduler.stopped")
-        await parts.store.close()
+        try:
+            await parts.store.close()
+        except Exception as error:
+            log.warning("the store could not be closed: %s", error)
 
     async def _flush(self) -> None:
         """A store that is away must not keep a program from stopping: leases will lapse."""

@@ -1,0 +1,88 @@
+"""Circuit breakers: open after failures in a row, burn no attempt, probe, close."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mainspring import Breaker, State
+from tests.engine.conftest import Make
+from tests.engine.kit import Heard, ended
+
+
+async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
+    scheduler = make(workers=1)
+    heard = Heard(scheduler, "breaker.*")
+    healthy, tried = False, 0
+
+    @scheduler.job(breaker=Breaker(failures=3, reset="300ms"))
+    async def call() -> None:
+        nonlocal tried
+        tried += 1
+        assert healthy
+
+    @scheduler.job()
+    async def other() -> int:
+        return 1
+
+    async with scheduler:
+        runs = await call.enqueue_many([{}] * 3)
+        for run in runs:
+            await ended(scheduler, run)
+        await heard.until("breaker.opened")
+        assert (await scheduler.job_health("call")).breaker == "open"
+        waiting = await call.enqueue_many([{}] * 4)
+        assert (await ended(scheduler, await other.enqueue())).result == 1
+        await asyncio.sleep(0.05)
+        for run in waiting:
+            stored = await scheduler.get_run(run.id)
+            assert (stored.state, stored.attempt, stored.attempts) == (State.PENDING, 0, ())
+        assert tried == 3
+        await heard.until("breaker.opened", 2)  # one probe, which failed
+        assert tried == 4
+        healthy = True
+        await heard.until("breaker.closed")
+        done = [await ended(scheduler, run) for run in waiting]
+        assert [run.state for run in done].count(State.FAILED) == 1
+        assert all(run.attempt == 1 for run in done)
+        assert (await scheduler.job_health("call")).breaker == "closed"
+    assert heard.names == [
+        *("breaker.opened", "breaker.half_open") * 2,
+        "breaker.closed",
+    ]
+
+
+async def test_successes_between_keep_it_closed(make: Make) -> None:
+    scheduler = make(workers=1)
+    heard = Heard(scheduler, "breaker.*")
+
+    @scheduler.job(breaker=2)
+    async def call(ok: bool) -> None:
+        assert ok
+
+    async with scheduler:
+        for ok in (False, True, False, True, False):
+            await ended(scheduler, await call.enqueue(ok=ok))
+    assert heard.names == []
+
+
+async def test_a_cancelled_probe_closes_nothing(make: Make) -> None:
+    scheduler = make(workers=2)
+    heard = Heard(scheduler)
+
+    @scheduler.job(breaker=Breaker(failures=1, reset="100ms"))
+    async def call(wait: bool) -> None:
+        if wait:
+            await asyncio.sleep(600)
+        raise RuntimeError
+
+    async with scheduler:
+        await ended(scheduler, await call.enqueue(wait=False))
+        probe = await call.enqueue(wait=True)
+        await heard.until("breaker.half_open")
+        await heard.until("run.started", 2)
+        await scheduler.cancel(probe.id)
+        assert (await ended(scheduler, probe)).state is State.CANCELLED
+        assert "breaker.closed" not in heard.names
+        await ended(scheduler, await call.enqueue(wait=False))
+        await heard.until("breaker.half_open", 2)
+        await heard.until("breaker.opened", 2)

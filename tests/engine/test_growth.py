@@ -1,0 +1,96 @@
+"""After many runs nothing of the engine has grown: no timer, no task, no object of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler
+from mainspring.engine.runner import Problem, Work
+from mainspring.engine.verdict import Verdict
+from mainspring.model import Attempt, Run
+from mainspring.states import Change
+from mainspring.stores.memory import MemoryStore
+
+BATCH = 2_000
+ROUNDS = 5
+WATCHED = (Attempt, Change, Problem, Run, RunContext, Verdict, Work, asyncio.TimerHandle)
+
+
+@pytest.mark.parametrize("kind", ["plain", "timeout", "thread", "failing", "listening"])
+async def test_nothing_grows(kind: str) -> None:
+    store = MemoryStore()
+    scheduler = Scheduler(store, workers=50)
+    ran = 0
+    all_ran = asyncio.Event()
+    home = asyncio.get_running_loop()
+
+    def count() -> None:
+        nonlocal ran
+        ran += 1
+        if ran % BATCH == 0:
+            home.call_soon_threadsafe(all_ran.set)
+
+    async def work(ctx: RunContext) -> None:
+        count()
+        if kind == "failing":
+            ctx.log.info("about to fail")
+            ctx.progress(1)
+            raise ValueError
+
+    def work_in_thread() -> None:
+        count()
+
+    # A timeout far longer than the test: its timer must go with its run, not after an hour.
+    scheduler.job(id="work", timeout="1h" if kind == "timeout" else None)(
+        work_in_thread if kind == "thread" else work
+    )
+    if kind == "listening":
+        scheduler.on("*", lambda event: None)
+
+    async def burst() -> None:
+        all_ran.clear()
+        await scheduler.enqueue_many("work", [None] * BATCH)
+        await asyncio.wait_for(all_ran.wait(), 60)
+        while (await scheduler.stats()).runs["pending"] + (await scheduler.stats()).runs["running"]:
+            await asyncio.sleep(0.01)
+        await _pruned(store)
+
+    async with scheduler:
+        await burst()
+        before = await _census(scheduler)
+        for _ in range(ROUNDS):
+            await burst()
+        after = await _census(scheduler)
+    grown = {name: after[name] - before[name] for name in after}
+    # The last batch may still be in somebody's hands; a leak would be ROUNDS batches.
+    most = {name: 20 if " " in name else BATCH // 2 for name in grown}
+    assert {name: by for name, by in grown.items() if by > most[name]} == {}
+
+
+async def _pruned(store: MemoryStore) -> None:
+    later = await store.now() + timedelta(days=1)
+    while await store.prune(later, 10_000):
+        pass
+
+
+async def _census(scheduler: Scheduler) -> Counter[str]:
+    """Objects of the engine's kinds, and what both loops still have on their lists."""
+    assert scheduler._portal is not None
+    for _ in range(3):
+        await asyncio.sleep(0.02)
+        gc.collect()
+    found: Counter[str] = Counter(
+        type(one).__name__ for one in gc.get_objects() if type(one) in WATCHED
+    )
+    loops: list[Any] = [asyncio.get_running_loop(), scheduler._portal.loop]
+    for name, loop in zip(("home", "engine"), loops, strict=True):
+        found[f"{name} timers"] = sum(not timer.cancelled() for timer in loop._scheduled)
+        found[f"{name} all timers"] = max(0, len(loop._scheduled) - 150)  # asyncio sweeps at 100
+        found[f"{name} tasks"] = len(asyncio.all_tasks(loop))
+    return found

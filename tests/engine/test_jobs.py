@@ -1,0 +1,198 @@
+"""Jobs as stored definitions: made, changed, removed; and who may do it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mainspring import RunContext, State, at, cron
+from mainspring.errors import (
+    HandlerNotFound,
+    InvalidInput,
+    InvalidSchedule,
+    JobExists,
+    JobNotFound,
+    JobOwnedByCode,
+)
+from tests.engine.conftest import Make
+from tests.engine.kit import Heard, ended
+
+
+async def test_add_update_remove(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler, "job.*")
+
+    @scheduler.job()
+    async def greet(ctx: RunContext, name: str, loud: bool = False) -> str:
+        return name.upper() if loud else name
+
+    async with scheduler:
+        job = await scheduler.add_job(
+            "greet-ada",
+            handler=greet,
+            schedule="0 9 * * *",
+            payload={"name": "Ada"},
+            retries=2,
+            description="each morning",
+            tags=["people"],
+            metadata={"team": 1},
+        )
+        assert (job.id, job.handler, job.version, job.enabled) == ("greet-ada", "greet", 1, True)
+        assert job == await scheduler.get_job("greet-ada")
+        assert job.next_run_at is not None
+        assert job.next_run_at > job.created_at
+        assert job.policy.retries == 2
+        run = await scheduler.trigger("greet-ada")
+        assert (await ended(scheduler, run)).result == "Ada"
+        run = await scheduler.enqueue("greet-ada", {"name": "Bob", "loud": True})
+        assert (await ended(scheduler, run)).result == "BOB"
+
+        changed = await scheduler.update_job("greet-ada", schedule="1h", payload={"name": "Eve"})
+        assert (changed.policy, changed.tags, changed.version) == (job.policy, ("people",), 2)
+        assert changed.next_run_at is not None
+        assert changed.next_run_at - changed.updated_at == timedelta(hours=1)
+        kept = await scheduler.update_job("greet-ada", retries=5)
+        assert (kept.schedule, kept.next_run_at) == (changed.schedule, changed.next_run_at)
+        off = await scheduler.update_job("greet-ada", enabled=False)
+        assert (off.enabled, off.next_run_at) == (False, None)
+
+        page = await scheduler.list_jobs(tag="people")
+        assert [one.id for one in page.items] == ["greet-ada"]
+
+        pending = await scheduler.enqueue("greet-ada", delay="1h")
+        await scheduler.remove_job("greet-ada")
+        done = await ended(scheduler, pending)
+        assert (done.state, done.reason) == (State.CANCELLED, "job removed")
+        for call in (scheduler.get_job, scheduler.trigger, scheduler.remove_job):
+            with pytest.raises(JobNotFound, match="no job 'greet-ada'"):
+                await call("greet-ada")
+    assert [event.name for event in heard.events] == [
+        *("job.created", "job.created"),
+        *("job.updated",) * 3,
+        "job.removed",
+    ]
+
+
+async def test_a_running_run_outlives_its_job(make: Make) -> None:
+    scheduler = make()
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job()
+    async def slow() -> str:
+        began.set()
+        await go.wait()
+        return "done"
+
+    async with scheduler:
+        await scheduler.add_job("temp", handler="slow")
+        run = await scheduler.trigger("temp")
+        await began.wait()
+        await scheduler.remove_job("temp")
+        go.set()
+        assert (await ended(scheduler, run)).result == "done"
+
+
+async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job("1h")
+    async def mine() -> None: ...
+
+    async with scheduler:
+        before = await scheduler.get_job("mine")
+        for call in (
+            scheduler.update_job("mine", retries=3),
+            scheduler.update_job("mine", enabled=False),
+            scheduler.remove_job("mine"),
+        ):
+            with pytest.raises(JobOwnedByCode, match="defined in code: change it there"):
+                await call
+        assert await scheduler.get_job("mine") == before
+        assert (await scheduler.pause_job("mine")).enabled is False
+        assert (await scheduler.resume_job("mine")).enabled is True
+        await ended(scheduler, await scheduler.trigger("mine"))
+        await scheduler.remove_job("mine", force=True)
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("mine")
+
+
+async def test_ids_are_taken_once(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    with pytest.raises(JobExists, match="'work' is taken by .*give it with id="):
+
+        @scheduler.job(id="work")
+        async def other() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("extra", handler=work)
+        with pytest.raises(JobExists, match="there is a job 'extra' already"):
+            await scheduler.add_job("extra", handler=work)
+        with pytest.raises(JobExists):
+            await scheduler.add_job("work", handler=work)
+    again = make()
+
+    @again.job()
+    async def extra() -> None: ...
+
+    with pytest.raises(JobExists, match="exists with handler 'work'; it cannot become 'extra'"):
+        await again.start()
+    async with scheduler:  # nothing was lost
+        assert (await scheduler.get_job("extra")).handler == "work"
+
+
+async def test_bad_jobs_are_refused_and_leave_nothing(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work(n: int = 0) -> None: ...
+
+    past = at(datetime(2001, 1, 1, tzinfo=UTC))
+    async with scheduler:
+        with pytest.raises(HandlerNotFound, match=r"no handler 'nope'.*registered: work"):
+            await scheduler.add_job("x", handler="nope")
+        with pytest.raises(InvalidSchedule, match="is over: it would never fire"):
+            await scheduler.add_job("x", handler=work, schedule=past)
+        with pytest.raises(InvalidInput, match="a job id is 1 to 200"):
+            await scheduler.add_job("no spaces", handler=work)
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("x")
+
+        job = await scheduler.add_job("x", handler=work, schedule=cron("0 9 * * *"))
+        with pytest.raises(InvalidSchedule, match="is over: it would never fire"):
+            await scheduler.update_job("x", schedule=past)
+        for wrong in (
+            {"timezone": "Mars/Olympus"},
+            {"schedule": "99 * * * *"},
+            {"retries": -1},
+            {"bogus": 1},
+            {"enabled": "yes"},
+            {"payload": {"m": 1}},
+            {"metadata": [1]},
+            {"jitter": "-1s"},
+            {"after": "work"},
+        ):
+            with pytest.raises(InvalidInput):
+                await scheduler.update_job("x", **wrong)
+        with pytest.raises(HandlerNotFound):
+            await scheduler.update_job("x", handler="nope")
+        assert await scheduler.get_job("x") == job
+
+
+async def test_the_same_function_under_two_ids(make: Make) -> None:
+    scheduler = make()
+    loop = asyncio.get_running_loop()
+
+    @scheduler.job(id="one")
+    @scheduler.job(id="two")
+    async def work() -> bool:
+        return asyncio.get_running_loop() is loop
+
+    async with scheduler:
+        for name in ("one", "two"):
+            assert (await ended(scheduler, await scheduler.enqueue(name))).result is True

@@ -1,0 +1,127 @@
+"""A store that fails: the engine lives on, says so once, and goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from mainspring import RunContext, State
+from mainspring.errors import StoreUnavailable
+from mainspring.store import Store
+from mainspring.testing import FaultyStore
+from tests.engine.conftest import Make
+from tests.engine.kit import Heard, Weather, ended, opened, until
+
+
+@pytest.mark.parametrize("error", ["before", "after"])
+@pytest.mark.parametrize(
+    "method", ["claim", "next_due", "commit", "wait", "renew", "jobs", "fire", "find"]
+)
+async def test_one_method_fails_for_a_while(
+    make: Make, place: str | Store, method: str, error: str
+) -> None:
+    """Nothing is lost and nothing runs twice, also where the answer alone was lost."""
+    weather = Weather()
+    weather.error = error
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="2s")
+    ran: list[str] = []
+
+    @scheduler.job("50ms", overlap="allow", misfire="all")
+    async def tick(ctx: RunContext) -> None:
+        ran.append(ctx.run_id)
+
+    @scheduler.job()
+    async def work(ctx: RunContext) -> None:
+        ran.append(ctx.run_id)
+        while method == "renew" and not weather.met:
+            await asyncio.sleep(0.01)
+
+    async with scheduler:
+        runs = await work.enqueue_many([{}] * 5)
+        weather.foul = {method}
+        await until(lambda: weather.met.get(method, 0) >= 1, f"a failing {method}")
+        weather.foul = set()
+        runs += await work.enqueue_many([{}] * 5)
+        for run in runs:
+            done = await ended(scheduler, run)
+            # A claim whose answer was lost is a lease that nobody knows of: it lapses.
+            lost = method == "claim" and error == "after"
+            assert done.state is State.SUCCEEDED
+            assert done.lapses in ((0, 1) if lost else (0,))
+        before = len([one for one in ran if one.startswith("tick")])
+        await until(lambda: len([one for one in ran if one.startswith("tick")]) > before)
+    assert len(ran) == len(set(ran))
+
+
+async def test_an_outage_is_said_once_and_ends_by_itself(
+    make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
+    heard = Heard(scheduler)
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    async with scheduler:
+        await ended(scheduler, await work.enqueue())
+        with caplog.at_level(logging.WARNING, "mainspring"):
+            weather.foul = {"*"}
+            await heard.until("scheduler.error")
+            await until(lambda: sum(weather.met.values()) > 6)
+            with pytest.raises(StoreUnavailable):
+                await work.enqueue()
+            health = await scheduler.health()
+            assert health.status == "degraded"
+            assert health.store != "ok"
+            weather.foul = set()
+            assert (await ended(scheduler, await work.enqueue())).result == 1
+            await until(lambda: "answers again" in caplog.text)
+        assert (await scheduler.health()).status == "healthy"
+    assert caplog.text.count("the store failed") == 1
+    assert len(heard.of("scheduler.error")) == 1
+
+
+async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(
+    make: Make, place: str | Store
+) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather))
+
+    @scheduler.job(run_on_start=True)
+    async def work() -> None: ...
+
+    for method in ("open", "now", "put_job", "add"):
+        weather.foul = {method}
+        with pytest.raises(StoreUnavailable):
+            await scheduler.start()
+    weather.foul = set()
+    async with scheduler:
+        [run] = (await scheduler.list_runs()).items
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED
+
+
+async def test_a_stop_while_the_store_is_away_comes_to_an_end(
+    make: Make, place: str | Store
+) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), lease="1s")
+    go = asyncio.Event()
+
+    @scheduler.job()
+    async def work() -> None:
+        await go.wait()
+
+    heard = Heard(scheduler)
+    await scheduler.start()
+    run = await work.enqueue()
+    await heard.until("run.started")
+    weather.foul = {"*"}
+    go.set()
+    await asyncio.wait_for(scheduler.stop(timeout="1s"), 15)
+    weather.foul = set()
+    async with scheduler:
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED
