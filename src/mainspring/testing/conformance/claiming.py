@@ -259,7 +259,7 @@ class Limiting(Suite):
         await store.add(self.runs("a", "b"))
         [first] = await self.claim(store, 1, lease=self.ticks(10))
         assert await self.claim(store) == []
-        await self.pass_ticks(11)
+        await self.pass_ticks(10)
         [second] = await self.claim(store)
         assert {first.id, second.id} == {"a", "b"}
 
