@@ -448,7 +448,12 @@ class Monitor:
     def unfinished(self) -> list[Run]:
         return [run for run in self._runs.values() if not run.finished]
 
-    def check_end(self, now: datetime) -> None:
+    def check_slots(self) -> None:
+        """Faults have stopped, and late firings had the time to come."""
+        for job in self._jobs.values():
+            self._check_all_slots(job, self.clock.now())
+
+    def check_end(self) -> None:
         """Faults have stopped, and everything has had the time to end."""
         for run in self.unfinished():
             self.fail("lost", f"{run.id} is still {run.state} ({run.reason}), due {run.run_at}")
@@ -458,8 +463,6 @@ class Monitor:
             run = self._runs.get(run_id)
             if run and self._revived[run_id] == revived and run.state is not State.CANCELLED:
                 self.fail("cancel", f"the cancel of {run_id} was accepted; it is {run.state}")
-        for job in self._jobs.values():
-            self._check_all_slots(job, now)
 
     def revivals(self, run_id: str) -> int:
         return self._revived[run_id]
