@@ -33,7 +33,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         rng = self.rng
-        retries: dict[str, Any] = {"retries": 2, "backoff": Backoff("fixed", delay="1s")}
+        soon = Backoff("fixed", delay=rng.choice(("20ms", "1s")))
+        retries: dict[str, Any] = {"retries": 2, "backoff": soon}
         pool = {"concurrency": rng.choice((1, 2)), "concurrency_key": "pool"}
         self.jobs = {
             "plain": retries,

@@ -115,7 +115,7 @@ class _World:
         for node in (*nodes, desk):
             node.bad.on = False
         await self._settled(client)
-        monitor.check_end(monitor.clock.now())
+        monitor.check_end()
         await self._alive(nodes, client)
 
     async def _busy(self, client: Client) -> None:
@@ -150,7 +150,8 @@ class _World:
     async def _settled(self, client: Client) -> None:
         loop = asyncio.get_running_loop()
         ends = loop.time() + CALM
-        await asyncio.sleep(10)  # for late firings, which belong to the account as well
+        await asyncio.sleep(10)
+        self.monitor.check_slots()
         await client.everything_resumed_then_paused()
         while self.monitor.unfinished() and loop.time() < ends:
             await asyncio.sleep(1)
