@@ -416,7 +416,7 @@ def _states(given: State | str | Iterable[State | str] | None) -> frozenset[Stat
         return None
     try:
         return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
 
 
