@@ -7,7 +7,6 @@ import importlib
 import json
 import platform
 import sqlite3
-import sys
 
 BENCHMARKS = {
     "sqlite": "enqueue, drain and end to end on SQLite, beside the bare loop and Huey",
@@ -58,4 +57,4 @@ def show(figures: object, indent: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -121,20 +121,24 @@ def cancelled(run: Run, now: datetime, reason: str | None, log: tuple[str, ...] 
 
 def skipped(run: Run, now: datetime, reason: str) -> Change:
     """End a run that will not be tried, and keep why."""
-    expect = {"state": run.state, "token": run.token}
+    over = {**_over(run, now, State.SKIPPED), "reason": reason}
     if run.state is State.RUNNING:  # claimed, but too late to start
-        return Change(
-            run.id, expect, {**_over(run, now, State.SKIPPED), **_unstarted(run), "reason": reason}
-        )
-    return Change(run.id, expect, {**_over(run, now, State.SKIPPED), "reason": reason})
+        return Change(run.id, _mine(run), {**over, **_unstarted(run)})
+    return Change(run.id, {"state": run.state, "token": run.token}, over)
 
 
 def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
     """Take a run back from a worker whose lease has lapsed.
 
     The lapse is guarded by the lease seen: an owner that renewed in between keeps its run.
+    So is the wish to cancel: one that came in between is found by the next rescue.
     """
-    expect = {"state": State.RUNNING, "token": run.token, "lease_until": run.lease_until}
+    expect = {
+        "state": State.RUNNING,
+        "token": run.token,
+        "lease_until": run.lease_until,
+        "cancel_requested": run.cancel_requested,
+    }
     attempts = _with_attempt(run, now, Outcome.LOST)
     lapses = run.lapses + 1
     if run.cancel_requested:

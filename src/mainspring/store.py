@@ -216,7 +216,9 @@ class Store(Protocol):
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Fire slots: insert each firing's runs and advance its job, as one.
 
-        Not done where the job is gone or has another version. Overlap is decided in here, by
+        Not done where the job is gone or has another version. Firings of one job in a call are
+        a chain: where one is not done, those behind it are not either (an edit may have brought
+        the job to the very version that the second expects). Overlap is decided in here, by
         `overlapped`, on what the store holds at that moment.
         """
         ...

@@ -154,6 +154,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self._lines: list[str] = []
         self._news = threading.Condition()

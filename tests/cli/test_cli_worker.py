@@ -119,12 +119,38 @@ def test_several_processes_work_and_stop_together(start: Start, run: Run, folder
     assert not _alive(pid)
 
 
+def test_ctrl_c_of_a_terminal_reaches_each_process_once(
+    start: Start, run: Run, folder: Path
+) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says(READY)
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    assert os.getpgid(pid) != os.getpgid(worker.pid)  # else it would get the signal twice
+    flag = str(folder / "flag")
+    busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
+    until(Path(flag + ".began").exists)
+    os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    worker.says("waiting for running work")
+    Path(flag).touch()
+    assert worker.ends() == 0
+    assert run("runs", "show", busy, "--json").json["result"] == "lingered"
+
+
 def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
     worker.says(READY)
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     os.kill(pid, signal.SIGKILL)
     worker.says("ended by SIGKILL; another starts in 0.5 s")
+    worker.popen.terminate()
+    assert worker.ends() == 0
+
+
+def test_the_pause_grows_while_a_process_keeps_dying(start: Start, folder: Path) -> None:
+    (folder / "mainspring.db").write_text("this is no database" * 100)
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says("ended with exit code 3; another starts in 0.5 s", times=2)
+    worker.says("ended with exit code 3; another starts in 1.0 s", times=2)
     worker.popen.terminate()
     assert worker.ends() == 0
 

@@ -369,11 +369,10 @@ class SpeechlessError(Exception):
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize(
-    "error", [SpeechlessError(), ValueError("\udc80 \x00 from a file name"), ValueError("x" * 10**7)]
+    "error",
+    [SpeechlessError(), ValueError("\udc80 \x00 from a file name"), ValueError("x" * 10**7)],
 )
-async def test_errors_that_are_hard_to_write_down(
-    make: Make, error: Exception, sync: bool
-) -> None:
+async def test_errors_that_are_hard_to_write_down(make: Make, error: Exception, sync: bool) -> None:
     scheduler = make(workers=1)
 
     if sync:

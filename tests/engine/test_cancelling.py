@@ -296,5 +296,3 @@ async def test_other_states_cannot_be_retried(make: Make) -> None:
         await refused(pending, State.PENDING)
         waiting = await work.options(after=pending.id).enqueue()
         await refused(waiting, State.WAITING)
-
-

@@ -34,7 +34,9 @@ async def test_an_async_handler_is_really_stopped(make: Make) -> None:
     assert stopped.is_set()
     assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
     assert done.error is not None
-    assert done.error.startswith("RunTimeout: the handler ran longer than its timeout of 0:00:00.05")
+    assert done.error.startswith(
+        "RunTimeout: the handler ran longer than its timeout of 0:00:00.05"
+    )
 
 
 async def test_a_handler_that_swallows_its_cancellation_is_told_again(make: Make) -> None:

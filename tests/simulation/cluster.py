@@ -22,8 +22,10 @@ Register = Callable[[Scheduler, Machine, str], None]
 class Bad:
     """Faults that can be switched off."""
 
-    def __init__(self, rng: random.Random, span: float) -> None:
+    def __init__(self, rng: random.Random, span: float, slowest: float) -> None:
         self.on = True
+        self.booting = True
+        self._rng = rng
         calm = rng.random() < 0.15
         outages = []
         for _ in range(rng.choice((0, 0, 1, 2))):
@@ -33,13 +35,18 @@ class Bad:
             rng.getrandbits(32),
             before=0 if calm else rng.uniform(0, 0.08),
             after=0 if calm else rng.uniform(0, 0.08),
-            delay=rng.choice((0, 0.01, 0.2, 2.0)),
-            delay_after=rng.choice((0, 0.01, 0.2, 2.0)),
+            delay=rng.choice((0, 0.01, 0.2, slowest)),
+            delay_after=rng.choice((0, 0.01, 0.2, slowest)),
             outages=outages,
         )
 
     def inject(self, method: str) -> Injection:
-        return self._plan.inject(method) if self.on else Injection()
+        if not self.on:
+            return Injection()
+        drawn = self._plan.inject(method)
+        if self.booting and self._rng.random() < 0.9:
+            return Injection(delay=drawn.delay)  # a start is many calls, and all must succeed
+        return drawn
 
 
 class Wire:
@@ -77,10 +84,17 @@ class Node:
     """One place in the cluster: a machine, and after each crash another one."""
 
     def __init__(
-        self, name: str, monitor: Monitor, rng: random.Random, span: float, register: Register
+        self,
+        name: str,
+        monitor: Monitor,
+        rng: random.Random,
+        register: Register,
+        *,
+        span: float,
+        slowest: float,
     ) -> None:
         self.name = name
-        self.bad = Bad(rng, span)
+        self.bad = Bad(rng, span, slowest)
         self.clock = VirtualClock(
             offset=rng.choice((0.0, 3600.0, -3600.0)) + rng.uniform(-5, 5),
             rate=rng.uniform(0.98, 1.02),
@@ -107,6 +121,7 @@ class Node:
         self._lives += 1
         self.author = f"{self.name}.{self._lives}"
         self.scheduler = None
+        self.bad.booting = True
         machine = self._machine = Machine(self.author)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, MachineLoop)
@@ -148,6 +163,7 @@ class Node:
             except StoreUnavailable:
                 await asyncio.sleep(0.5)
         self._monitor.note(author, "started")
+        self.bad.booting = False
         self.scheduler = scheduler
 
     def _heard(self, event: Event) -> None:

@@ -137,6 +137,8 @@ class Monitor:
     def began(self, machine: Machine, author: str, run_id: str, token: int) -> None:
         """A handler has begun."""
         key = (run_id, token)
+        if self.broken.is_set():
+            return
         self.note(author, f"begins   {_short(run_id)} t{token}")
         self.counted["started"] += 1
         run, now = self._runs[run_id], self.clock.now()
@@ -165,7 +167,7 @@ class Monitor:
     def ended(self, run_id: str, token: int, outcome: str) -> None:
         """A handler has ended: `returned`, `raised` or `stopped`."""
         handling = self._active[run_id].pop(token, None)
-        if handling is None:
+        if handling is None or self.broken.is_set():
             return
         self.note(handling.author, f"{outcome} {_short(run_id)} t{token}")
         self.counted[outcome] += 1
@@ -358,7 +360,9 @@ class Monitor:
     def _check_made(self, made: list[Run], now: datetime) -> None:
         fired: Counter[str] = Counter()
         for run in made:
-            self.counted[f"made {run.state} {run.reason or ''}".rstrip()] += 1
+            self.counted[
+                f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()
+            ] += 1
             job = self.store._jobs.get(run.job_id)
             if job is None or not _by_slot(run):
                 continue
@@ -444,18 +448,21 @@ class Monitor:
     def unfinished(self) -> list[Run]:
         return [run for run in self._runs.values() if not run.finished]
 
-    def check_end(self, now: datetime) -> None:
+    def check_slots(self) -> None:
+        """Faults have stopped, and late firings had the time to come."""
+        for job in self._jobs.values():
+            self._check_all_slots(job, self.clock.now())
+
+    def check_end(self) -> None:
         """Faults have stopped, and everything has had the time to end."""
         for run in self.unfinished():
             self.fail("lost", f"{run.id} is still {run.state} ({run.reason}), due {run.run_at}")
         for run_id in sorted(self.acknowledged - self._runs.keys() - self._pruned):
             self.fail("lost", f"{run_id} was accepted and is not there")
         for run_id, revived in self.cancelled.items():
-            run = self._runs.get(run_id)
-            if run and self._revived[run_id] == revived and run.state is not State.CANCELLED:
-                self.fail("cancel", f"the cancel of {run_id} was accepted; it is {run.state}")
-        for job in self._jobs.values():
-            self._check_all_slots(job, now)
+            kept = self._runs.get(run_id)
+            if kept and self._revived[run_id] == revived and kept.state is not State.CANCELLED:
+                self.fail("cancel", f"the cancel of {run_id} was accepted; it is {kept.state}")
 
     def revivals(self, run_id: str) -> int:
         return self._revived[run_id]
@@ -465,7 +472,7 @@ class Monitor:
         first = self._first.get(job.id)
         if job.schedule is None or first is None or job.id in self._edited:
             return
-        due = [slot for slot in _slots_between(job.schedule, first, None, now - LATE)]
+        due = list(_slots_between(job.schedule, first, None, now - LATE))
         self.counted["slots"] += len(due)
         seen = self._slots[job.id]
         for slot in due:

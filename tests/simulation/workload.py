@@ -33,7 +33,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         rng = self.rng
-        retries: dict[str, Any] = {"retries": 2, "backoff": Backoff("fixed", delay="1s")}
+        soon = Backoff("fixed", delay=rng.choice(("20ms", "1s")))
+        retries: dict[str, Any] = {"retries": 2, "backoff": soon}
         pool = {"concurrency": rng.choice((1, 2)), "concurrency_key": "pool"}
         self.jobs = {
             "plain": retries,
@@ -179,11 +180,17 @@ class Client:
     async def _enqueue_keyed(self) -> None:
         held = self._rng.choice((None, None, "10s"))
         key = self._rng.choice(("red", "green"))
-        run = await self._scheduler.enqueue(
-            self._rng.choice(self._queued), dedupe_key=key, dedupe_for=held
-        )
-        self._monitor.counted["duplicate"] += run.duplicate
-        self._accept(run)
+        job_id = self._rng.choice(self._queued)
+
+        async def one() -> None:
+            run = await self._scheduler.enqueue(job_id, dedupe_key=key, dedupe_for=held)
+            self._monitor.counted["duplicate"] += run.duplicate
+            self._accept(run)
+
+        tries = [one() for _ in range(self._rng.choice((1, 2)))]
+        for answer in await asyncio.gather(*tries, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
 
     async def _enqueue_after(self) -> None:
         if self._known:

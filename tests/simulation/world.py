@@ -45,7 +45,7 @@ def simulate(seed: int, *, trace: bool = False, make_store: MakeStore = MemorySt
     world = _World(seed, trace, make_store)
     with _quiet():
         try:
-            run_virtual(world.run, seed, until=3600, steps=3_000_000, make_loop=MachineLoop)
+            run_virtual(world.run, seed, until=3600, steps=600_000, make_loop=MachineLoop)
         except (Deadlock, SimulationLimit) as error:
             world.monitor.violations.append(Violation("lost", str(error)[:500], -1))
     monitor = world.monitor
@@ -66,7 +66,7 @@ class _World:
         self._rng = rng = random.Random(f"world {seed}")
         self._trace = trace
         self._make_store = make_store
-        self._span = rng.choice((30.0, 60.0, 90.0))
+        self._span = rng.choice((15.0, 25.0, 40.0))
         self._settings: dict[str, Any] = {
             "workers": PLACES,
             "lease": rng.choice(("3s", "5s", "10s")),
@@ -98,8 +98,11 @@ class _World:
     async def _story(self) -> None:
         rng, monitor = self._rng, self.monitor
         workload = Workload(self._seed, monitor, rng)
-        nodes = [Node(f"w{n}", monitor, rng, self._span, workload.register) for n in range(WORKERS)]
-        desk = Node("desk", monitor, rng, self._span, workload.register)
+        nodes = [
+            Node(f"w{n}", monitor, rng, workload.register, span=self._span, slowest=2.0)
+            for n in range(WORKERS)
+        ]
+        desk = Node("desk", monitor, rng, workload.register, span=self._span, slowest=0.5)
         for node in nodes:
             node.boot(**self._settings)
         desk.boot(**{**self._settings, "workers": 0})
@@ -107,22 +110,24 @@ class _World:
         while desk.scheduler is None:
             await asyncio.sleep(0.1)
         client = Client(monitor, rng, workload, desk.scheduler)
-        while asyncio.get_running_loop().time() < self._span:
-            await asyncio.sleep(rng.uniform(0, 1.5))
-            await client.act()
-        await asyncio.gather(*fates)
+        await asyncio.gather(self._busy(client), self._busy(client), *fates)
         monitor.note("WORLD", "calm")
         for node in (*nodes, desk):
             node.bad.on = False
         await self._settled(client)
-        monitor.check_end(monitor.clock.now())
+        monitor.check_end()
         await self._alive(nodes, client)
+
+    async def _busy(self, client: Client) -> None:
+        while asyncio.get_running_loop().time() < self._span:
+            await asyncio.sleep(self._rng.uniform(0, 1))
+            await client.act()
 
     async def _fate(self, node: Node) -> None:
         """What befalls one worker, until the calm; then it is up."""
         rng, loop = self._rng, asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(rng.uniform(1, 20))
+            await asyncio.sleep(rng.uniform(1, 12))
             if loop.time() > self._span:
                 return
             kind = rng.random()
@@ -132,7 +137,8 @@ class _World:
                 node.boot(**self._settings)
             elif kind < 0.35 * self._crashes + 0.4 * self._freezes:
                 node.freeze()
-                await asyncio.sleep(rng.uniform(0.2, 3) * self._lease)
+                longest = rng.choice((1.3, 3))  # often just past the lease, where rescues meet it
+                await asyncio.sleep(rng.uniform(0.5, longest) * self._lease)
                 node.thaw()
             elif kind > 0.93:
                 await node.stop()
@@ -144,7 +150,8 @@ class _World:
     async def _settled(self, client: Client) -> None:
         loop = asyncio.get_running_loop()
         ends = loop.time() + CALM
-        await asyncio.sleep(10)  # for late firings, which belong to the account as well
+        await asyncio.sleep(10)
+        self.monitor.check_slots()
         await client.everything_resumed_then_paused()
         while self.monitor.unfinished() and loop.time() < ends:
             await asyncio.sleep(1)

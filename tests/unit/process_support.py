@@ -93,7 +93,7 @@ def alive(pid: int) -> bool:
 
 async def gone(pid: int) -> None:
     async with asyncio.timeout(30):
-        while alive(pid):  # noqa: ASYNC110 - another program's end gives no event
+        while alive(pid):
             await asyncio.sleep(0.01)
 
 

@@ -123,11 +123,17 @@ def test_what_is_not_json_is_refused(value: Any, message: str) -> None:
 
 def test_depth_and_cycles_are_bounded() -> None:
     deep: list[Any] = []
-    for _ in range(99):
+    for _ in range(100):
         deep = [deep]
     assert decode(encode(deep)) == deep
     with pytest.raises(InvalidPayload, match="nested more than 100 deep"):
-        encode([[deep]])
+        encode([deep])
+    objects: dict[str, Any] = {}
+    for _ in range(100):
+        objects = {"a": objects}
+    assert decode(encode(objects)) == objects
+    with pytest.raises(InvalidPayload, match="nested more than 100 deep"):
+        encode({"a": objects})
     cycle: list[Any] = []
     cycle.append(cycle)
     with pytest.raises(InvalidPayload, match="nested"):

@@ -114,6 +114,17 @@ def test_one_huge_line_is_cut_not_lost(ctx: RunContext, text: str, count: int) -
     assert MAX_LOG_BYTES - 5 < len(line.encode(errors="replace")) + 1 <= MAX_LOG_BYTES
 
 
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_a_line_of_just_the_bound(ctx: RunContext, beyond: int) -> None:
+    assert MAX_LOG_BYTES == 65536
+    ctx.log.info("")
+    prefix = len(ctx.log_lines[0])
+    ctx.log.info("x" * (MAX_LOG_BYTES - 1 - prefix + beyond))
+    dropped, line = ctx.log_lines
+    assert dropped == "… 1 earlier lines dropped"
+    assert len(line) == min(MAX_LOG_BYTES - 1, MAX_LOG_BYTES - 1 + beyond)
+
+
 def test_progress_is_the_latest(ctx: RunContext) -> None:
     assert ctx.latest_progress is None
     ctx.progress(1, 10, "begun")

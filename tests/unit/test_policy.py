@@ -218,7 +218,10 @@ class TestReading:
 
     @pytest.mark.parametrize(
         ("text", "size"),
-        [("1kb", 1000), ("2 GB", 2 * 10**9), ("1.5KiB", 1536), ("1GiB", 2**30), ("4096", 4096)],
+        [
+            *(("1kb", 1000), ("3 MB", 3 * 10**6), ("2 GB", 2 * 10**9)),
+            *(("1.5KiB", 1536), ("1mib", 2**20), ("1GiB", 2**30), ("4096", 4096)),
+        ],
     )
     def test_sizes(self, text: str, size: int) -> None:
         assert Policy.make(memory_limit=text, isolation="process").memory_limit == size
@@ -304,6 +307,17 @@ def test_a_policy_survives_being_kept(given: Any, limit: int | None, key: str | 
     kept = Policy.from_dict(codec.decode(codec.encode(policy.to_dict())))
     assert kept == policy
     assert repr(kept) == repr(policy)  # 1 and True are equal, and are not the same spread
+
+
+def test_the_defaults_that_are_promised() -> None:
+    policy = Policy()
+    assert (policy.retries, policy.priority, policy.queue) == (0, 5, "default")
+    assert policy.backoff == Backoff("exponential", "1s", 2, "1h", jitter=0.1)
+    assert policy.misfire == Misfire("once", "60s", 100)
+    assert Breaker() == Breaker(5, "60s")
+    assert (policy.overlap, policy.delivery) == (Overlap.SKIP, Delivery.AT_LEAST_ONCE)
+    assert (policy.isolation, policy.timeout, policy.concurrency) == (Isolation.AUTO, None, None)
+    assert policy.run_on_start is False
 
 
 def test_only_what_differs_is_kept() -> None:

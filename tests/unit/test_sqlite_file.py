@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import sqlite3
+import subprocess
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from mainspring import states
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.model import State
 from mainspring.store import RunQuery
@@ -212,6 +217,47 @@ async def test_a_full_file_refuses_writes_and_recovers(tmp_path: Path) -> None:
         await on_writer(store, cap.format(1_000_000))
         await store.add(big)
         assert len(await ids_of(store)) == 51
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MB, where this machine lets us make one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_on_a_full_disk_running_work_can_still_be_recorded(small_disk: Path) -> None:
+    async with opened(small_disk / "jobs.db") as store:
+        await store.add([a_run(f"run-{n}", payload="x" * 200) for n in range(100)])
+        held = await store.claim(a_claim(limit=50))
+        filler = small_disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        more = [a_run(f"more-{n}", payload="y" * 5_000) for n in range(20)]
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await store.add(more)
+        now = await store.now()
+        assert all(await store.commit([states.succeeded(run, now, "ok") for run in held]))
+        assert (await store.counts()).total(State.SUCCEEDED) == 50
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await store.add(more)
+        filler.unlink()
+        assert len(await store.add(more)) == 20
+
+
+async def test_the_ballast_is_put_aboard_by_whoever_comes_first(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "jobs.db") for _ in range(6)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n, store in enumerate(stores)))
+    await asyncio.gather(*(store.close() for store in stores))
+    ballast = [name for name in os.listdir(tmp_path) if "ballast" in name]
+    assert ballast == ["jobs.db-ballast"]
 
 
 async def on_writer(store: SqliteStore, statement: str) -> None:

@@ -162,6 +162,14 @@ class TestTheHolder:
             assert not applies(change, asked), name
         assert applies(states.cancelled(seen, NOW, "why"), asked)
 
+    def test_an_end_keeps_how_far_the_worker_had_come(self) -> None:
+        """Its last progress may be newer than its last renewal."""
+        run = running(progress=Progress(2, 2))
+        for change in (states.succeeded(run, NOW, 1), states.failed(run, NOW, BOOM)):
+            stored = replace(run, progress=Progress(1, 2), started_at=None)
+            after = change.after(stored)
+            assert (after.progress, after.started_at) == (Progress(2, 2), BEGAN)
+
     def test_the_newest_attempts_are_kept(self) -> None:
         run = running(attempts=(FIRST,) * MAX_ATTEMPTS_KEPT, attempt=57)
         kept = states.succeeded(run, NOW, None).after(run).attempts
@@ -197,9 +205,15 @@ class TestSkipping:
         gone = states.skipped(run, NOW, "expired").after(run)
         assert gone == replace(run, state=State.SKIPPED, finished_at=NOW, reason="expired")
 
+    @pytest.mark.parametrize("run", [pending(token=3), running(token=3)], ids=["free", "held"])
+    def test_a_run_that_moved_on_is_not_skipped(self, run: Run) -> None:
+        change = states.skipped(run, NOW, "expired")
+        assert change.expect == {"state": run.state, "token": 3}
+
     def test_claimed_too_late_burns_no_attempt(self) -> None:
         run = running(attempt=1, attempts=())
         gone = states.skipped(run, NOW, "expired").after(run)
+        assert gone.reason == "expired"
         assert (gone.state, gone.attempt, gone.attempts) == (State.SKIPPED, 0, ())
         assert (gone.started_at, gone.lease_until, gone.duration) == (None, None, None)
 
@@ -238,13 +252,15 @@ class TestRescuing:
         run = running()
         after = states.rescued(run, NOW, Delivery.AT_MOST_ONCE).after(run)
         assert (after.state, after.reason, after.lapses) == (State.FAILED, "lost", 1)
+        assert after.error is not None
+        assert "w1" in after.error
         assert after.lease_until is None
 
     @pytest.mark.parametrize("delivery", list(Delivery))
     def test_a_cancel_that_was_asked_for_is_carried_out(self, delivery: Delivery) -> None:
         run = running(cancel_requested=True, reason="asked", lapses=3)
-        after = states.rescued(run, NOW, delivery).after(run)
-        assert (after.state, after.reason) == (State.CANCELLED, "asked")
+        change = states.rescued(run, NOW, delivery)
+        assert (change.set["state"], change.set["reason"]) == (State.CANCELLED, "asked")
 
 
 class TestReviving:

@@ -148,7 +148,8 @@ async def _switch(where: Where, output: Output, job_id: str, *, on: bool) -> Non
     elif job.next_run_at is None:
         output.line(f"resumed {job.id}")
     else:
-        output.line(f"resumed {job.id}: next run {when(job.next_run_at)}")
+        moment = (when if output.pretty else times.seconds)(job.next_run_at)
+        output.line(f"resumed {job.id}: next run {moment}")
 
 
 @group.command("trigger", epilog=example("mainspring jobs trigger daily_report"))

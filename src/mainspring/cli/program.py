@@ -23,8 +23,8 @@ class Program(TyperGroup):
     def main(self, *arguments: Any, **options: Any) -> Any:
         given = options.get("args")
         words = list(sys.argv[1:] if given is None else given)
-        if not words:
-            options["args"] = ["--help"]
+        if not words or (len(words) == 1 and hasattr(self.commands.get(words[0]), "commands")):
+            options["args"] = [*words, "--help"]  # a group alone: show what it holds
         as_json = "--json" in words
         try:
             answer = super().main(*arguments, **{**options, "standalone_mode": False})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar
@@ -46,9 +45,9 @@ def plain_json(value: Any) -> Any:
 
 def _document(item: Run | Job | Attempt | Progress, values: tuple[str, ...] = ()) -> dict[str, Any]:
     document = {}
-    for field in fields(item):
-        value = getattr(item, field.name)
-        document[field.name] = plain_json(value) if field.name in values else _plain(value)
+    for name in type(item).__annotations__:
+        value = getattr(item, name)
+        document[name] = plain_json(value) if name in values else _plain(value)
     return document
 
 

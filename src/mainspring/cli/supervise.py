@@ -11,6 +11,7 @@ from asyncio.subprocess import DEVNULL, Process
 from typing import TYPE_CHECKING
 
 from mainspring.cli.failures import BAD_INPUT, OK
+from mainspring.clock import SystemClock
 
 if TYPE_CHECKING:
     from mainspring.cli.worker import Command
@@ -43,6 +44,7 @@ class Supervisor:
     def __init__(self, command: Command, count: int) -> None:
         self._command = command
         self._count = count
+        self._clock = SystemClock()
         self._children: dict[int, Process] = {}
         self._stopping = asyncio.Event()
         self._signal = signal.SIGTERM
@@ -76,10 +78,9 @@ class Supervisor:
 
     async def _keep(self, place: int) -> None:
         """Have a process at this place until all stop."""
-        loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
-            began = loop.time()
+            began = self._clock.monotonic()
             code = await self._one_life(place)
             if self._stopping.is_set():
                 return
@@ -87,7 +88,7 @@ class Supervisor:
                 self._code = BAD_INPUT
                 self._stop(signal.SIGTERM)
                 return
-            if code == OK or loop.time() - began > STEADY:
+            if code == OK or self._clock.monotonic() - began > STEADY:
                 pause = FIRST_PAUSE
             log.warning(
                 "process %d of %d ended %s; another starts in %.1f s",

@@ -118,7 +118,7 @@ class Control:
                     self._keeper.unblock()
                     self._parts.emit("run.cancelled", after)
                 else:
-                    self._worker.cancel(after)
+                    self._worker.leases.heed([after])
                 return True
         raise _contended(f"run {run_id}")
 

@@ -80,7 +80,7 @@ class Engine:
         except BaseException:
             await parts.store.close()
             raise
-        self.worker.runner = Runner(
+        runner = Runner(
             home=home,
             time=parts.time,
             places=parts.settings.workers,
@@ -88,13 +88,15 @@ class Engine:
             over=self.worker.over,
             freed=self.worker.freed,
         )
+        self.worker.employ(runner)
         self._go(self._hinting)
         if parts.settings.workers > 0:
             for part in (
                 self._settler.run,
                 self.worker.claiming,
-                self.worker.renewing,
-                self.worker.watching,
+                self.worker.leases.renewing,
+                self.worker.leases.guarding,
+                self.worker.leases.watching,
                 self.keeper.electing,
                 self.keeper.firing,
                 self.keeper.sweeping,
@@ -114,7 +116,7 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.worker.runner.close()
+        await self.worker.close()
         try:
             await self.keeper.resign()
         except Exception as error:

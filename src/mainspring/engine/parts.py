@@ -64,6 +64,12 @@ class Parts:
             job_id = run.job_id if run else job_id
             self.events.emit(Event(name, self.time.now(), job_id, run, error, data))
 
+    async def get(self, ids: Iterable[str]) -> list[Run]:
+        """The runs of these ids that exist, however long the store takes."""
+        wanted = list(ids)
+        found = await self.patience.call("get", lambda: self.store.get(wanted))
+        return list(found.values())
+
 
 class JobBook:
     """Job definitions as they were at most a second ago.

@@ -223,7 +223,13 @@ class MemoryStore:
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._clock.now()
-        fired = [self._fire(firing, now) for firing in firings]
+        fired: list[Fired] = []
+        broken: set[str] = set()  # the jobs whose chain of firings did not hold
+        for firing in firings:
+            one = Fired(False) if firing.job_id in broken else self._fire(firing, now)
+            if not one.done:
+                broken.add(firing.job_id)
+            fired.append(one)
         self._wake()
         return fired
 

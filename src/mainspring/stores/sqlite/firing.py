@@ -72,10 +72,18 @@ def _restamp(tx: Transaction, job_id: str) -> None:
 # -- fire -----------------------------------------------------------------------------------
 
 
-def fire(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
+def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]]:
+    """Each item is what one caller fires."""
+    return [_fire_all(tx, firings) for firings in items]
+
+
+def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
     fired = [Fired(False)] * len(items)
+    broken: set[str] = set()
     for wave in _waves(items):
-        _fire(tx, {at: items[at] for at in wave}, fired)
+        chained = {at: items[at] for at in wave if items[at].job_id not in broken}
+        _fire(tx, chained, fired)
+        broken |= {firing.job_id for at, firing in chained.items() if not fired[at].done}
     return fired
 
 

@@ -45,11 +45,18 @@ class TurnLock:
         self._fd = self._queued = None
 
     def __enter__(self) -> None:
-        if self._fd is None or (self._queued is None and self._at_once(self._fd)):
+        if self._fd is None:
             return
+        if self._queued is not None and self._queued.left:
+            self._queued = None
         if self._queued is None:
+            if self._at_once(self._fd):
+                return
             self._queued = _Queued(self._fd)
-        if not self._queued.taken.wait(self._timeout):
+        if not self._queued.wait(self._timeout):
+            if self._queued.left:  # it came and went just as we came back for it
+                self.__enter__()
+                return
             # The place in the kernel's queue is kept for the next try.
             raise StoreUnavailable(
                 f"{self._path}: another process has held the write lock for"
@@ -75,22 +82,38 @@ class _Queued:
     was stopped while it held the lock must not hang this one for ever."""
 
     def __init__(self, fd: int) -> None:
-        self.taken = threading.Event()
+        self.left = False
         self._fd = fd
         self._guard = threading.Lock()
+        self._taken = threading.Event()
+        self._awaited = True
         self._abandoned = False
-        threading.Thread(target=self._wait, name="mainspring-sqlite-turn", daemon=True).start()
+        threading.Thread(target=self._main, name="mainspring-sqlite-turn", daemon=True).start()
+
+    def wait(self, timeout: float) -> bool:
+        with self._guard:
+            if self.left:
+                return False
+            self._awaited = True
+        self._taken.wait(timeout)
+        with self._guard:
+            self._awaited = False
+            return self._taken.is_set()
 
     def abandon(self) -> None:
+        """Nobody will come back: the file is closed here, or by the thread at its end."""
         with self._guard:
             self._abandoned = True
-            if self.taken.is_set():
+            if self.left:
                 os.close(self._fd)
 
-    def _wait(self) -> None:
+    def _main(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         with self._guard:
             if self._abandoned:
                 os.close(self._fd)  # and with it the lock
-            else:
-                self.taken.set()
+            elif self._awaited:
+                self._taken.set()
+            else:  # the turn has come, but nobody is there to use it
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                self.left = True

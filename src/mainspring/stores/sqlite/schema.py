@@ -17,7 +17,7 @@ from mainspring.stores.sqlite.lock import TurnLock
 __all__ = ["APPLICATION_ID", "BUSY_SECONDS", "MIGRATIONS", "check_file", "connect", "migrate"]
 
 APPLICATION_ID = 0x4D53_5052  # "MSPR"
-BUSY_SECONDS = 5.0
+BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 
 # Every finished run has passed through these indexes, so each is as small as its use allows:
 # partial, by state. `find` reads one index per state (see reads.py), `claim` the pending one.

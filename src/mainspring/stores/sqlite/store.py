@@ -127,8 +127,8 @@ class SqliteStore:
         return bool(done)
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        fired: list[Fired] = await self._write(firing.fire, list(firings))
-        return fired
+        [fired] = await self._write(firing.fire, [list(firings)])
+        return list(fired)
 
     async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
         [token] = await self._write(writes.elect, [(name, holder, span_us(ttl))], wakes=False)

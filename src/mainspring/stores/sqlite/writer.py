@@ -21,9 +21,10 @@ from typing import Any
 
 from mainspring.clock import Clock
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.sqlite import writes
+from mainspring.stores.sqlite import firing, writes
+from mainspring.stores.sqlite.ballast import Ballast
 from mainspring.stores.sqlite.claims import next_runs
-from mainspring.stores.sqlite.faults import translated
+from mainspring.stores.sqlite.faults import is_full, translated
 from mainspring.stores.sqlite.lock import TurnLock
 from mainspring.stores.sqlite.rows import to_us
 from mainspring.stores.sqlite.schema import BUSY_SECONDS, check_file, connect, migrate
@@ -37,6 +38,9 @@ _GROUP_ITEMS = 2_000
 
 _POLL_SECONDS = 0.02
 
+_GROWING = (writes.add, firing.fire, firing.put_jobs)
+"""What a store that is short of space refuses, so that running work can be recorded."""
+
 Outcome = tuple[Work, Any, BaseException | None]
 
 
@@ -47,6 +51,7 @@ class Writer:
         self._path = path
         self._clock = clock
         self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS)
+        self._ballast = Ballast(path.with_name(path.name + "-ballast"))
         self.mailbox = Mailbox()
         self.bell = Bell(self.mailbox.nudge)
         self.opened: Future[None] = Future()
@@ -87,7 +92,7 @@ class Writer:
         """Wait for work (or for the next look at other processes), and do it."""
         group = self.mailbox.take(_GROUP_ITEMS, _POLL_SECONDS if self.bell.awaited else None)
         try:
-            outcomes = self._outcomes(group)
+            outcomes = self._outcomes(group) if group else []
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
@@ -95,15 +100,29 @@ class Writer:
             self.bell.ring()
 
     def _outcomes(self, group: list[Work]) -> list[Outcome]:
+        if self._ballast.aboard():
+            return self._attempted(group)
+        return self._without_growth(group)
+
+    def _without_growth(self, group: list[Work]) -> list[Outcome]:
+        """Space is short: what is left of it is for the work that runs already."""
+        error = translated(_full(), self._path)
+        refused: list[Outcome] = [(work, None, error) for work in group if work.run in _GROWING]
+        rest = [work for work in group if work.run not in _GROWING]
+        return refused + (self._attempted(rest) if rest else [])
+
+    def _attempted(self, group: list[Work]) -> list[Outcome]:
         if all(work.run is writes.claim for work in group) and not self._anything_due(group):
             return [(work, [writes.Claimed() for _ in work.items], None) for work in group]
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:
+            if is_full(raised) and self._ballast.drop():
+                return self._without_growth(group)
             error = translated(raised, self._path)
         if len(group) == 1 or isinstance(error, StoreUnavailable):
             return [(work, None, error) for work in group]
-        return [outcome for work in group for outcome in self._outcomes([work])]
+        return [outcome for work in group for outcome in self._attempted([work])]
 
     def _anything_due(self, claims: list[Work]) -> bool:
         """A look without the write lock, so that idle workers cost the busy ones nothing."""
@@ -137,6 +156,12 @@ class Writer:
 
     def _data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _full() -> sqlite3.Error:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
 
 def _run(tx: Transaction, group: list[Work]) -> Iterator[list[Any]]:

@@ -258,6 +258,24 @@ class Firing(Suite):
         assert (first.done, first.runs[0].state) == (True, State.PENDING)
         assert (second.done, second.runs[0].reason) == (True, "overlap")
 
+    async def test_firings_of_one_job_are_a_chain(self, store: Store) -> None:
+        """An edit that came first has the version that the second firing expects."""
+        job = await self.put(store)
+        firings = [
+            protocol.Firing(
+                job_id="job",
+                version=job.version + n,
+                runs=(self.slot(self.at(-60 * (2 - n))),),
+                overlap=Overlap.ALLOW,
+                next_run_at=self.at(-60 * (1 - n)),
+                last_run_at=self.at(-60 * (2 - n)),
+            )
+            for n in range(2)
+        ]
+        assert await store.put_job(job)
+        assert [one.done for one in await store.fire(firings)] == [False, False]
+        assert (await self.read_job(store)).next_run_at == job.next_run_at
+
     async def test_each_firing_stands_alone(self, store: Store) -> None:
         jobs = [await self.put(store, name) for name in ("a", "b", "c")]
         await store.drop_job("b")

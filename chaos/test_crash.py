@@ -1,0 +1,17 @@
+"""Four workers on one SQLite file, killed and stopped over and over: 5,000 runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.crash import crash_test
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_crashes(tmp_path: Path, seed: int) -> None:
+    account = await crash_test(tmp_path, runs=5000, kills=60, stops=4, seed=seed, patience=300)
+    assert account.kills == 60
+    print(account)

@@ -1,0 +1,123 @@
+"""The leases this process holds: renewed, watched, and let go.
+
+A run is held from its claim until its outcome is recorded, also while it waits its turn and
+while it is being settled. `lose` and `cancel` are what the worker does about a run that is
+somebody else's by now, and about one that somebody asked to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from mainspring.engine.parts import Parts
+from mainspring.engine.runner import Stop, Work
+from mainspring.model import Run, State, replace
+from mainspring.store import Held
+
+__all__ = ["Leases"]
+
+SELF_CANCEL = 0.8
+"""The part of a lease after which a worker that could not renew stops its own handlers."""
+
+LOOK_AGAIN = 0.25
+"""Least seconds between two looks for cancel requests of other processes."""
+
+
+class Leases:
+    def __init__(
+        self, parts: Parts, *, lose: Callable[[Work], None], cancel: Callable[[Work], None]
+    ) -> None:
+        self._parts = parts
+        self._lose = lose
+        self._cancel = cancel
+        self._held: dict[str, Work] = {}
+        self._changed = asyncio.Event()
+
+    def hold(self, work: Work) -> None:
+        self._held[work.run.id] = work
+
+    def let_go(self, work: Work) -> None:
+        """Renew it no more. The same run, claimed again meanwhile, is another work."""
+        if self._held.get(work.run.id) is work:
+            del self._held[work.run.id]
+
+    def look(self) -> None:
+        """Something has changed in the store, perhaps by another process."""
+        self._changed.set()
+
+    def safe(self, work: Work) -> bool:
+        """Whether its lease was confirmed so lately that it cannot have lapsed on the way."""
+        lease = self._parts.settings.lease.total_seconds()
+        return work.held_since >= self._parts.clock.monotonic() - lease * SELF_CANCEL
+
+    def heed(self, runs: Iterable[Run]) -> None:
+        """Stop what somebody asked to cancel, and what is no longer ours."""
+        for run in runs:
+            work = self._held.get(run.id)
+            if work is None or work.ended or run.token < work.run.token:
+                continue
+            if run.token != work.run.token or run.state is not State.RUNNING:
+                self._lost(work)
+            elif run.cancel_requested:
+                work.run = replace(work.run, reason=run.reason)
+                self._cancel(work)
+
+    async def renewing(self) -> None:
+        """Renew every sixth of a lease; no handler can block the engine's loop."""
+        while True:
+            await asyncio.sleep(self._parts.settings.lease.total_seconds() / 6)
+            if self._held:
+                await self._renew()
+
+    async def guarding(self) -> None:
+        """Stop handlers before their lease lapses, also while a renewal hangs."""
+        while True:
+            await asyncio.sleep(self._parts.settings.lease.total_seconds() / 12)
+            for work in list(self._held.values()):
+                if not work.ended and not self.safe(work):
+                    self._lost(work)
+
+    async def watching(self) -> None:
+        """After a hint, look for cancel requests of other processes. It only reads: a write
+        would hint in turn, and two idle processes would keep each other awake."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # What was claimed a moment ago is over a moment later, or looked at the next time.
+            before = self._parts.clock.monotonic() - LOOK_AGAIN
+            old = [w.run.id for w in self._held.values() if not w.ended and w.held_since < before]
+            if old:
+                self.heed(await self._parts.get(old))
+            await asyncio.sleep(LOOK_AGAIN)
+
+    async def _renew(self) -> None:
+        lease = self._parts.settings.lease
+        works = list(self._held.values())
+        held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
+        sent = self._parts.clock.monotonic()
+        try:
+            async with asyncio.timeout(lease.total_seconds() / 3):
+                mine = await self._parts.store.renew(held, lease)
+        except Exception as error:  # also a store that does not answer in time
+            self._parts.patience.failed("renew", error)
+            return
+        self._parts.patience.succeeded("renew")
+        still = {run.id for run in mine}
+        for work in works:
+            if work.run.id in still:
+                work.held_since = sent
+                self._tell_progress(work)
+            elif self._held.get(work.run.id) is work and not work.ended:
+                self._lost(work)
+        self.heed(mine)
+
+    def _lost(self, work: Work) -> None:
+        if work.stop is not Stop.LOST:
+            self._lose(work)
+
+    def _tell_progress(self, work: Work) -> None:
+        progress = work.context.latest_progress
+        if progress is not None and progress is not work.told_progress:
+            work.told_progress = progress
+            self._parts.emit("run.progress", replace(work.run, progress=progress))

@@ -1,0 +1,108 @@
+"""Has outcomes recorded and, once they are durable, tells everybody: hooks, events, breakers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from mainspring import states
+from mainspring.engine.breakers import Breakers, Turn
+from mainspring.engine.leases import Leases
+from mainspring.engine.parts import EVENT_OF, Parts
+from mainspring.engine.runner import Stop, Work
+from mainspring.engine.settle import Settler
+from mainspring.engine.verdict import Verdict
+from mainspring.model import Run, State
+from mainspring.states import Change
+
+__all__ = ["Record"]
+
+log = logging.getLogger("mainspring")
+
+Tell = Callable[..., None]
+
+
+class Record:
+    """`finished(run_id)` is called when a run that was held here is over and recorded."""
+
+    def __init__(
+        self, parts: Parts, settler: Settler, leases: Leases, finished: Callable[[str], None]
+    ) -> None:
+        self._parts = parts
+        self._settler = settler
+        self._leases = leases
+        self._finished = finished
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.breakers = Breakers()
+        self.tell: Tell
+
+    def settle(self, work: Work, verdict: Verdict) -> None:
+        """Have the outcome of an attempt committed."""
+        work.ended = True
+        self._settler.put(verdict.change, lambda kept: self._settled(work, verdict, kept))
+
+    def settle_alone(self, run: Run, change: Change) -> None:
+        """Record a run that was claimed but never became work."""
+
+        def settled(kept: bool) -> None:
+            if kept and (name := EVENT_OF.get(change.set["state"])) is not None:
+                self._parts.emit(name, change.after(run))
+                self._finished(run.id)
+
+        self._settler.put(change, settled)
+
+    def tell_breaker(self, run: Run, turn: Turn | None) -> None:
+        if turn is not None:
+            self._parts.emit(f"breaker.{turn}", run)
+
+    def _settled(self, work: Work, verdict: Verdict, kept: bool) -> None:
+        if not kept:
+            self._later(self._refused(work))
+            return
+        self._leases.let_go(work)
+        change, hooks = verdict.change, work.handler.hooks
+        state = change.set["state"]
+        if verdict.problem is not None:
+            work.context.will_retry = verdict.will_retry
+            self.tell(hooks.on_error, work.context, verdict.problem.exception)
+        elif state is State.SUCCEEDED:
+            self.tell(hooks.on_success, work.context, work.result)
+        self._count(work, ok=verdict.problem is None)
+        name = "run.retrying" if verdict.will_retry else EVENT_OF.get(state)
+        if name is not None:
+            error = verdict.problem.exception if verdict.problem else None
+            if self._parts.events.wanted(name):
+                self._parts.emit(name, change.after(work.run), error)
+            if not verdict.will_retry:
+                self._finished(work.run.id)
+
+    async def _refused(self, work: Work) -> None:
+        """Our outcome did not stand: a cancel came first, or the run is somebody else's."""
+        for run in await self._parts.get([work.run.id]):
+            if run.token == work.run.token and run.state is State.RUNNING and run.cancel_requested:
+                now, log_lines = self._parts.time.now(), work.context.log_lines
+                change = states.cancelled(work.run, now, run.reason, log_lines)
+                self.settle(work, Verdict(change))
+                return
+        self._leases.let_go(work)
+        if work.stop is not Stop.LOST:
+            log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
+            self._parts.emit("ownership.lost", work.run)
+
+    def _count(self, work: Work, *, ok: bool) -> None:
+        breaker = work.job.policy.breaker
+        if breaker is None:
+            return
+        if work.stop in (Stop.CANCEL, Stop.DRAIN):
+            self.breakers.abandon(work.run.job_id)
+            return
+        now = self._parts.clock.monotonic()
+        turn = self.breakers.record(work.run.job_id, breaker, now, ok=ok)
+        self.tell_breaker(work.run, turn)
+
+    def _later(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

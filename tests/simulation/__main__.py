@@ -1,0 +1,84 @@
+"""Many seeds, or one again: `python -m tests.simulation --seeds 20000`, `--seed 17 --trace`."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tests.simulation.world import Report, simulate
+
+CHUNK = 20
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.seed is not None:
+        return _one(arguments.seed, trace=arguments.trace)
+    return _many(arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--start", type=int, default=0, help="the first of them (default 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once (default 2)")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--trace", action="store_true", help="show all that happens in it")
+    return parser.parse_args()
+
+
+def _one(seed: int, *, trace: bool) -> int:
+    report = simulate(seed, trace=trace)
+    for line in report.lines:
+        _say(line)
+    _say(f"seed {seed}: {report.virtual_seconds:.1f} virtual s, {report.calls} writes")
+    _say(f"digest {report.digest}")
+    for violation in report.violations:
+        _say(f"FAILED {violation}")
+    return 1 if report.violations else 0
+
+
+def _many(arguments: argparse.Namespace) -> int:
+    began = time.monotonic()
+    counted: Counter[str] = Counter()
+    done = 0
+    for report in _reports(arguments.start, arguments.seeds, arguments.jobs):
+        done += 1
+        counted += report.counted
+        if report.violations:
+            _say(f"\nseed {report.seed} FAILED after {done} seeds:")
+            for violation in report.violations:
+                _say(f"  {violation}")
+            _say(f"again: python -m tests.simulation --seed {report.seed} --trace")
+            return 1
+        if done % CHUNK == 0 or done == arguments.seeds:
+            rate = done / (time.monotonic() - began)
+            left = (arguments.seeds - done) / rate
+            _say(f"\r{done} of {arguments.seeds} seeds, {rate:.1f}/s, {left:.0f} s left   ", end="")
+    _say(f"\nall {done} held. What they met:")
+    for what, count in counted.most_common():
+        _say(f"  {count:>10,}  {what}")
+    return 0
+
+
+def _reports(start: int, count: int, jobs: int) -> Iterator[Report]:
+    seeds = range(start, start + count)
+    if jobs == 1:
+        yield from map(simulate, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(simulate, seeds, chunksize=CHUNK)
+
+
+def _say(text: str, **how: Any) -> None:
+    sys.stdout.write(text + how.get("end", "\n"))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""Bugs planted on purpose: each is one that a scheduler of this kind has had.
+
+A simulation that never fails proves nothing; this one has to find every bug of this list, and
+to name it by the right invariant. Most are the very faults that were seen in other systems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from unittest.mock import patch
+
+from mainspring import states
+from mainspring.engine import firing as planning
+from mainspring.engine.engine import Engine
+from mainspring.engine.keeper import Keeper
+from mainspring.engine.patience import Patience
+from mainspring.engine.worker import Worker
+from mainspring.errors import StoreUnavailable
+from mainspring.model import Run, State
+from mainspring.policy import Delivery
+from mainspring.states import Change
+from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
+from mainspring.stores import memory
+from mainspring.stores.memory import MemoryStore
+from tests.simulation.world import MakeStore, Report, simulate
+
+__all__ = ["PLANTED", "Planted", "hunt"]
+
+MOST_SEEDS = 60
+Patches = list[AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    story: str
+    caught_by: frozenset[str]
+    make_store: MakeStore = MemoryStore
+    patches: Callable[[], Patches] = list
+    first_seed: int = 0
+    """Where to begin, to be quick; any other start would do as well."""
+
+
+def hunt(bug: Planted, most: int = MOST_SEEDS) -> Report | None:
+    """Run seeds with the bug planted until one of them fails."""
+    with contextlib.ExitStack() as stack:
+        _apply(stack, bug)
+        for seed in range(bug.first_seed, bug.first_seed + most):
+            report = simulate(seed, make_store=bug.make_store)
+            if report.violations:
+                return report
+    return None
+
+
+def _apply(stack: ExitStack, bug: Planted) -> None:
+    for one in bug.patches():
+        stack.enter_context(one)
+
+
+def _nap() -> Any:
+    """Where another client gets in between."""
+    return asyncio.sleep(0.05)
+
+
+# Stores with a fault
+
+
+class NoFence(MemoryStore):
+    def _commit(self, change: Change, now: datetime) -> bool:
+        return super()._commit(replace(change, expect={}), now)
+
+
+class SameToken(MemoryStore):
+    async def claim(self, claim: Claim) -> list[Run]:
+        taken = [replace(run, token=run.token - 1) for run in await super().claim(claim)]
+        self._runs.update((run.id, run) for run in taken)
+        return taken
+
+
+class CountThenClaim(MemoryStore):
+    async def claim(self, claim: Claim) -> list[Run]:
+        counted = self._room(self._clock.now())
+        await _nap()
+        with patch.object(self, "_room", lambda now: counted):
+            return await super().claim(claim)
+
+
+class ClaimsEarly(MemoryStore):
+    """Takes what is about to fall due, to be quick."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        clock = self._clock
+        ahead = type("Ahead", (), {"now": lambda self: clock.now() + timedelta(seconds=1)})()
+        with patch.object(self, "_clock", ahead):
+            return await super().claim(claim)
+
+
+class AdvanceThenAdd(MemoryStore):
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        fired = await super().fire(firings)
+        if _unlucky(firings):
+            for one in fired:
+                for run in one.runs:
+                    self._runs.pop(run.id, None)
+            raise StoreUnavailable("the process died between the advance and the run")
+        return fired
+
+
+class RandomSlotIds(MemoryStore):
+    """Adds the run first, which is right, but under a name of its own, which is not."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self._rng = random.Random(1)
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        named = []
+        for firing in firings:
+            root = replace(firing.runs[0], id=f"{firing.job_id}@{self._rng.getrandbits(64):x}")
+            named.append(replace(firing, runs=(root, *firing.runs[1:])))
+        jobs = dict(self._jobs)
+        fired = await super().fire(named)
+        if _unlucky(firings):
+            self._jobs.update(jobs)
+            raise StoreUnavailable("the process died between the run and the advance")
+        return fired
+
+
+class LooseChain(MemoryStore):
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        return [one for firing in firings for one in await super(LooseChain, self).fire([firing])]
+
+
+class KeyCheckedBefore(MemoryStore):
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        now = self._clock.now()
+        held = {run.id: self._holder(run.dedupe_key, now) for run in runs}
+        await _nap()
+        with patch.object(self, "_holder", lambda key, now: None):
+            added = await super().add([run for run in runs if held[run.id] is None])
+        fresh = iter(added)
+        return [
+            next(fresh) if (holder := held[run.id]) is None else Added(holder, duplicate=True)
+            for run in runs
+        ]
+
+
+class RenewByIdAlone(MemoryStore):
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        mine = [replace(item, token=run.token) for item in held if (run := self._runs.get(item.id))]
+        return await super().renew(mine, lease)
+
+
+class RenewBeyondLimit(MemoryStore):
+    def _has_room(self, run: Run, now: datetime) -> bool:
+        return True
+
+
+def _unlucky(firings: Sequence[Firing]) -> bool:
+    return bool(firings) and firings[0].version % 3 == 0
+
+
+# Transitions and loops with a fault
+
+
+def _without(name: str, *fields: str) -> Callable[[], Patches]:
+    """A transition that does not expect these fields to stand."""
+    right = getattr(states, name)
+
+    def wrong(*args: Any, **options: Any) -> Change:
+        change: Change = right(*args, **options)
+        expect = {key: value for key, value in change.expect.items() if key not in fields}
+        return replace(change, expect=expect)
+
+    return lambda: [patch.object(states, name, wrong)]
+
+
+def _also_sets(name: str, **values: Any) -> Callable[[], Patches]:
+    """A transition that writes more than it should."""
+    right = getattr(states, name)
+
+    def wrong(*args: Any, **options: Any) -> Change:
+        change: Change = right(*args, **options)
+        return replace(change, set={**change.set, **values})
+
+    return lambda: [patch.object(states, name, wrong)]
+
+
+def _rescued_by_age() -> Patches:
+    def lapsed(run: Run, now: datetime) -> bool:
+        began = run.started_at
+        return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
+
+    return [patch.object(memory, "_lapsed", lapsed)]
+
+
+def _rescued_by_own_clock() -> Patches:
+    async def rescue(self: Keeper) -> None:
+        parts = self._parts
+        running = await parts.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
+        now = parts.clock.now()
+        lapsed = [run for run in running.items if run.lease_until and run.lease_until <= now]
+        changes = [states.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
+        await self._committed(lapsed, changes)
+
+    return [patch.object(Keeper, "_rescue", rescue)]
+
+
+def _rescued_as_any() -> Patches:
+    right = states.rescued
+
+    def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
+        return right(run, now, Delivery.AT_LEAST_ONCE)
+
+    return [patch.object(states, "rescued", rescued)]
+
+
+def _cancel_overwritten() -> Patches:
+    def mine(run: Run) -> dict[str, Any]:
+        return {"state": State.RUNNING, "token": run.token}
+
+    return [patch.object(states, "_mine", mine)]
+
+
+def _freed_by_the_first() -> Patches:
+    right = states.unblocked
+
+    def unblocked(run: Run, now: datetime, upstream: Any) -> Change | None:
+        over = {i: s for i, s in upstream.items() if s not in (State.RUNNING, State.PENDING)}
+        return right(run, now, over)
+
+    return [patch.object(states, "unblocked", unblocked)]
+
+
+def _loops_end() -> Patches:
+    async def call(self: Patience, operation: Callable[[], Any]) -> Any:
+        return await operation()
+
+    async def always(self: Engine, part: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception):
+            await part()
+
+    return [patch.object(Patience, "call", call), patch.object(Engine, "_always", always)]
+
+
+def _backfills() -> Patches:
+    def chosen(job: Any, now: datetime) -> Any:
+        newest = job.schedule.previous(now + timedelta(microseconds=1)) or job.next_run_at
+        newest = max(newest, job.next_run_at)
+        return planning._newest_slots(job, job.next_run_at, newest, 100)
+
+    return [patch.object(planning, "_chosen", chosen)]
+
+
+def _overlap_unseen() -> Patches:
+    def overlapped(firing: Firing, unfinished: Any, now: datetime) -> Any:
+        return firing.runs, []
+
+    return [patch.object(memory, "overlapped", overlapped)]
+
+
+def _holds_on() -> Patches:
+    return [patch.object(Worker, "_give_up_unrenewed", lambda self: None)]
+
+
+def _starts_late() -> Patches:
+    begin = Worker._begin
+
+    def wrong(self: Worker) -> None:
+        with patch.object(Worker, "_oldest_safe", lambda self: -math.inf):
+            begin(self)
+
+    return [patch.object(Worker, "_begin", wrong)]
+
+
+def _lets_go_by_id() -> Patches:
+    def let_go(self: Worker, work: Any) -> None:
+        self._held.pop(work.run.id, None)
+
+    return [patch.object(Worker, "_let_go", let_go)]
+
+
+def _bugs() -> Iterator[Planted]:
+    def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
+        return Planted(name, story, frozenset(caught_by), **how)
+
+    yield bug("no fence", "a commit ignores what it expects", "fence", "finished", "cancel",
+              make_store=NoFence)  # fmt: skip
+    yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
+    yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
+              make_store=CountThenClaim)  # fmt: skip
+    yield bug("claims early", "runs are taken a second before they are due", "early",
+              make_store=ClaimsEarly)  # fmt: skip
+    yield bug("advance, then add", "a crash between the two loses the slot", "slots",
+              make_store=AdvanceThenAdd)  # fmt: skip
+    yield bug("random slot ids", "a crash before the advance fires the slot again", "slots",
+              make_store=RandomSlotIds)  # fmt: skip
+    yield bug("loose chain", "the second firing of a job stands without the first", "slots",
+              make_store=LooseChain)  # fmt: skip
+    yield bug("key checked before", "a dedupe key is looked up, then the run inserted", "dedupe",
+              make_store=KeyCheckedBefore)  # fmt: skip
+    yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
+              make_store=RenewByIdAlone)  # fmt: skip
+    yield bug("renew beyond the limit", "a lapsed lease comes back though its place is taken",
+              "limit", make_store=RenewBeyondLimit)  # fmt: skip
+    yield bug("rescue without guard", "an owner that renewed in between is robbed", "rescue",
+              patches=_without("rescued", "lease_until"))  # fmt: skip
+    yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",
+              patches=_rescued_by_age)  # fmt: skip
+    yield bug("rescue by own clock", "the worker's clock says which lease has lapsed", "rescue",
+              patches=_rescued_by_own_clock)  # fmt: skip
+    yield bug("rescue of at-most-once", "a rescue does not ask how often a run may start",
+              "at most once", patches=_rescued_as_any)  # fmt: skip
+    yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
+              "cancel", patches=_without("rescued", "cancel_requested"))  # fmt: skip
+    yield bug("cancel overwritten", "a completion overwrites a cancel request", "cancel",
+              patches=_cancel_overwritten)  # fmt: skip
+    yield bug("retry resets the attempt", "a retry begins to count anew", "attempts",
+              patches=_also_sets("retrying", attempt=0))  # fmt: skip
+    yield bug("retry resets the token", "a retry hands out old tokens again", "tokens",
+              patches=_also_sets("retrying", token=0))  # fmt: skip
+    yield bug("release completes", "a run given back in a drain counts as done", "completion",
+              patches=_also_sets("released", state=State.SUCCEEDED))  # fmt: skip
+    yield bug("freed by the first", "a waiting run does not wait for all", "order",
+              patches=_freed_by_the_first)  # fmt: skip
+    yield bug("loops end", "the first error of the store ends a loop for good", "alive", "lost",
+              patches=_loops_end)  # fmt: skip
+    yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
+    yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
+              patches=_overlap_unseen)  # fmt: skip
+    yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
+              "alone", patches=_holds_on)  # fmt: skip
+    yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
+              patches=_starts_late)  # fmt: skip
+    yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
+              "overrun", "alone", patches=_lets_go_by_id)  # fmt: skip
+
+
+PLANTED = tuple(_bugs())

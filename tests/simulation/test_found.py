@@ -1,0 +1,184 @@
+"""What the simulation found, each as a small story that fails without its fix."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import Breaker, RunContext, Scheduler, states
+from mainspring.model import Run, State
+from mainspring.policy import Delivery
+from mainspring.store import Claim, Store
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, FaultyStore, Injection, VirtualClock, run_virtual
+
+LEASE = timedelta(seconds=6)
+
+
+class By:
+    """A plan of faults that is a function of the method."""
+
+    def __init__(self, inject: Callable[[str], Injection | None]) -> None:
+        self._inject = inject
+
+    def inject(self, method: str) -> Injection:
+        return self._inject(method) or Injection()
+
+
+def worker(store: Any, inject: Callable[[str], Injection | None] | None = None) -> Scheduler:
+    clock = VirtualClock()
+    faulty: Store = FaultyStore(store, By(inject or (lambda method: None)))
+    return Scheduler(
+        faulty, inline=True, clock=clock, rng=random.Random(1), lease=LEASE, poll="1s", workers=2
+    )
+
+
+def client(store: Any) -> Scheduler:
+    return Scheduler(store, inline=True, clock=VirtualClock(), rng=random.Random(2), workers=0)
+
+
+def test_a_handler_does_not_start_under_a_lease_that_lapsed_on_the_way() -> None:
+    """The store answered the claim, and then took too long to say what the job is."""
+    started: list[tuple[datetime, Run]] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        slowed: list[str] = []
+
+        def slow_once_claimed(method: str) -> Injection | None:
+            held = any(run.state is State.RUNNING for run in store._runs.values())
+            if method != "jobs" or not held or len(slowed) == 3:
+                return None
+            slowed.append(method)
+            return Injection(delay=LEASE.total_seconds() + 1)
+
+        async def work(ctx: RunContext) -> None:
+            started.append((await store.now(), (await store.get([ctx.run_id]))[ctx.run_id]))
+
+        slow, desk = worker(store, slow_once_claimed), client(store)
+        for one in (slow, desk):
+            one.job(id="work")(work)
+        await slow.start()
+        await desk.start()
+        await asyncio.sleep(3)  # so that the worker must ask what the job is
+        run = await desk.enqueue("work")
+        await desk.wait(run.id, timeout="60s")
+        assert slowed
+
+    run_virtual(main)
+    assert started
+    for now, run in started:
+        assert run.state is State.RUNNING
+        assert run.lease_until is not None
+        assert run.lease_until > now
+
+
+def test_a_store_that_hangs_does_not_keep_a_handler_beyond_its_lease() -> None:
+    stopped: list[timedelta] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        one = worker(store, lambda method: Injection(delay=1.9) if method == "renew" else None)
+
+        async def work(ctx: RunContext) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                run = (await store.get([ctx.run_id]))[ctx.run_id]
+                assert run.lease_until is not None
+                stopped.append(run.lease_until - await store.now())
+
+        one.job(id="work")(work)
+        await one.start()
+        hanging = FaultyStore(store, By(lambda m: Injection(delay=100) if m == "renew" else None))
+        one._store.renew = hanging.renew  # type: ignore[method-assign]
+        await one.enqueue("work")
+        await asyncio.sleep(LEASE.total_seconds())
+
+    run_virtual(main)
+    assert stopped
+    assert stopped[0] > timedelta()
+
+
+def test_a_run_claimed_again_is_not_let_go_by_its_last_attempt() -> None:
+    """The answer to a commit was lost; when it was sent again, the run was here once more."""
+    ended: list[Run] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        lost = iter((Injection("after"), Injection(delay=1)))
+        one = worker(store, lambda method: next(lost, None) if method == "commit" else None)
+
+        async def work(ctx: RunContext) -> None:
+            if ctx.attempt == 1:
+                raise ValueError("no")
+            await asyncio.sleep(20)
+
+        one.job(id="work", retries=1, retry_delay="10ms")(work)
+        await one.start()
+        run = await one.enqueue("work")
+        ended.append(await one.wait(run.id, timeout="60s"))
+
+    run_virtual(main)
+    assert [run.state for run in ended] == [State.SUCCEEDED]
+    assert (ended[0].token, ended[0].lapses) == (2, 0)
+
+
+def test_an_open_breaker_is_no_busy_loop() -> None:
+    """A clock that goes slow named a moment, just before the breaker half opens, as later."""
+    ended: list[Run] = []
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        slow = VirtualClock(rate=0.98)
+        one = Scheduler(store, inline=True, clock=slow, rng=random.Random(1), workers=2)
+
+        async def work(ctx: RunContext) -> None:
+            raise ValueError("no")
+
+        one.job(id="work", breaker=Breaker(failures=1, reset="5s"))(work)
+        await one.start()
+        for _ in range(3):
+            run = await one.enqueue("work")
+            await asyncio.sleep(0.1)
+        ended.append(await one.wait(run.id, timeout="60s"))
+
+    run_virtual(main, steps=100_000)
+    assert [run.state for run in ended] == [State.FAILED]
+    assert ended[0].token < 50
+
+
+async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
+    now = clock.now()
+    run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)
+    await store.add([run])
+    claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=LEASE)
+    [held] = await store.claim(claim)
+    return held
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+async def test_a_rescue_does_not_undo_a_cancel_that_came_between(delivery: Delivery) -> None:
+    clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
+    store = MemoryStore(clock)
+    run = await claimed(store, clock)
+    clock.advance(7)
+    rescue = states.rescued(run, clock.now(), delivery)
+    assert await store.commit([states.request_cancel(run, "enough")]) == [True]
+    assert await store.commit([rescue]) == [False]
+    again = states.rescued((await store.get(["r"]))["r"], clock.now(), delivery)
+    assert await store.commit([again]) == [True]
+    assert (await store.get(["r"]))["r"].state is State.CANCELLED
+
+
+async def test_a_run_that_came_too_late_does_not_undo_a_cancel() -> None:
+    clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
+    store = MemoryStore(clock)
+    run = await claimed(store, clock)
+    assert await store.commit([states.request_cancel(run, "enough")]) == [True]
+    assert await store.commit([states.skipped(run, clock.now(), "expired")]) == [False]

@@ -1,0 +1,39 @@
+"""A cluster on virtual time, under faults, seed by seed. `python -m tests.simulation` runs more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.world import simulate
+
+SEEDS = 300
+CHUNK = 15
+
+MET = (
+    "at its limit",
+    "at most once",
+    "cancel requested",
+    "duplicate",
+    "made skipped overlap",
+    "outcome timed_out",
+    "rescued",
+    "returned",
+    "revived",
+    "slots",
+)
+"""What a chunk of seeds is bound to meet; if not, the workload has gone astray."""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds(first: int) -> None:
+    counted: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        report = simulate(seed)
+        told = "\n".join(map(str, report.violations))
+        assert not report.violations, (
+            f"{told}\nagain: python -m tests.simulation --seed {seed} --trace"
+        )
+        counted += report.counted
+    assert [what for what in MET if not counted[what]] == []
