@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -21,6 +20,7 @@ from mainspring import states
 from mainspring.engine import firing as planning
 from mainspring.engine.engine import Engine
 from mainspring.engine.keeper import Keeper
+from mainspring.engine.leases import Leases
 from mainspring.engine.patience import Patience
 from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
@@ -268,24 +268,27 @@ def _overlap_unseen() -> Patches:
 
 
 def _holds_on() -> Patches:
-    return [patch.object(Worker, "_give_up_unrenewed", lambda self: None)]
+    async def never(self: Leases) -> None:
+        """The leases are guarded by nobody."""
+
+    return [patch.object(Leases, "guarding", never)]
 
 
 def _starts_late() -> Patches:
     begin = Worker._begin
 
     def wrong(self: Worker) -> None:
-        with patch.object(Worker, "_oldest_safe", lambda self: -math.inf):
+        with patch.object(Leases, "safe", lambda self, work: True):
             begin(self)
 
     return [patch.object(Worker, "_begin", wrong)]
 
 
 def _lets_go_by_id() -> Patches:
-    def let_go(self: Worker, work: Any) -> None:
+    def let_go(self: Leases, work: Any) -> None:
         self._held.pop(work.run.id, None)
 
-    return [patch.object(Worker, "_let_go", let_go)]
+    return [patch.object(Leases, "let_go", let_go)]
 
 
 def _bugs() -> Iterator[Planted]:
