@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ from mainspring.engine.keeper import Keeper
 from mainspring.engine.patience import Patience
 from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Run, State
+from mainspring.model import Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
@@ -75,7 +75,7 @@ def _nap() -> Any:
 
 class NoFence(MemoryStore):
     def _commit(self, change: Change, now: datetime) -> bool:
-        return super()._commit(replace(change, expect={}), now)
+        return super()._commit(Change(change.id, {}, change.set), now)
 
 
 class SameToken(MemoryStore):
@@ -178,7 +178,7 @@ def _without(name: str, *fields: str) -> Callable[[], Patches]:
     def wrong(*args: Any, **options: Any) -> Change:
         change: Change = right(*args, **options)
         expect = {key: value for key, value in change.expect.items() if key not in fields}
-        return replace(change, expect=expect)
+        return Change(change.id, expect, change.set)
 
     return lambda: [patch.object(states, name, wrong)]
 
@@ -189,7 +189,7 @@ def _also_sets(name: str, **values: Any) -> Callable[[], Patches]:
 
     def wrong(*args: Any, **options: Any) -> Change:
         change: Change = right(*args, **options)
-        return replace(change, set={**change.set, **values})
+        return Change(change.id, change.expect, {**change.set, **values})
 
     return lambda: [patch.object(states, name, wrong)]
 
@@ -293,7 +293,7 @@ def _bugs() -> Iterator[Planted]:
         return Planted(name, story, frozenset(caught_by), **how)
 
     yield bug("no fence", "a commit ignores what it expects", "fence", "finished", "cancel",
-              make_store=NoFence)  # fmt: skip
+              "attempts", make_store=NoFence)  # fmt: skip
     yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
     yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
               make_store=CountThenClaim)  # fmt: skip
@@ -341,7 +341,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
               patches=_starts_late)  # fmt: skip
     yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
-              "overrun", "alone", patches=_lets_go_by_id)  # fmt: skip
+              "overrun", "alone", patches=_lets_go_by_id, first_seed=50)  # fmt: skip
 
 
 PLANTED = tuple(_bugs())

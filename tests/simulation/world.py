@@ -91,8 +91,8 @@ class _World:
         broken = loop.create_task(monitor.broken.wait())
         await asyncio.wait({story, broken}, return_when=asyncio.FIRST_COMPLETED)
         self.ended_at = loop.time()
-        if story.done():
-            story.result()
+        if story.done() and (error := story.exception()) is not None:
+            monitor.fail("engine", f"{error!r} reached the client")
         monitor.broken.set()  # what happens from here on is the end of the loop itself
 
     async def _story(self) -> None:
