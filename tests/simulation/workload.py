@@ -134,7 +134,7 @@ class Client:
             (1, self._trigger),
             (1, self._pause),
             (2, self._resume),
-            (2, self._edit),
+            (3, self._edit),
         ]
         [deed] = self._rng.choices([d for _, d in deeds], [weight for weight, _ in deeds])
         try:
@@ -226,7 +226,9 @@ class Client:
         try:
             await self._scheduler.get_job("edited")
         except NotFound:
-            await self._scheduler.add_job("edited", handler="spare", schedule="4s", concurrency=2)
+            await self._scheduler.add_job(
+                "edited", handler="spare", schedule=rng.choice(("1500ms", "4s")), concurrency=2
+            )
             return
         match rng.randrange(4):
             case 0:
