@@ -17,7 +17,7 @@ from bench.measure import folder, ratio, rounded, spread
 from mainspring import Scheduler
 
 ROUNDS = 3
-RUNS = 10_000
+RUNS = 20_000
 SINGLE = 3_000
 IN_FLIGHT = 64
 

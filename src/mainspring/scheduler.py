@@ -26,7 +26,7 @@ from mainspring.engine.parts import Settings
 from mainspring.engine.portal import LoopThread, Portal
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
-from mainspring.handlers import Handler, Hooks, Registry
+from mainspring.handlers import Handler, Hooks, Registry, name_of
 from mainspring.model import Job, Owner, Page, Run, Source, State
 from mainspring.options import Options
 from mainspring.policy import Policy, Span
@@ -119,7 +119,7 @@ class Scheduler:
         def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any]:
             if isinstance(function, DecoratedJob):  # one function under two ids
                 function = function.handler.function
-            handler = Handler(id if id is not None else _name_of(function), function, hooks)
+            handler = Handler(id if id is not None else name_of(function), function, hooks)
             zone = self._timezone
             draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=schedule, **policy)
             self._registry.add(handler)
@@ -397,13 +397,6 @@ class Scheduler:
             self._home = None
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", None)
-    if not isinstance(name, str):
-        raise InvalidInput(f"{function!r} has no name of its own: give the job one with id=…")
-    return name
-
-
 def _options(given: dict[str, Any]) -> Options:
     unknown = given.keys() - {field.name for field in fields(Options)}
     if unknown:
@@ -416,7 +409,7 @@ def _states(given: State | str | Iterable[State | str] | None) -> frozenset[Stat
         return None
     try:
         return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
 
 

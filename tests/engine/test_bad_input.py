@@ -42,7 +42,7 @@ def test_a_scheduler(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])
 def test_a_store(url: str) -> None:
-    with pytest.raises(InvalidInput, match="known are sqlite:///|names no file"):
+    with pytest.raises(InvalidInput, match=r"known are sqlite:///|names no file"):
         Scheduler(url)
 
 
@@ -166,7 +166,9 @@ async def test_enqueuing(make: Make) -> None:
         await refused(InvalidArguments, "unknown cc", q.enqueue(to="a", cc="b"))
         await refused(InvalidArguments, "too many positional", q.enqueue("a", "b", "c"))
         await refused(InvalidArguments, "missing to", scheduler.enqueue("send", {}))
-        await refused(InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1]))
+        await refused(
+            InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1])
+        )
         await refused(InvalidArguments, "takes no arguments", scheduler.enqueue("bare", {"a": 1}))
         await refused(InvalidPayload, "holds a set", q.enqueue(to={1}))
         await refused(InvalidPayload, "at most 262,144", q.enqueue(to="x" * 300_000))

@@ -84,11 +84,14 @@ class Leases:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # What was claimed a moment ago is over a moment later, or looked at the next time.
+            # What was claimed a moment ago may be over a moment later: it is looked at then.
             before = self._parts.clock.monotonic() - LOOK_AGAIN
-            old = [w.run.id for w in self._held.values() if not w.ended and w.held_since < before]
+            held = [work for work in self._held.values() if not work.ended]
+            old = [work.run.id for work in held if work.held_since < before]
             if old:
                 self.heed(await self._parts.get(old))
+            if len(old) < len(held):
+                self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)
 
     async def _renew(self) -> None:

@@ -273,7 +273,7 @@ class Worker:
         for work in works:
             if work.began_at is not None:
                 seconds = max((now - work.began_at).total_seconds(), 1e-4)
-                self._handler_seconds += (seconds - self._handler_seconds) * 0.05
+                self._handler_seconds += (seconds - self._handler_seconds) * 0.2
 
     def _note_stuck(self, work: Work) -> None:
         self._stuck.add(work)
