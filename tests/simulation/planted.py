@@ -348,7 +348,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
               "alone", patches=_holds_on)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
-              patches=_starts_late, stress=True)  # fmt: skip
+              "overrun", patches=_starts_late, stress=True)  # fmt: skip
     yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
               "overrun", "alone", patches=_lets_go_by_id, stress=True)  # fmt: skip
 

@@ -152,11 +152,9 @@ class Client:
             except NotFound:
                 continue
 
-    async def probe(self, count: int) -> list[str]:
+    async def probe(self, count: int) -> None:
         """Enough work at once that every worker must take a part of it."""
-        runs = await self._scheduler.enqueue_many("plain", [None] * count, priority=9)
-        self._accept(*runs)
-        return [run.id for run in runs]
+        self._accept(*await self._scheduler.enqueue_many("plain", [None] * count, priority=9))
 
     def _accept(self, *runs: Run) -> None:
         for run in runs:

@@ -177,18 +177,15 @@ class _World:
 
     async def _alive(self, nodes: list[Node], client: Client) -> None:
         """Every worker that is up takes part when there is work for all of them."""
-        probes = await client.probe(WORKERS * PLACES * 3)
         loop = asyncio.get_running_loop()
-        ends = loop.time() + CALM
-        while self.monitor.unfinished() and loop.time() < ends:
+        began = loop.time()
+        count = WORKERS * PLACES * 3
+        await client.probe(count)
+        while self.monitor.unfinished() and loop.time() < began + CALM:
             await asyncio.sleep(1)
-        took = {
-            attempt.worker for run_id in probes for attempt in self.monitor.runs[run_id].attempts
-        }
         for node in nodes:
-            assert node.scheduler is not None
-            if node.scheduler._settings.worker_id not in took:
-                self.monitor.fail("alive", f"{node.author} took nothing of {len(probes)} runs")
+            if self.monitor.last_began.get(node.author, -1) < began:
+                self.monitor.fail("alive", f"{node.author} took nothing of {count} runs")
         for run in self.monitor.unfinished():
             self.monitor.fail("lost", f"{run.id} is still {run.state} ({run.reason})")
 
