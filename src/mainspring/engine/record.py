@@ -67,7 +67,7 @@ class Record:
         if verdict.problem is not None:
             work.context.will_retry = verdict.will_retry
             self.tell(hooks.on_error, work.context, verdict.problem.exception)
-        elif state is State.SUCCEEDED:
+        elif state is State.SUCCEEDED and hooks.on_success is not None:
             self.tell(hooks.on_success, work.context, work.result)
         judged = verdict.problem is not None or state is State.SUCCEEDED
         self._count(work, judged=judged, ok=verdict.problem is None)
