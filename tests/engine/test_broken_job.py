@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 
 from mainspring import Event, Scheduler
-from mainspring.engine import keeper
+from mainspring.engine.firing import plan
 from mainspring.model import Job
 
 
 async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = keeper.plan
-
     def planned(job: Job, *rest: Any) -> Any:
         if job.id == "bad":
             raise ZeroDivisionError("a schedule nobody can work out")
         return plan(job, *rest)
 
-    monkeypatch.setattr(keeper, "plan", planned)
+    monkeypatch.setattr("mainspring.engine.keeper.plan", planned)
     scheduler = Scheduler("memory://")
     ticked = asyncio.Event()
     told: list[Event] = []
