@@ -208,10 +208,10 @@ class Runner:
         self._outbox.append(work)
         if not self._collecting:
             self._collecting = True
-            if self._home is self._loop:
-                self._loop.call_soon(self._collect)
-            else:
+            if self._home is not self._loop:
                 _soon(self._loop, self._collect)
+            elif not self._loop.is_closed():  # a coroutine may be closed after its loop
+                self._loop.call_soon(self._collect)
 
     def _expire_on_loop(self, work: Work) -> None:
         if work.stop is None:
