@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pymongo import MongoClient
 
-from tests.servers.mongodb import TOPOLOGIES, Topology
+from tests.servers.mongodb import ReplicaSet, ShardedCluster, Standalone, Topology
 from tests.servers.runs import Run, current_run, leave_current_run
 from tests.servers.server import Client
 
@@ -31,6 +31,13 @@ __all__ = [
     "sharded_url",
     "standalone_url",
 ]
+
+
+SHARED: dict[str, Callable[[], Topology]] = {
+    "standalone": Standalone,
+    "replica-set": lambda: ReplicaSet(election_timeout=10),  # nobody kills it: let it be calm
+    "sharded": ShardedCluster,
+}
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +79,11 @@ def shared_url(run: Run, kind: str) -> str:
     for url in os.environ.get("MAINSPRING_TEST_MONGODB", "").split():
         if kind_of(url) == kind:
             return url
-    return run.shared(kind, lambda: started(TOPOLOGIES[kind]).url)
+    return run.shared(kind, lambda: started(SHARED[kind]()).url)
 
 
-def started(kind: type[Topology]) -> Topology:
+def started(servers: Topology) -> Topology:
     """Start a topology that outlives this process, for the run to end."""
-    servers = kind()
     try:
         servers.start()
     except BaseException:
