@@ -166,9 +166,7 @@ async def test_enqueuing(make: Make) -> None:
         await refused(InvalidArguments, "unknown cc", q.enqueue(to="a", cc="b"))
         await refused(InvalidArguments, "too many positional", q.enqueue("a", "b", "c"))
         await refused(InvalidArguments, "missing to", scheduler.enqueue("send", {}))
-        await refused(
-            InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1])
-        )
+        await refused(InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1]))
         await refused(InvalidArguments, "takes no arguments", scheduler.enqueue("bare", {"a": 1}))
         await refused(InvalidPayload, "holds a set", q.enqueue(to={1}))
         await refused(InvalidPayload, "at most 262,144", q.enqueue(to="x" * 300_000))

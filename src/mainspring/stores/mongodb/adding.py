@@ -62,76 +62,80 @@ async def _read(db: Database, ids: Iterable[str]) -> dict[str, Document]:
 
 
 class _Adding:
-    """A batch in which some runs have keys: they are decided in order."""
+    """A batch in which some runs have keys: decided in order, as far as order matters."""
 
     def __init__(self, db: Database, runs: Sequence[Run], made: Sequence[Document]) -> None:
         self._db = db
         self._runs = runs
-        self._made = {}
-        for run in made:
-            self._made.setdefault(run["_id"], run)
-        self._stands: dict[str, Document] = {}  # by the id asked for
+        self._made = made
+        self._ids = [run.id for run in runs]
+        self._stored: dict[str, Document] = {}  # those that are in, by id
+        self._holders: dict[int, Document] = {}  # who has the key that a run wanted, by position
         self._refused: set[str] = set()
 
     async def answers(self) -> list[Added]:
-        self._stands |= await _read(self._db, self._made)
+        self._stored |= await _read(self._db, set(self._ids))
         await self._take_at_once()
         plain: list[Document] = []
-        for run in self._runs:
-            made = self._made[run.id]
-            if run.id in self._stands or run.id in self._refused:
-                continue
-            if not self._refused.isdisjoint(run.after):
+        decided: list[Added | str] = []  # a text is the id of a run that is in
+        for at, run in enumerate(self._runs):
+            if at not in self._holders and run.id not in self._stored:
+                if not self._refused.isdisjoint(run.after):
+                    self._refused.add(run.id)
+                    decided.append(Added(replace(_as_kept(run), duplicate=True), duplicate=True))
+                    continue
+                if run.dedupe_key is None:
+                    plain.append(self._made[at])
+                    self._stored[run.id] = self._made[at]
+                else:
+                    await self._take([at])
+            if at in self._holders:
                 self._refused.add(run.id)
-            elif run.dedupe_key is None:
-                plain.append(made)
-                self._stands[run.id] = made
+                holder = read_run(self._holders[at])
+                decided.append(Added(replace(holder, duplicate=True), duplicate=True))
             else:
-                await self._take([made])
-        self._stands |= await _insert(self._db, plain) if plain else {}
-        return [self._answer(run) for run in self._runs]
+                decided.append(run.id)
+        self._stored |= await _insert(self._db, plain) if plain else {}
+        return [Added(read_run(self._stored[d])) if isinstance(d, str) else d for d in decided]
 
     async def _take_at_once(self) -> None:
-        """Those that hang on nothing in this batch: the first of each key, all together."""
-        ids = self._made.keys()
-        first: dict[str, Document] = {}
-        for run in self._runs:
-            if run.dedupe_key is not None and run.id not in self._stands:
-                first.setdefault(run.dedupe_key, self._made[run.id])
-        free = [r for r in first.values() if ids.isdisjoint(r.get("after", ()))]
-        await self._take(free)
-        held = {r["dedupe_key"]: r for r in free if self._holds(r)}
-        for run in self._runs:
-            made = self._made[run.id]
-            holder = held.get(run.dedupe_key or "") if run.dedupe_key is not None else None
-            if holder is None or holder is made or run.id in self._stands:
+        """Those that hang on nothing in this batch: the first of each key, all together. The
+        others of that key then have their answer too."""
+        free: dict[str, int] = {}
+        others: dict[str, list[int]] = {}
+        ids, seen = set(self._ids), set(self._stored)
+        for at, run in enumerate(self._runs):
+            key = run.dedupe_key
+            alone = run.id not in seen and ids.isdisjoint(run.after)
+            seen.add(run.id)
+            if key is None:
                 continue
-            if ids.isdisjoint(run.after):  # the same key again: what came first has it
-                self._refused.add(run.id)
-                self._stands[run.id] = self._stands[holder["_id"]]
+            if key not in free and key not in others and alone:
+                free[key] = at
+            else:
+                others.setdefault(key, []).extend([at] if alone else [])
+        await self._take(list(free.values()))
+        for key, at in free.items():
+            holder = self._holders.get(at, self._stored.get(self._ids[at]))
+            if holder is not None and (at in self._holders or holder["state"] in LIVE_STATES):
+                self._holders |= dict.fromkeys(others.get(key, ()), holder)
 
-    def _holds(self, made: Document) -> bool:
-        """Whether the key is surely taken now, by this run or by the one that stands for it."""
-        stands = self._stands[made["_id"]]
-        return made["_id"] in self._refused or stands["state"] in LIVE_STATES
-
-    async def _take(self, made: Sequence[Document]) -> None:
-        if not made:
+    async def _take(self, places: Sequence[int]) -> None:
+        """Try to insert the runs at these places, each with its key: no id or key twice."""
+        if not places:
             return
-        answers = await keys.take(self._db, made)
-        for run in made:
-            stands = answers[run["_id"]]
-            self._stands[run["_id"]] = run if stands is None else stands
-            if stands is not None and stands["_id"] != run["_id"]:
-                self._refused.add(run["_id"])
-
-    def _answer(self, run: Run) -> Added:
-        if run.id not in self._refused:
-            return Added(read_run(self._stands[run.id]))
-        stands = self._stands.get(run.id)
-        holder = replace(run, payload=_kept(run)) if stands is None else read_run(stands)
-        return Added(replace(holder, duplicate=True), duplicate=True)
+        stands = await keys.take(self._db, [self._made[at] for at in places])
+        for at in places:
+            run_id = self._ids[at]
+            found = stands[run_id]
+            if found is not None and found["_id"] != run_id:
+                self._holders[at] = found
+            else:
+                self._stored[run_id] = found or self._made[at]
 
 
-def _kept(run: Run) -> object:
-    return None if run.payload is None else codec.decode(codec.encode(run.payload))
+def _as_kept(run: Run) -> Run:
+    """The run with its payload as it would come back."""
+    if run.payload is None:
+        return run
+    return replace(run, payload=codec.decode(codec.encode(run.payload)))

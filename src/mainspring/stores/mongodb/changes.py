@@ -164,7 +164,7 @@ def _still_expected(item: Written, kept: Document) -> bool:
         return False
     if "lease_until" not in item.expect:
         return True
-    return read_run(kept).lease_until == item.expect["lease_until"]
+    return bool(read_run(kept).lease_until == item.expect["lease_until"])
 
 
 def _field(kept: Document, name: str) -> Any:

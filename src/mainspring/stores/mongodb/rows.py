@@ -235,13 +235,13 @@ def encode_fields(fields: Mapping[str, Any]) -> Document:
 def expecting(expect: Mapping[str, Any]) -> Document:
     """The filter that finds a run only while all this stands."""
     plain = {name: value for name, value in expect.items() if name != "lease_until"}
-    found = {name: {"$eq": value} for name, value in encode_fields(plain).items()}
+    found: Document = {name: {"$eq": value} for name, value in encode_fields(plain).items()}
     if "lease_until" in expect:
         seen = expect["lease_until"]
         if seen is None:
             found["leased_at"] = {"$eq": None}
         else:
-            found["$expr"] = {"$eq": [until("leased_at", "lease"), to_us(seen)]}  # type: ignore[dict-item]
+            found["$expr"] = {"$eq": [until("leased_at", "lease"), to_us(seen)]}
     return found
 
 

@@ -78,10 +78,10 @@ async def prepare(database: Database) -> None:
         ]
         if missing:
             await database.handle[database.prefix + collection].create_indexes(missing)
-    found = await database.meta.find_one_and_update(
-        {"_id": "schema"}, {"$setOnInsert": {"version": VERSION}}, upsert=True, return_document=True
-    )
-    if found["version"] > VERSION:
+    schema = {"_id": "schema"}
+    await database.meta.update_one(schema, {"$setOnInsert": {"version": VERSION}}, upsert=True)
+    found = await database.meta.find_one(schema)
+    if found is not None and found["version"] > VERSION:
         raise StoreTooNew(
             f"the database was written by a newer Mainspring (version {found['version']} of its"
             f" layout; this one knows {VERSION}). Upgrade this program"
