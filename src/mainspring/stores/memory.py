@@ -81,7 +81,7 @@ class MemoryStore:
         refused: set[str] = set()
         added = []
         for run in runs:
-            follows = not refused.isdisjoint(run.after)
+            follows = run.id not in self._runs and not refused.isdisjoint(run.after)
             one = Added(replace(run, duplicate=True), True) if follows else self._add(run, now)
             added.append(one)
             if one.duplicate:

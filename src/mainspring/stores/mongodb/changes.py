@@ -1,9 +1,9 @@
 """Commit: changes applied where all they expect still stands.
 
 Changes that expect the same are one update of many documents: what they all set is set at
-once, and what differs is looked up in a list by the document's id (measured: 5 times cheaper
-for the server than an update for each). Where fewer were matched than sent, they are read
-back, and each is one of three:
+once, and what differs is looked up in a list by the document's id. That is three times cheaper
+than an update for each (docs/decisions/0006-mongodb-store.md has the figures). Where fewer were
+matched than sent, they are read back, and each is one of three:
 
     mine     its values are there now, under its token: applied, just now or before
     resend   what it expects still stands: a chunk was on the move; send it again

@@ -146,7 +146,7 @@ async def _heads(db: Database, lanes: Sequence[Document], count: int) -> list[Do
     found: list[Document] = []
     for part in chunks(lanes, WALKS):
         walk = db.runs.find(due_runs(db, part), _SHOWN)
-        walk = walk.sort([("priority", -1), ("run_at", 1)]).limit(count)
+        walk = walk.sort([("priority", -1), ("run_at", 1)]).limit(count).batch_size(count)
         found += await walk.to_list(count)
     if len(lanes) > WALKS:
         found.sort(key=lambda run: (-run["priority"], run["run_at"]))
@@ -203,7 +203,8 @@ async def _take(
             raise
         runs = await db.settled()
     mine = {"_id": {"$in": ids}, "nonce": nonce, "state": "running"}
-    taken = {run["_id"]: run async for run in runs.find(mine, hint=BY_ID)}
+    found = runs.find(mine, hint=BY_ID, batch_size=len(ids) + 1)  # one answer, no second call
+    taken = {run["_id"]: run async for run in found}
     return [read_run(taken[run_id]) for run_id in ids if run_id in taken]
 
 

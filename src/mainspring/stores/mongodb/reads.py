@@ -104,7 +104,8 @@ async def counts(db: Database) -> Counts:
     """Two walks along indexes, without a look at the documents."""
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
-        runs[group["_id"]["job"]][State(group["_id"]["state"])] = group["count"]
+        if group["_id"]["state"] != RESERVED:
+            runs[group["_id"]["job"]][State(group["_id"]["state"])] = group["count"]
     due: dict[str, Due] = {}
     async for group in await db.runs.aggregate(counted_due(to_us(await db.now())), hint="due"):
         handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
@@ -115,11 +116,9 @@ async def counts(db: Database) -> Counts:
 
 
 def counted() -> list[Document]:
+    """Without a `$match`: with one, every document would be fetched."""
     by = {"job": "$job_id", "state": "$state"}
-    return [
-        {"$match": {"state": {"$in": list(STATES)}}},
-        {"$group": {"_id": by, "count": {"$sum": 1}}},
-    ]
+    return [{"$group": {"_id": by, "count": {"$sum": 1}}}]
 
 
 def counted_due(now: int) -> list[Document]:

@@ -44,9 +44,7 @@ INDEXES = (
     ),
     # Lapsed leases: a range for each length of lease there is.
     Index("runs", "leases", [("state", 1), ("lease", 1), ("leased_at", 1)], {"state": "running"}),
-    # Places taken under a limit.
-    Index("runs", "running", [("state", 1), ("job_id", 1)], {"state": "running"}),
-    # Lists, newest first; counts.
+    # Lists, newest first; counts; what runs of a limited job.
     Index("runs", "newest", [("state", 1), ("created_at", -1), ("_id", -1)]),
     Index("runs", "newest_of_job", [("job_id", 1), ("state", 1), ("created_at", -1), ("_id", -1)]),
     # Overlap: the unfinished runs of a job's slots.

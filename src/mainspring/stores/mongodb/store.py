@@ -62,6 +62,10 @@ class MongoStore:
     def __repr__(self) -> str:
         return f"MongoStore({without_password(self.address.url)!r})"
 
+    def index_script(self) -> str:
+        """What `open` makes, for an operator who would rather make it by hand."""
+        return schema.index_script(self.address.database, self.address.prefix)
+
     async def open(self) -> None:
         if self._session is not None:
             return

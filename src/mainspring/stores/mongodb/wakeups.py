@@ -104,9 +104,8 @@ class Bell:
         await wakeups.insert_one({"mark": mark})
         new = False
         with pymongo.timeout(None):
-            cursor = wakeups.find(
-                {}, cursor_type=CursorType.TAILABLE_AWAIT, max_await_time_ms=AWAIT_MS
-            )
+            cursor = wakeups.find({}, cursor_type=CursorType.TAILABLE_AWAIT)
+            cursor = cursor.max_await_time_ms(AWAIT_MS)
             async with cursor:
                 while cursor.alive:
                     async for hint in cursor:
