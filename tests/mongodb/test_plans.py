@@ -100,7 +100,7 @@ async def found(
 
 async def test_the_claim_looks_at_what_it_takes(store: MongoStore) -> None:
     db = store._db
-    order = {"priority": -1, "run_at": 1}
+    order = dict(claims.ORDER)
     plan = await found(db, "runs", claims.due_runs(db, [HERE]), 100, order)
     assert (plan.given, plan.documents) == (100, 100)
     assert plan.keys <= 112  # ten priorities: one seek past the future of each

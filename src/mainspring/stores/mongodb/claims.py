@@ -39,7 +39,8 @@ TRIES = 40
 WALKS = 100
 """Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
 PRIORITIES = list(range(10))
-_SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "token", "fence"), 1)
+_SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
+ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
 
 
 class Crowd:
@@ -108,7 +109,7 @@ async def _select(
     while True:
         lanes = [lane for lane in lanes if room.left(lane["g"])]
         found = await _heads(db, lanes, width + len(taken))
-        if await _mislaid(db, found, room):
+        if await _mislaid(db, found):
             return None
         turned_away = False
         for run in found:
@@ -122,8 +123,7 @@ async def _select(
             else:
                 turned_away = True
         if len(taken) == width or not turned_away:
-            order = sorted(taken.values(), key=lambda run: (-run["priority"], run["run_at"]))
-            return crowd.chosen(order, claim.limit), room
+            return crowd.chosen(sorted(taken.values(), key=_turn), claim.limit), room
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:
@@ -146,15 +146,19 @@ async def _heads(db: Database, lanes: Sequence[Document], count: int) -> list[Do
     found: list[Document] = []
     for part in chunks(lanes, WALKS):
         walk = db.runs.find(due_runs(db, part), _SHOWN)
-        walk = walk.sort([("priority", -1), ("run_at", 1)]).limit(count).batch_size(count)
+        walk = walk.sort(ORDER).limit(count).batch_size(count)
         found += await walk.to_list(count)
     if len(lanes) > WALKS:
-        found.sort(key=lambda run: (-run["priority"], run["run_at"]))
+        found.sort(key=_turn)
         found = found[:count]
     return found
 
 
-async def _mislaid(db: Database, runs: Iterable[Document], room: Room) -> bool:
+def _turn(run: Document) -> tuple[int, int, int]:
+    return -run["priority"], run["run_at"], run["created_at"]
+
+
+async def _mislaid(db: Database, runs: Iterable[Document]) -> bool:
     """Whether some runs' jobs have a limit that their lanes do not know of. They do then."""
     job_ids = {run["job_id"] for run in runs if not run["lane"]["g"]}
     if not job_ids:

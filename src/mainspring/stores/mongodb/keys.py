@@ -24,7 +24,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import duplicates_only
 from mainspring.stores.mongodb.reserved import carry_out, discard, half_made, intent, reserve
-from mainspring.stores.mongodb.rows import LIVE_STATES
+from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED
 
 __all__ = ["drop", "holders", "take", "take_again"]
 
@@ -55,7 +55,7 @@ async def take(db: Database, runs: Sequence[Document]) -> dict[str, Document | N
         for run_id, run in list(left.items()):
             look = looks[run["dedupe_key"]]
             if look.other_than(run_id) and look.run is not None and half_made(look.run):
-                await carry_out(db, [look.run])
+                await _help(db, look)
             elif look.other_than(run_id) and look.holds:
                 answers[run_id] = look.run
             else:
@@ -85,7 +85,7 @@ async def take_again(db: Database, run: Document, where: Document, put: Document
         look = (await _look(db, [key]))[key]
         if look.other_than(run_id):
             if look.run is not None and half_made(look.run):
-                await carry_out(db, [look.run])
+                await _help(db, look)
                 continue
             if look.holds:
                 await _forget(db, run_id, wish)
@@ -100,8 +100,7 @@ async def take_again(db: Database, run: Document, where: Document, put: Document
             if now["intent"]["by"] != wish["by"]:
                 await _forget(db, run_id, now["intent"])  # it begins again, if it lives
                 continue
-        await _point(db, [(run_id, key, {key: look})])
-        if (await _look(db, [key]))[key].other_than(run_id):
+        if not await _point(db, [(run_id, key, {key: look})]):
             continue
         await carry_out(db, [{**run, "intent": wish}])
         now = await db.runs.find_one({"_id": run_id})
@@ -155,8 +154,21 @@ async def _held_by_time(db: Database, runs: Mapping[str, Document]) -> set[str]:
     return {run["_id"] async for run in db.runs.find(to_come, {"_id": 1})}
 
 
-async def _point(db: Database, wishes: Sequence[tuple[str, str, Mapping[str, _Look]]]) -> None:
-    """Make keys point at runs, unless they have changed since the look."""
+async def _help(db: Database, look: _Look) -> None:
+    """Make the half-made run behind a key whole.
+
+    A revival is only safe once the key has changed behind its intent: someone may have seen the
+    run when it was still over, and be about to take its key. A new run's key has.
+    """
+    assert look.run is not None
+    assert look.key is not None
+    key = look.key["_id"]
+    if look.run["state"] == RESERVED or await _point(db, [(look.run["_id"], key, {key: look})]):
+        await carry_out(db, [look.run])
+
+
+async def _point(db: Database, wishes: Sequence[tuple[str, str, Mapping[str, _Look]]]) -> int:
+    """Make keys point at runs, unless they have changed since the look; say how many do."""
     operations: list[Any] = []
     for run_id, key, looks in wishes:
         seen = looks[key].key
@@ -167,12 +179,14 @@ async def _point(db: Database, wishes: Sequence[tuple[str, str, Mapping[str, _Lo
             change = {"$set": {"run": run_id}, "$inc": {"version": 1}}
             operations.append(UpdateOne(same, change))
     if not operations:
-        return
+        return 0
     try:
-        await db.keys.bulk_write(operations, ordered=False)
+        result = await db.keys.bulk_write(operations, ordered=False)
     except BulkWriteError as error:
         if not duplicates_only(error):
             raise
+        return int(error.details["nInserted"] + error.details["nMatched"])
+    return result.inserted_count + result.matched_count
 
 
 async def _settle(db: Database, runs: Sequence[Document], made: set[str]) -> list[str]:

@@ -39,7 +39,7 @@ INDEXES = (
     Index(
         "runs",
         "due",
-        [("state", 1), ("lane", 1), ("priority", -1), ("run_at", 1)],
+        [("state", 1), ("lane", 1), ("priority", -1), ("run_at", 1), ("created_at", 1)],
         {"state": "pending"},
     ),
     # Lapsed leases: a range for each length of lease there is.
