@@ -26,9 +26,10 @@ from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite.lock import TurnLock
 
 __all__ = [
+    "backlog",
     "bare_drain",
     "bare_enqueue",
-    "claim_cost",
+    "claim_times",
     "compare",
     "fill",
     "store_drain",
@@ -233,28 +234,27 @@ async def _store_drain(path: Path | str, count: int, batch: int) -> float:
     return rate
 
 
-def claim_cost(path: Path | str, pending: int, future: int = 0, batch: int = 200) -> float:
-    """Seconds for a claim of `batch` and its commit (the median of 20) with so many runs pending,
-    and so many of the highest priority that are due in a year."""
+def backlog(path: Path, pending: int, future: int = 0) -> None:
+    """So many runs pending, and so many of the highest priority that are due in a year."""
     fill(path, pending)
     fill(path, future, run_at=us() + 365 * 86_400 * 1_000_000, priority=9)
-    return asyncio.run(_claim_cost(path, batch))
 
 
-async def _claim_cost(path: Path | str, batch: int) -> float:
+async def claim_times(path: Path, count: int, batch: int = 200) -> list[float]:
+    """Seconds for each of some claims of `batch`, with their commits."""
     store = SqliteStore(path)
     await store.open()
     claim = Claim(
         worker="store", handlers=frozenset({HANDLER}), limit=batch, lease=timedelta(seconds=30)
     )
     times = []
-    for _ in range(20):
+    for _ in range(count):
         began = time.perf_counter()
         runs = await store.claim(claim)
         times.append(time.perf_counter() - began)
         assert len(runs) == batch
     await store.close()
-    return sorted(times)[len(times) // 2]
+    return times
 
 
 def compare(folder: Path, count: int = 40_000, batch: int = 200) -> dict[str, float]:

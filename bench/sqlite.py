@@ -16,8 +16,8 @@ from bench import bare_sqlite
 from bench.measure import folder, ratio, rounded, spread
 from mainspring import Scheduler
 
-ROUNDS = 3
-RUNS = 10_000
+ROUNDS = 5
+RUNS = 20_000
 SINGLE = 3_000
 IN_FLIGHT = 64
 

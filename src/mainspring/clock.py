@@ -24,8 +24,7 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
 
 def utcnow() -> datetime:
@@ -58,4 +57,4 @@ class CarriedClock:
         self._read_at = self._monotonic()
 
     def now(self) -> datetime:
-        return self._reading + timedelta(seconds=self._monotonic() - self._read_at)
+        return self._reading + timedelta(0, self._monotonic() - self._read_at)

@@ -16,6 +16,8 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from mainspring.errors import InvalidPayload
 
 __all__ = ["MAX_BYTES", "decode", "encode"]
@@ -51,8 +53,12 @@ def encode(value: Any, *, what: str = "payload", limit: int = MAX_BYTES) -> str:
 def decode(text: str | None) -> Any:
     if text is None:
         return None
-    # Most payloads hold no tagged value: the plain decoder is several times faster.
-    return json.loads(text, object_hook=_untagged) if '"$' in text else json.loads(text)
+    if '"$' in text:  # most payloads hold no tagged value
+        return json.loads(text, object_hook=_untagged)
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:  # it is strict about lone surrogates, which JSON can hold
+        return json.loads(text)
 
 
 def _prepared(value: Any, what: str, depth: int) -> Any:

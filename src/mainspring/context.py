@@ -35,7 +35,6 @@ class RunContext:
         "latest_progress",
         "payload",
         "resources",
-        "result",
         "results",
         "run_id",
         "scheduled_at",
@@ -57,7 +56,6 @@ class RunContext:
         self.payload: Any = run.payload
         self.resources: Mapping[str, Any] = resources if resources is not None else {}
         self.results: Mapping[str, Any] = results if results is not None else {}
-        self.result: Any = None
         self.cancelled: bool = False
         self.will_retry: bool = False
         self.latest_progress: Progress | None = None

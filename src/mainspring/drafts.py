@@ -19,7 +19,7 @@ from mainspring.model import (
     check_job_id,
     replace,
 )
-from mainspring.policy import Isolation, Policy
+from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Schedule
 
 __all__ = ["draft_job", "edited", "refuse_circles"]
@@ -150,6 +150,11 @@ def _check(job: Job, handler: Handler | None) -> None:
     if not isinstance(job.enabled, bool):
         raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
     codec.encode(job.payload)
+    if job.policy.delivery is Delivery.EFFECT_ONCE:
+        raise InvalidInput(
+            'delivery="effect_once" needs a transaction shared with the handler, which no store'
+            " offers yet; use at_least_once with an idempotent handler, or at_most_once"
+        )
     if job.schedule is not None and job.policy.after:
         raise InvalidInput(
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"

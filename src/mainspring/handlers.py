@@ -10,7 +10,7 @@ from typing import Any
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
 
-__all__ = ["Handler", "Hooks", "Registry"]
+__all__ = ["Handler", "Hooks", "Registry", "name_of"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
@@ -132,6 +132,13 @@ class Registry:
 
     def names(self) -> frozenset[str]:
         return frozenset(self._handlers)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise InvalidInput(f"{function!r} has no name of its own: give the job one with id=…")
+    return name
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:

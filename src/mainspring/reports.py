@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Literal
 
 from mainspring.engine.engine import Engine
-from mainspring.engine.parts import Settings
 from mainspring.errors import StoreError
 from mainspring.model import State
+from mainspring.settings import Settings
 from mainspring.store import JobQuery, RunQuery
 
 __all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]

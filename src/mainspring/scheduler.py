@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import random
-import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -22,17 +20,17 @@ from mainspring.decorated import DecoratedJob, JobDecorator
 from mainspring.drafts import draft_job, edited, refuse_circles
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
-from mainspring.engine.parts import Settings
 from mainspring.engine.portal import LoopThread, Portal
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
-from mainspring.handlers import Handler, Hooks, Registry
+from mainspring.handlers import Handler, Hooks, Registry, name_of
 from mainspring.model import Job, Owner, Page, Run, Source, State
 from mainspring.options import Options
-from mainspring.policy import Policy, Span
+from mainspring.policy import Span
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.schedules import Schedule
 from mainspring.schedules.zones import zone_named
+from mainspring.settings import Settings
 from mainspring.signals import run_until_signal
 from mainspring.store import JobQuery, RunQuery, Store
 from mainspring.stores import open_store
@@ -73,13 +71,13 @@ class Scheduler:
         self._timezone = timezone
         self._zone = zone_named(timezone)
         self._rng = rng or random.SystemRandom()
-        self._settings = Settings(
-            worker_id=f"{socket.gethostname()}:{os.getpid()}:{self._rng.getrandbits(32):08x}",
-            workers=_workers(workers),
-            queues=_queues(queues),
-            lease=_lease(lease),
-            poll=_poll(poll),
-            retention=duration(retention, what="retention"),
+        self._settings = Settings.make(
+            self._rng,
+            workers=workers,
+            queues=queues,
+            lease=lease,
+            poll=poll,
+            retention=retention,
             leader_election=leader_election,
         )
         self._resources: Mapping[str, Any] = dict(resources or {})
@@ -119,7 +117,7 @@ class Scheduler:
         def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any]:
             if isinstance(function, DecoratedJob):  # one function under two ids
                 function = function.handler.function
-            handler = Handler(id if id is not None else _name_of(function), function, hooks)
+            handler = Handler(id if id is not None else name_of(function), function, hooks)
             zone = self._timezone
             draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=schedule, **policy)
             self._registry.add(handler)
@@ -155,10 +153,7 @@ class Scheduler:
         """Set what an operator may choose over the code, before start; None leaves it."""
         if self._portal is not None:
             raise InvalidState("the scheduler is running: configure it before start")
-        if workers is not None:
-            self._settings = replace(self._settings, workers=_workers(workers))
-        if queues is not None:
-            self._settings = replace(self._settings, queues=frozenset(queues))
+        self._settings = self._settings.changed(workers=workers, queues=queues)
         return self
 
     # Life
@@ -397,13 +392,6 @@ class Scheduler:
             self._home = None
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", None)
-    if not isinstance(name, str):
-        raise InvalidInput(f"{function!r} has no name of its own: give the job one with id=…")
-    return name
-
-
 def _options(given: dict[str, Any]) -> Options:
     unknown = given.keys() - {field.name for field in fields(Options)}
     if unknown:
@@ -416,7 +404,7 @@ def _states(given: State | str | Iterable[State | str] | None) -> frozenset[Stat
         return None
     try:
         return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
 
 
@@ -424,32 +412,3 @@ def _page(limit: int) -> int:
     if not isinstance(limit, int) or not 1 <= limit <= 1000:
         raise InvalidInput(f"limit is 1 to 1000, not {limit!r}")
     return limit
-
-
-def _workers(given: int) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
-        raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
-    return given
-
-
-def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
-    if given is None:
-        return None
-    names = frozenset([given] if isinstance(given, str) else given)
-    for name in names:
-        Policy.make(queue=name)  # refuses what no queue can be called
-    return names
-
-
-def _lease(given: Span) -> timedelta:
-    lease = duration(given, what="lease")
-    if lease < timedelta(seconds=1):
-        raise InvalidInput(f"the shortest lease is 1 s, not {given!r}")
-    return lease
-
-
-def _poll(given: Span) -> timedelta:
-    poll = duration(given, what="poll")
-    if not timedelta(milliseconds=10) <= poll <= timedelta(minutes=1):
-        raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}")
-    return poll

@@ -38,7 +38,7 @@ MAX_LAPSES = 4
 """The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
 
 
-class Change(Struct, frozen=True):
+class Change(Struct, frozen=True, gc=False):
     """Write `set` to the run `id` if every field of `expect` still has the value given."""
 
     id: str

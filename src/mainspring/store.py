@@ -85,6 +85,8 @@ class Firing(Struct, frozen=True, kw_only=True):
     overlap: Overlap
     next_run_at: datetime | None
     last_run_at: datetime | None
+    valid_until: datetime | None = None
+    """What is due was worked out for a moment; by the store's clock it holds until this one."""
 
 
 class Fired(Struct, frozen=True):
@@ -216,10 +218,11 @@ class Store(Protocol):
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         """Fire slots: insert each firing's runs and advance its job, as one.
 
-        Not done where the job is gone or has another version. Firings of one job in a call are
-        a chain: where one is not done, those behind it are not either (an edit may have brought
-        the job to the very version that the second expects). Overlap is decided in here, by
-        `overlapped`, on what the store holds at that moment.
+        Not done where the job is gone or has another version, nor after `valid_until` (a node
+        that slept between its plan and this call has to look again). Firings of one job in a
+        call are a chain: where one is not done, those behind it are not either (an edit may
+        have brought the job to the very version that the second expects). Overlap is decided
+        in here, by `overlapped`, on what the store holds at that moment.
         """
         ...
 

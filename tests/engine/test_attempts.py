@@ -491,4 +491,4 @@ async def test_a_decorated_function_stays_a_function(make: Make) -> None:
 
     assert double(4) == 8
     assert await triple(4) == 12
-    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+    assert (vars(double)["__name__"], double.__doc__) == ("double", "Twice.")

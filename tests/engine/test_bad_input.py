@@ -42,7 +42,7 @@ def test_a_scheduler(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])
 def test_a_store(url: str) -> None:
-    with pytest.raises(InvalidInput, match="known are sqlite:///|names no file"):
+    with pytest.raises(InvalidInput, match=r"known are sqlite:///|names no file"):
         Scheduler(url)
 
 
@@ -69,6 +69,7 @@ def test_a_store(url: str) -> None:
         ({"start_deadline": 0}, "start_deadline is longer than zero"),
         ({"delivery": "exactly_once"}, "delivery is one of at_least_once"),
         ({"delivery": "at_most_once", "retries": 1}, "takes no retries"),
+        ({"delivery": "effect_once"}, "which no store offers yet"),
         ({"isolation": "container"}, "isolation is one of auto, thread, process"),
         ({"memory_limit": "1GB"}, 'only be kept with isolation="process"'),
         ({"memory_limit": "lots", "isolation": "process"}, "'512MiB' or '2GB', not 'lots'"),
@@ -166,7 +167,9 @@ async def test_enqueuing(make: Make) -> None:
         await refused(InvalidArguments, "unknown cc", q.enqueue(to="a", cc="b"))
         await refused(InvalidArguments, "too many positional", q.enqueue("a", "b", "c"))
         await refused(InvalidArguments, "missing to", scheduler.enqueue("send", {}))
-        await refused(InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1]))
+        await refused(
+            InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1])
+        )
         await refused(InvalidArguments, "takes no arguments", scheduler.enqueue("bare", {"a": 1}))
         await refused(InvalidPayload, "holds a set", q.enqueue(to={1}))
         await refused(InvalidPayload, "at most 262,144", q.enqueue(to="x" * 300_000))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from mainspring import Breaker, State
+from mainspring.states import request_cancel
+from mainspring.store import Store
+from mainspring.testing import FaultyStore
 from tests.engine.conftest import Make
-from tests.engine.kit import Heard, ended
+from tests.engine.kit import Heard, Weather, ended, opened
 
 
 async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
@@ -86,3 +89,32 @@ async def test_a_cancelled_probe_closes_nothing(make: Make) -> None:
         await ended(scheduler, await call.enqueue(wait=False))
         await heard.until("breaker.half_open", 2)
         await heard.until("breaker.opened", 2)
+
+
+async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
+    make: Make, place: str | Store
+) -> None:
+    weather, store = Weather(), opened(place)
+    scheduler = make(FaultyStore(store, weather), workers=1)
+    heard = Heard(scheduler)
+    go = asyncio.Event()
+
+    @scheduler.job(breaker=Breaker(failures=1, reset="100ms"))
+    async def call(wait: bool) -> None:
+        if wait:
+            await go.wait()
+        raise RuntimeError
+
+    async with scheduler:
+        await ended(scheduler, await call.enqueue(wait=False))
+        probe = await call.enqueue(wait=True)
+        await heard.until("run.started", 2)
+        running = await scheduler.get_run(probe.id)
+        weather.foul = {"get"}  # so that the worker learns of it by its refused commit alone
+        assert await store.commit([request_cancel(running, "elsewhere")]) == [True]
+        go.set()
+        await asyncio.sleep(0.05)
+        weather.foul = set()
+        assert (await ended(scheduler, probe)).state is State.CANCELLED
+        assert (await scheduler.job_health("call")).breaker != "closed"
+    assert "breaker.closed" not in heard.names

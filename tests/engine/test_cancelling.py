@@ -1,4 +1,4 @@
-"""Cancelling runs and trying them again: what was cancelled stays so, what is revived is the same."""
+"""Cancelling runs and trying them again: cancelled stays cancelled, revived is the same run."""
 
 from __future__ import annotations
 

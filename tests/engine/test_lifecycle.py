@@ -271,6 +271,7 @@ async def test_prefetched_runs_are_given_back_unstarted(make: Make, second_clien
     assert {(run.attempt, run.attempts, run.lapses) for run in back} == {(0, (), 0)}
 
 
+SRC = str(Path(__file__).parents[2] / "src")
 SCRIPT = """
 import asyncio, sys, time
 from mainspring import Scheduler
@@ -316,7 +317,7 @@ async def _script(file: str, mode: str) -> asyncio.subprocess.Process:
         *(sys.executable, "-c", SCRIPT, file, mode),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path("src").resolve())},
+        env={**os.environ, "PYTHONPATH": SRC},
     )
     assert child.stdout is not None
     assert await asyncio.wait_for(child.stdout.readline(), 20) == b"began\n"

@@ -211,7 +211,7 @@ async def test_overlap_queue(world: World) -> None:
 
 @virtual
 async def test_overlap_replace(world: World) -> None:
-    found, most = await overlapping(world, "replace")
+    found, _ = await overlapping(world, "replace")
     assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]
     assert found[0].reason == f"replaced by {found[1].id}"
 

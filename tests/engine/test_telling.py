@@ -104,7 +104,9 @@ async def test_failing_hooks_and_listeners_are_harmless(
 
 async def test_listeners_by_pattern_sync_and_async_and_unsubscribed(make: Make) -> None:
     scheduler = make()
-    everything, runs, one, gone = Heard(scheduler), Heard(scheduler, "run.*"), [], []
+    everything, runs = Heard(scheduler), Heard(scheduler, "run.*")
+    one: list[Event] = []
+    gone: list[Event] = []
     loop = asyncio.get_running_loop()
 
     async def later(event: Event) -> None:
@@ -133,7 +135,7 @@ async def test_listeners_by_pattern_sync_and_async_and_unsubscribed(make: Make) 
     assert event.run is not None
     assert (event.run.id, event.run.state, event.run.result) == (run.id, State.SUCCEEDED, 1)
     assert event.time.tzinfo is not None
-    with pytest.raises(InvalidInput, match="there is no event 'run.finished'; known are"):
+    with pytest.raises(InvalidInput, match=r"there is no event 'run\.finished'; known are"):
         scheduler.on("run.finished", print)
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from tests.simulation.world import Report, simulate
@@ -18,7 +19,7 @@ CHUNK = 20
 def main() -> int:
     arguments = _arguments()
     if arguments.seed is not None:
-        return _one(arguments.seed, trace=arguments.trace)
+        return _one(arguments.seed, trace=arguments.trace, stress=arguments.stress)
     return _many(arguments)
 
 
@@ -28,12 +29,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default 2)")
     parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--stress", action="store_true", help="the harder world")
     parser.add_argument("--trace", action="store_true", help="show all that happens in it")
     return parser.parse_args()
 
 
-def _one(seed: int, *, trace: bool) -> int:
-    report = simulate(seed, trace=trace)
+def _one(seed: int, *, trace: bool, stress: bool) -> int:
+    report = simulate(seed, trace=trace, stress=stress)
     for line in report.lines:
         _say(line)
     _say(f"seed {seed}: {report.virtual_seconds:.1f} virtual s, {report.calls} writes")
@@ -47,14 +49,16 @@ def _many(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     counted: Counter[str] = Counter()
     done = 0
-    for report in _reports(arguments.start, arguments.seeds, arguments.jobs):
+    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    for report in _reports(seeds, arguments.jobs, arguments.stress):
         done += 1
         counted += report.counted
         if report.violations:
             _say(f"\nseed {report.seed} FAILED after {done} seeds:")
             for violation in report.violations:
                 _say(f"  {violation}")
-            _say(f"again: python -m tests.simulation --seed {report.seed} --trace")
+            stress = " --stress" * arguments.stress
+            _say(f"again: python -m tests.simulation --seed {report.seed} --trace{stress}")
             return 1
         if done % CHUNK == 0 or done == arguments.seeds:
             rate = done / (time.monotonic() - began)
@@ -66,13 +70,13 @@ def _many(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _reports(start: int, count: int, jobs: int) -> Iterator[Report]:
-    seeds = range(start, start + count)
+def _reports(seeds: range, jobs: int, stress: bool) -> Iterator[Report]:
+    work = partial(simulate, stress=stress)
     if jobs == 1:
-        yield from map(simulate, seeds)
+        yield from map(work, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(simulate, seeds, chunksize=CHUNK)
+        yield from pool.imap_unordered(work, seeds, chunksize=CHUNK)
 
 
 def _say(text: str, **how: Any) -> None:

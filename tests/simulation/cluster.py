@@ -40,6 +40,10 @@ class Bad:
             outages=outages,
         )
 
+    def worsen(self, seed: int) -> None:
+        """Answers are lost all the time, and all is slow."""
+        self._plan = RandomFaults(seed, before=0.03, after=0.2, delay=0.3, delay_after=0.3)
+
     def inject(self, method: str) -> Injection:
         if not self.on:
             return Injection()

@@ -91,6 +91,7 @@ class Monitor:
     acknowledged: set[str] = field(default_factory=set)
     cancelled: dict[str, int] = field(default_factory=dict)
     retention: timedelta = timedelta(days=30)
+    last_began: dict[str, float] = field(default_factory=dict)
     _digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     _runs: dict[str, Run] = field(default_factory=dict)
     _jobs: dict[str, Job] = field(default_factory=dict)
@@ -141,6 +142,7 @@ class Monitor:
             return
         self.note(author, f"begins   {_short(run_id)} t{token}")
         self.counted["started"] += 1
+        self.last_began[author] = asyncio.get_running_loop().time()
         run, now = self._runs[run_id], self.clock.now()
         if key in self._started:
             self.fail("start", f"{run_id} began twice under token {token}")

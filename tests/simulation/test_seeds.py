@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.world import simulate
 
 SEEDS = 300
+STRESSED = 60
 CHUNK = 15
 
 MET = (
@@ -28,12 +29,24 @@ MET = (
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds(first: int) -> None:
+    counted = _held(first)
+    assert [what for what in MET if not counted[what]] == []
+
+
+@pytest.mark.parametrize("first", range(0, STRESSED, CHUNK))
+def test_seeds_under_stress(first: int) -> None:
+    counted = _held(first, stress=True)
+    assert counted["rescued"]
+    assert counted["renewed late"]
+
+
+def _held(first: int, *, stress: bool = False) -> Counter[str]:
+    """Run a chunk of seeds; what they met."""
     counted: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
-        report = simulate(seed)
+        report = simulate(seed, stress=stress)
         told = "\n".join(map(str, report.violations))
-        assert not report.violations, (
-            f"{told}\nagain: python -m tests.simulation --seed {seed} --trace"
-        )
+        again = f"python -m tests.simulation --seed {seed} --trace" + " --stress" * stress
+        assert not report.violations, f"{told}\nagain: {again}"
         counted += report.counted
-    assert [what for what in MET if not counted[what]] == []
+    return counted

@@ -29,11 +29,12 @@ class Workload:
     seed: int
     monitor: Monitor
     rng: random.Random
+    stress: bool = False
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng = self.rng
-        soon = Backoff("fixed", delay=rng.choice(("20ms", "1s")))
+        soon = Backoff("fixed", delay="20ms" if self.stress else rng.choice(("20ms", "1s")))
         retries: dict[str, Any] = {"retries": 2, "backoff": soon}
         pool = {"concurrency": rng.choice((1, 2)), "concurrency_key": "pool"}
         self.jobs = {
@@ -100,7 +101,8 @@ class Workload:
 
     async def _work(self, ctx: RunContext) -> None:
         rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
-        takes = rng.choice((0.0, 0.05, 0.3, 1.0, 3.0, 8.0)) * rng.uniform(0.5, 1)
+        lengths = (0.05, 8.0) if self.stress else (0.0, 0.05, 0.3, 1.0, 3.0, 8.0)
+        takes = rng.choice(lengths) * rng.uniform(0.5, 1)
         for step in range(3):
             await asyncio.sleep(takes / 3)
             ctx.progress(step, 3)
@@ -134,7 +136,7 @@ class Client:
             (1, self._trigger),
             (1, self._pause),
             (2, self._resume),
-            (2, self._edit),
+            (3, self._edit),
         ]
         [deed] = self._rng.choices([d for _, d in deeds], [weight for weight, _ in deeds])
         try:
@@ -150,11 +152,9 @@ class Client:
             except NotFound:
                 continue
 
-    async def probe(self, count: int) -> list[str]:
+    async def probe(self, count: int) -> None:
         """Enough work at once that every worker must take a part of it."""
-        runs = await self._scheduler.enqueue_many("plain", [None] * count, priority=9)
-        self._accept(*runs)
-        return [run.id for run in runs]
+        self._accept(*await self._scheduler.enqueue_many("plain", [None] * count, priority=9))
 
     def _accept(self, *runs: Run) -> None:
         for run in runs:
@@ -226,7 +226,9 @@ class Client:
         try:
             await self._scheduler.get_job("edited")
         except NotFound:
-            await self._scheduler.add_job("edited", handler="spare", schedule="4s", concurrency=2)
+            await self._scheduler.add_job(
+                "edited", handler="spare", schedule=rng.choice(("1500ms", "4s")), concurrency=2
+            )
             return
         match rng.randrange(4):
             case 0:

@@ -47,7 +47,7 @@ def bodies(ctx: RunContext) -> list[str]:
 def test_it_carries_the_facts_of_its_run(ctx: RunContext) -> None:
     assert (ctx.run_id, ctx.job_id, ctx.attempt, ctx.token) == ("r1", "mail", 3, 5)
     assert (ctx.payload, ctx.scheduled_at) == ({"to": "a"}, NOW)
-    assert (ctx.cancelled, ctx.will_retry, ctx.result) == (False, False, None)
+    assert (ctx.cancelled, ctx.will_retry) == (False, False)
     assert (dict(ctx.resources), dict(ctx.results), ctx.log_lines) == ({}, {}, ())
 
 

@@ -205,10 +205,10 @@ class TestSkipping:
         gone = states.skipped(run, NOW, "expired").after(run)
         assert gone == replace(run, state=State.SKIPPED, finished_at=NOW, reason="expired")
 
-    @pytest.mark.parametrize("run", [pending(token=3), running(token=3)], ids=["free", "held"])
-    def test_a_run_that_moved_on_is_not_skipped(self, run: Run) -> None:
-        change = states.skipped(run, NOW, "expired")
-        assert change.expect == {"state": run.state, "token": 3}
+    def test_a_run_that_moved_on_is_not_skipped(self) -> None:
+        free = states.skipped(pending(token=3), NOW, "expired")
+        assert free.expect == {"state": State.PENDING, "token": 3}
+        assert states.skipped(running(), NOW, "expired").expect == MINE
 
     def test_claimed_too_late_burns_no_attempt(self) -> None:
         run = running(attempt=1, attempts=())
@@ -226,9 +226,16 @@ class TestRescuing:
             "state": State.RUNNING,
             "token": 4,
             "lease_until": run.lease_until,
+            "cancel_requested": False,
         }
         assert applies(change, run)
         assert not applies(change, replace(run, lease_until=LATER))
+
+    def test_a_cancel_between_the_look_and_the_rescue_is_not_lost(self) -> None:
+        seen = running()
+        asked = states.request_cancel(seen, "asked").after(seen)
+        assert not applies(states.rescued(seen, NOW, Delivery.AT_LEAST_ONCE), asked)
+        assert applies(states.rescued(asked, NOW, Delivery.AT_LEAST_ONCE), asked)
 
     def test_it_is_pending_again_and_no_failure(self) -> None:
         run = running()

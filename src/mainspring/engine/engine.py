@@ -11,7 +11,7 @@ from typing import Any
 from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.control import Control
 from mainspring.engine.keeper import Keeper
-from mainspring.engine.parts import JobBook, Parts, Settings
+from mainspring.engine.parts import JobBook, Parts
 from mainspring.engine.patience import Patience
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
@@ -19,6 +19,7 @@ from mainspring.engine.worker import Worker
 from mainspring.events import Events
 from mainspring.handlers import Registry
 from mainspring.model import Job
+from mainspring.settings import Settings
 from mainspring.store import Store
 
 __all__ = ["Engine"]

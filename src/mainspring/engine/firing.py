@@ -24,6 +24,9 @@ __all__ = ["Gap", "make_run", "plan", "with_followers"]
 MOST_COUNTED = 1000
 """A gap of more slots than this is said to be of at least so many: counting is not free."""
 
+PLAN_HOLDS = timedelta(seconds=5)
+"""A plan older than this is refused by the store: its slots may be missed by now."""
+
 _INSTANT = timedelta(microseconds=1)
 
 
@@ -54,12 +57,12 @@ def plan(job: Job, now: datetime, followers: Iterable[Job] = ()) -> tuple[list[F
     version = job.version
     if gap is not None:
         following = slots[0] if slots else upcoming
-        firings.append(_firing(job, version, (_gap_run(job, gap, now),), gap.last, following))
+        firings.append(_firing(job, version, (_gap_run(job, gap, now),), gap.last, following, now))
     catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) > 1
     for at, (slot, run) in enumerate(runs):
         following = slots[at + 1] if at + 1 < len(slots) else upcoming
         made = with_followers(run, followers, now)
-        firing = _firing(job, version + len(firings), made, slot, following)
+        firing = _firing(job, version + len(firings), made, slot, following, now)
         if catching_up and firing.overlap is Overlap.SKIP:
             firing = replace(firing, overlap=Overlap.QUEUE)  # "all" means all: one by one
         firings.append(firing)
@@ -196,7 +199,12 @@ def _gap_run(job: Job, gap: Gap, now: datetime) -> Run:
 
 
 def _firing(
-    job: Job, version: int, runs: tuple[Run, ...], slot: datetime, following: datetime | None
+    job: Job,
+    version: int,
+    runs: tuple[Run, ...],
+    slot: datetime,
+    following: datetime | None,
+    now: datetime,
 ) -> Firing:
     return Firing(
         job_id=job.id,
@@ -205,4 +213,5 @@ def _firing(
         overlap=job.policy.overlap,
         next_run_at=following,
         last_run_at=slot,
+        valid_until=now + PLAN_HOLDS,
     )

@@ -47,6 +47,7 @@ class Keeper:
         self._wake = asyncio.Event()
         self._unblock = asyncio.Event()
         self._term: int | None = None
+        self._broken: dict[str, int] = {}
 
     @property
     def leads(self) -> bool:
@@ -80,14 +81,9 @@ class Keeper:
     async def firing(self) -> None:
         while True:
             self._wake.clear()
-            now = await self._call("now", self._parts.store.now)
-            self._parts.time.correct(now)
-            grace = timedelta() if self.leads else FOLLOWER_GRACE
-            jobs = await self._due(now - grace, BATCH)
-            if jobs:
-                await self._fire(jobs, now)
-                continue
-            await self._until_next(now, grace)
+            # A try that failed is planned afresh: what was due then may be missed by now.
+            if not await self._call("fire", self._fire_due):
+                await self._call("next slot", self._until_next)
 
     async def sweeping(self) -> None:
         """Rescue, unblock and prune, each in its own rhythm."""
@@ -103,24 +99,46 @@ class Keeper:
 
     # Firing
 
-    async def _due(self, moment: datetime, limit: int) -> list[Job]:
-        query = JobQuery(due=moment, limit=limit)
-        page: Page[Job] = await self._call("jobs", lambda: self._parts.store.jobs(query))
-        return page.items
+    def _grace(self) -> timedelta:
+        return timedelta() if self.leads else FOLLOWER_GRACE
 
-    async def _fire(self, jobs: list[Job], now: datetime) -> None:
-        followers = await self._call("followers", self._parts.jobs.followers)
+    async def _due(self, moment: datetime, limit: int) -> list[Job]:
+        """Jobs with a slot by that moment, but for those whose slots cannot be worked out."""
+        page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=limit))
+        return [job for job in page.items if self._broken.get(job.id) != job.version]
+
+    async def _fire_due(self) -> bool:
+        """Fire what is due now; False if nothing is."""
+        now = await self._parts.store.now()
+        self._parts.time.correct(now)
+        jobs = await self._due(now - self._grace(), BATCH)
+        if not jobs:
+            return False
+        followers = await self._parts.jobs.followers()
         firings: list[Firing] = []
         gaps: dict[str, Gap] = {}
         for job in jobs:
-            planned, gap = plan(job, now, followers)
+            planned, gap = self._planned(job, now, followers)
             firings += planned
             if gap is not None:
                 gaps[planned[0].runs[0].id] = gap
-        fired: list[Fired] = await self._call("fire", lambda: self._parts.store.fire(firings))
+        fired: list[Fired] = await self._parts.store.fire(firings)
         for one in fired:
             for run in one.runs:
                 self._tell_fired(run, gaps.get(run.id))
+        return True
+
+    def _planned(
+        self, job: Job, now: datetime, followers: list[Job]
+    ) -> tuple[list[Firing], Gap | None]:
+        """One job that cannot be planned must not keep the others from firing."""
+        try:
+            return plan(job, now, followers)
+        except Exception as error:
+            self._broken[job.id] = job.version
+            log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
+            self._parts.emit("scheduler.error", error=error, job_id=job.id)
+            return [], None
 
     def _tell_fired(self, run: Run, gap: Gap | None) -> None:
         if gap is not None:
@@ -131,11 +149,11 @@ class Keeper:
         else:
             self._parts.emit("run.enqueued", run)
 
-    async def _until_next(self, now: datetime, grace: timedelta) -> None:
-        soonest = await self._due(now + FAR, 1)
+    async def _until_next(self) -> None:
+        soonest = await self._due(self._parts.time.now() + FAR, 1 + len(self._broken))
         seconds = self._parts.settings.poll.total_seconds()
         if soonest and soonest[0].next_run_at is not None:
-            due = soonest[0].next_run_at + grace
+            due = soonest[0].next_run_at + self._grace()
             seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
         # Hints come with every commit anywhere; a short rest keeps them from being a load.
         await asyncio.sleep(min(max(seconds, 0.001), HINT_REST))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
@@ -13,9 +12,10 @@ from mainspring.engine.patience import Patience
 from mainspring.events import Event, Events
 from mainspring.handlers import Registry
 from mainspring.model import Job, Run, State
+from mainspring.settings import Settings
 from mainspring.store import JobQuery, Store
 
-__all__ = ["EVENT_OF", "JobBook", "Parts", "Settings"]
+__all__ = ["EVENT_OF", "JobBook", "Parts"]
 
 EVENT_OF = {
     State.SUCCEEDED: "run.succeeded",
@@ -24,19 +24,6 @@ EVENT_OF = {
     State.SKIPPED: "run.skipped",
 }
 """What is told when a run has ended, whoever ended it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How one process works. Checked by the scheduler that makes it."""
-
-    worker_id: str
-    workers: int = 10
-    queues: frozenset[str] | None = None
-    lease: timedelta = timedelta(seconds=30)
-    poll: timedelta = timedelta(seconds=1)
-    retention: timedelta = timedelta(days=30)
-    leader_election: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,9 +67,10 @@ class Record:
         if verdict.problem is not None:
             work.context.will_retry = verdict.will_retry
             self.tell(hooks.on_error, work.context, verdict.problem.exception)
-        elif state is State.SUCCEEDED:
+        elif state is State.SUCCEEDED and hooks.on_success is not None:
             self.tell(hooks.on_success, work.context, work.result)
-        self._count(work, ok=verdict.problem is None)
+        judged = verdict.problem is not None or state is State.SUCCEEDED
+        self._count(work, judged=judged, ok=verdict.problem is None)
         name = "run.retrying" if verdict.will_retry else EVENT_OF.get(state)
         if name is not None:
             error = verdict.problem.exception if verdict.problem else None
@@ -91,11 +92,11 @@ class Record:
             log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
             self._parts.emit("ownership.lost", work.run)
 
-    def _count(self, work: Work, *, ok: bool) -> None:
+    def _count(self, work: Work, *, judged: bool, ok: bool) -> None:
         breaker = work.job.policy.breaker
         if breaker is None:
             return
-        if work.stop in (Stop.CANCEL, Stop.DRAIN):
+        if not judged or work.stop in (Stop.CANCEL, Stop.DRAIN):
             self.breakers.abandon(work.run.job_id)
             return
         now = self._parts.clock.monotonic()

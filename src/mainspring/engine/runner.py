@@ -17,6 +17,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
+
 from mainspring.clock import CarriedClock
 from mainspring.context import RunContext
 from mainspring.engine.processes import ProcessPool, RemoteError, Target
@@ -85,43 +87,24 @@ class Problem:
         )
 
 
-class Work:
+class Work(Struct, eq=False):
     """A claimed run on its way through this process. Mutable: it lives for one attempt."""
 
-    __slots__ = (
-        "began_at",
-        "context",
-        "ended",
-        "handler",
-        "held_since",
-        "job",
-        "lingering",
-        "problem",
-        "result",
-        "run",
-        "stop",
-        "task",
-        "timer",
-        "told_progress",
-    )
-
-    def __init__(
-        self, run: Run, job: Job, handler: Handler, context: RunContext, held_since: float
-    ) -> None:
-        self.run = run
-        self.job = job
-        self.handler = handler
-        self.context = context
-        self.held_since = held_since
-        self.began_at: datetime | None = None
-        self.result: Any = None
-        self.problem: Problem | None = None
-        self.stop: Stop | None = None
-        self.ended = False
-        self.lingering = False  # the attempt is over, but its thread is not
-        self.told_progress: Progress | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    run: Run
+    job: Job
+    handler: Handler
+    context: RunContext
+    held_since: float
+    began_at: datetime | None = None
+    result: Any = None
+    problem: Problem | None = None
+    stop: Stop | None = None
+    ended: bool = False
+    lingering: bool = False
+    """The attempt is over, but its thread is not."""
+    told_progress: Progress | None = None
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
     @property
     def isolation(self) -> Isolation:
@@ -210,7 +193,9 @@ class Runner:
             if work.handler.hooks.on_start is not None:
                 await _hook(work.handler.hooks.on_start, (work.context,))
             answer = work.handler.call(work.context, work.run.payload)
-            work.result = await answer if inspect.isawaitable(answer) else answer
+            if work.handler.is_async or inspect.isawaitable(answer):
+                answer = await answer
+            work.result = answer
         except BaseException as error:  # SystemExit too: a handler must not end the program
             work.problem = Problem.of(error)
         if work.timer is not None:

@@ -48,20 +48,23 @@ class Settler:
             await self._filled.wait()
             if busy:
                 await asyncio.sleep(GATHER_SECONDS)
-            batch = self._waiting[:LARGEST_BATCH]
-            busy = len(batch) >= BUSY_BATCH
-            del self._waiting[:LARGEST_BATCH]
-            if not self._waiting:
-                self._filled.clear()
-            done = await self._commit([change for change, _ in batch])
-            for (_, settled), kept in zip(batch, done, strict=True):
-                settled(kept)
-            if not self._waiting:
-                self._idle.set()
+            busy = await self._settle_some() >= BUSY_BATCH
 
     async def flushed(self) -> None:
         """Wait until everything that was put is settled."""
         await self._idle.wait()
+
+    async def _settle_some(self) -> int:
+        batch = self._waiting[:LARGEST_BATCH]
+        del self._waiting[:LARGEST_BATCH]
+        if not self._waiting:
+            self._filled.clear()
+        done = await self._commit([change for change, _ in batch])
+        for (_, settled), kept in zip(batch, done, strict=True):
+            settled(kept)
+        if not self._waiting:
+            self._idle.set()
+        return len(batch)
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
 
 from mainspring import codec, states
 from mainspring.durations import duration
@@ -23,8 +24,7 @@ __all__ = ["Verdict", "judge"]
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The change to commit; the problem it records (None: it went well); if a try follows."""
 
     change: Change

@@ -176,11 +176,13 @@ class Worker:
 
     def _put_off(self, work: Work) -> bool:
         """Settle a run that is too late, or whose breaker is open."""
-        run, now = work.run, self._parts.time.now()
+        run, breaker = work.run, work.job.policy.breaker
+        if run.start_by is None and breaker is None:
+            return False
+        now = self._parts.time.now()
         if run.start_by is not None and now > run.start_by:
             self._record.settle_alone(run, states.skipped(run, now, "expired"))
             return True
-        breaker = work.job.policy.breaker
         if breaker is None:
             return False
         mono = self._parts.clock.monotonic()
@@ -213,7 +215,9 @@ class Worker:
                 continue
             batch.append(work)
             self._active[work] = None
-            self._parts.emit("run.started", work.run)
+        if self._parts.events.wanted("run.started"):
+            for work in batch:
+                self._parts.emit("run.started", work.run)
         self._runner.begin(batch)
 
     # Ending
@@ -268,12 +272,12 @@ class Worker:
             await rest(self._wake, left)
 
     def _note_pace(self, works: list[Work]) -> None:
-        """A running mean of what a handler takes, which sets how far ahead to claim."""
-        now = self._parts.time.now()
-        for work in works:
-            if work.began_at is not None:
-                seconds = max((now - work.began_at).total_seconds(), 1e-4)
-                self._handler_seconds += (seconds - self._handler_seconds) * 0.05
+        """A running mean of what handlers take (of those that end at once, the first speaks for
+        all), which sets how far ahead to claim."""
+        began = next((work.began_at for work in works if work.began_at is not None), None)
+        if began is not None:
+            seconds = max((self._parts.time.now() - began).total_seconds(), 1e-4)
+            self._handler_seconds += (seconds - self._handler_seconds) * 0.5
 
     def _note_stuck(self, work: Work) -> None:
         self._stuck.add(work)

@@ -322,6 +322,8 @@ class MemoryStore:
         job = self._jobs.get(firing.job_id)
         if job is None or job.version != firing.version:
             return Fired(False)
+        if firing.valid_until is not None and now > firing.valid_until:
+            return Fired(False)
         unfinished = [
             run
             for run in self._runs.values()

@@ -101,7 +101,12 @@ def _waves(items: Sequence[Firing]) -> Iterator[list[int]]:
 def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
     """Fire those whose job has the version they expect; put what came of it into `fired`."""
     versions = _versions(tx, [firing.job_id for firing in firings.values()])
-    due = {at: f for at, f in firings.items() if versions.get(f.job_id) == f.version}
+    due = {
+        at: f
+        for at, f in firings.items()
+        if versions.get(f.job_id) == f.version
+        and (f.valid_until is None or tx.time <= f.valid_until)
+    }
     unfinished = _unfinished(tx, [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW])
     runs: list[NewRun] = []
     changes: list[Change] = []

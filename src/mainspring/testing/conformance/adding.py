@@ -112,6 +112,23 @@ class Adding(Suite):
         assert answers == [("a", False), ("b", False), ("a", True)]
         assert sorted(await self.all_ids(store)) == ["a", "b"]
 
+    async def test_followers_of_a_refused_run_are_refused_too(self, store: Store) -> None:
+        """Its workflow is there already, with the run that holds the key."""
+        await store.add([self.run("a", dedupe_key="k")])
+        b = self.run("b", dedupe_key="k")
+        c = self.run("c", state=State.WAITING, after=("b",))
+        d = self.run("d", state=State.WAITING, after=("c",))
+        e = self.run("e", state=State.WAITING, after=("a",))
+        answers = [(added.run.id, added.duplicate) for added in await store.add([b, c, d, e])]
+        assert answers == [("a", True), ("c", True), ("d", True), ("e", False)]
+        assert sorted(await self.all_ids(store)) == ["a", "e"]
+
+    async def test_a_follower_that_is_there_already_stays(self, store: Store) -> None:
+        await store.add([self.run("a", dedupe_key="k"), self.run("c", payload=1)])
+        follower = self.run("c", state=State.WAITING, after=("b",))
+        _, again = await store.add([self.run("b", dedupe_key="k"), follower])
+        assert (again.duplicate, again.run.payload, again.run.state) == (False, 1, State.PENDING)
+
     async def test_keys_are_compared_exactly(self, store: Store) -> None:
         keys = ["k", "K", "k ", "", "é", "e\u0301", "\N{SNOWMAN}", "0", "x" * 500]
         for n, key in enumerate(keys):

@@ -147,7 +147,13 @@ class Suite:
         return self.run(slot_run_id(job_id, at), job_id=job_id, **given)
 
     async def fire(
-        self, store: Store, job: Job, at: datetime, overlap: str = "skip", *rest: Run
+        self,
+        store: Store,
+        job: Job,
+        at: datetime,
+        overlap: str = "skip",
+        *rest: Run,
+        valid_until: datetime | None = None,
     ) -> Fired:
         run = self.slot(at, job.id)
         firing = Firing(
@@ -157,6 +163,7 @@ class Suite:
             overlap=Overlap(overlap),
             next_run_at=at + self.ticks(60),
             last_run_at=at,
+            valid_until=valid_until,
         )
         [fired] = await store.fire([firing])
         return fired

@@ -150,6 +150,16 @@ class Firing(Suite):
         assert await self.all_ids(store) == []
         assert (await self.read_job(store)).next_run_at is None
 
+    async def test_a_plan_that_is_too_old_does_not_fire(self, store: Store) -> None:
+        """Its maker slept: what was due then may be missed by now."""
+        job = await self.put(store)
+        now = await store.now()
+        late = await self.fire(store, job, self.start, valid_until=now - self.ticks(1))
+        assert late.done is False
+        assert (await self.read_job(store)).version == job.version
+        fired = await self.fire(store, job, self.start, valid_until=now + self.ticks(600))
+        assert fired.done is True
+
     async def test_a_job_that_is_gone_does_not_fire(self, store: Store) -> None:
         job = await self.put(store)
         await store.drop_job("job")

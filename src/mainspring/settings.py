@@ -1,0 +1,91 @@
+"""How one process works: checked once, when the scheduler is made."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from mainspring.durations import duration
+from mainspring.errors import InvalidInput
+from mainspring.policy import Policy, Span
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one process works."""
+
+    worker_id: str
+    workers: int = 10
+    queues: frozenset[str] | None = None
+    lease: timedelta = timedelta(seconds=30)
+    poll: timedelta = timedelta(seconds=1)
+    retention: timedelta = timedelta(days=30)
+    leader_election: bool = True
+
+    @classmethod
+    def make(
+        cls,
+        rng: random.Random,
+        *,
+        workers: int,
+        queues: str | Iterable[str] | None,
+        lease: Span,
+        poll: Span,
+        retention: Span,
+        leader_election: bool,
+    ) -> Settings:
+        """Read the forms people write; refuse what makes no sense."""
+        return cls(
+            worker_id=f"{socket.gethostname()}:{os.getpid()}:{rng.getrandbits(32):08x}",
+            workers=_workers(workers),
+            queues=_queues(queues),
+            lease=_lease(lease),
+            poll=_poll(poll),
+            retention=duration(retention, what="retention"),
+            leader_election=leader_election,
+        )
+
+    def changed(
+        self, *, workers: int | None = None, queues: str | Iterable[str] | None = None
+    ) -> Settings:
+        """These settings with other workers or queues; None leaves what is there."""
+        return replace(
+            self,
+            workers=self.workers if workers is None else _workers(workers),
+            queues=self.queues if queues is None else _queues(queues),
+        )
+
+
+def _workers(given: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
+        raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
+    return given
+
+
+def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
+    if given is None:
+        return None
+    names = frozenset([given] if isinstance(given, str) else given)
+    for name in names:
+        Policy.make(queue=name)  # refuses what no queue can be called
+    return names
+
+
+def _lease(given: Span) -> timedelta:
+    lease = duration(given, what="lease")
+    if lease < timedelta(seconds=1):
+        raise InvalidInput(f"the shortest lease is 1 s, not {given!r}")
+    return lease
+
+
+def _poll(given: Span) -> timedelta:
+    poll = duration(given, what="poll")
+    if not timedelta(milliseconds=10) <= poll <= timedelta(minutes=1):
+        raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}")
+    return poll
