@@ -108,7 +108,9 @@ async def _select(
     taken: dict[str, Document] = {}
     while True:
         lanes = [lane for lane in lanes if room.left(lane["g"])]
-        found = await _heads(db, lanes, width + len(taken))
+        most = room.most(lane["g"] for lane in lanes)
+        count = width if most is None else min(width, most)
+        found = await _heads(db, lanes, count + len(taken))
         if await _mislaid(db, found):
             return None
         turned_away = False
@@ -144,6 +146,8 @@ def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
 async def _heads(db: Database, lanes: Sequence[Document], count: int) -> list[Document]:
     """The first due runs of these lanes, in the order of the claim."""
     found: list[Document] = []
+    if not count:
+        return found
     for part in chunks(lanes, WALKS):
         walk = db.runs.find(due_runs(db, part), _SHOWN)
         walk = walk.sort(ORDER).limit(count).batch_size(count)

@@ -25,6 +25,7 @@ from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from mainspring import states
+from mainspring.clock import from_us
 from mainspring.model import LIVE, Job, Run, Source, State
 from mainspring.policy import Overlap
 from mainspring.states import Change
@@ -143,12 +144,12 @@ async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]
 async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan]:
     """What those firings come to whose job has the version they expect."""
     ids = [firing.job_id for firing in firings.values()]
-    shown = {"version": 1, "firing": 1}
+    shown = {"version": 1, "firing": 1, "now": db.time.now}
     jobs = {job["_id"]: job async for job in db.jobs.find({"_id": {"$in": ids}}, shown)}
     due = {
         at: firing
         for at, firing in firings.items()
-        if firing.job_id in jobs and jobs[firing.job_id]["version"] == firing.version
+        if firing.job_id in jobs and _may_fire(firing, jobs[firing.job_id])
     }
     for firing in due.values():
         await _finish(db, jobs[firing.job_id])
@@ -157,12 +158,18 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
     if asking:
         async for run in db.runs.find(live_slots(asking)).sort("created_at", 1):
             unfinished.setdefault(run["job_id"], []).append(read_run(run))
-    now = await db.now() if unfinished else None
     plans = {}
     for at, firing in due.items():
         earlier = unfinished.get(firing.job_id, [])
-        plans[at] = _Plan(firing, *overlapped(firing, earlier, now or firing.runs[0].created_at))
+        now = from_us(jobs[firing.job_id]["now"])
+        plans[at] = _Plan(firing, *overlapped(firing, earlier, now))
     return plans
+
+
+def _may_fire(firing: Firing, job: Document) -> bool:
+    if job["version"] != firing.version:
+        return False
+    return firing.valid_until is None or job["now"] <= to_us(firing.valid_until)
 
 
 def live_slots(job_ids: Sequence[str]) -> Document:

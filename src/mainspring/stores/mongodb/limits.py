@@ -56,6 +56,13 @@ class Room:
         most, key = self.limits.get(job_id, (1, ""))
         return not key or self.used[key] < most
 
+    def most(self, job_ids: Iterable[str]) -> int | None:
+        """How many runs of these jobs could be taken in all; None where one has no limit."""
+        jobs = list(job_ids)
+        if not all(job_id in self.limits for job_id in jobs):
+            return None
+        return sum(max(0, m - self.used[key]) for m, key in {self.limits[j] for j in jobs})
+
     def take(self, job_id: str) -> None:
         if job_id in self.limits:
             self.used[self.limits[job_id][1]] += 1
