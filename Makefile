@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test check format lint types simulate chaos bench clean
+.PHONY: help setup servers run test check format lint types simulate chaos bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,10 +15,13 @@ help: ## show this list
 
 setup: .venv/ready ## make the virtual environment
 
+servers: .venv/ready ## fetch the servers that tests use (they would too, under their time limit)
+	-@$(BIN)/python -m tests.servers fetch
+
 run: .venv/ready ## start the quick-start example under `mainspring worker`
 	cd examples && ../$(BIN)/mainspring worker quickstart:scheduler
 
-test: .venv/ready ## all tests, on a fresh machine too
+test: servers ## all tests, on a fresh machine too
 	$(BIN)/python -m pytest -n auto
 
 format: .venv/ready ## rewrite the sources in the house style

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis.stateful import run_state_machine_as_test
 from mainspring.clock import Clock
 from mainspring.store import Store
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.sqlite import SqliteStore
 from tests.machine.machine import StoreMachine
 from tests.machine.planted import PLANTED
+from tests.servers.mongodb import with_database
 
 HEALTH = list(HealthCheck)
 
@@ -27,6 +30,22 @@ TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(
     max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH
 )
+
+
+def test_mongodb(replica_set_url: str, database_name: str) -> None:
+    """Each example has collections of its own; all go with the database."""
+    names = count()
+
+    class MongoMachine(StoreMachine):
+        def make_store(self, place: Path, clock: Clock) -> Store:
+            url = with_database(replica_set_url, database_name)
+            sign = "&" if "?" in url else "?"
+            return MongoStore(f"{url}{sign}mainspringPrefix=m{next(names)}_", clock)
+
+    bounded = settings(
+        max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=HEALTH
+    )
+    run_state_machine_as_test(MongoMachine, settings=bounded)
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)

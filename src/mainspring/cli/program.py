@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from mainspring.cli import doctor, enqueue, failures, jobs, runs, schedule, worker
+from mainspring.cli import doctor, enqueue, failures, jobs, runs, schedule, store, worker
 from mainspring.cli.options import JsonOption, example
 
 __all__ = ["app"]
@@ -108,3 +108,4 @@ app.add_typer(runs.group, name="runs")
 enqueue.register(app)
 schedule.register(app)
 doctor.register(app)
+app.add_typer(store.group, name="store")

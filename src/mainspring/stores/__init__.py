@@ -8,7 +8,7 @@ from mainspring.store import Store
 
 __all__ = ["open_store"]
 
-_KNOWN = "sqlite:///path (sqlite:////absolute/path) and memory://"
+_KNOWN = "sqlite:///path (sqlite:////absolute/path), mongodb://host/database and memory://"
 
 
 def open_store(url: str, clock: Clock | None = None) -> Store:
@@ -26,4 +26,12 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
         if not rest.startswith("/") or len(rest) < 2:
             raise InvalidInput(f"{url!r} names no file; write sqlite:///jobs.db")
         return SqliteStore(rest[1:], clock)
+    if scheme in ("mongodb", "mongodb+srv"):
+        try:
+            from mainspring.stores.mongodb import MongoStore
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                f"{scheme}:// needs the driver: pip install 'mainspring[mongodb]' ({error})"
+            ) from error
+        return MongoStore(url)  # its servers have clocks of their own
     raise InvalidInput(f"no store is known for {scheme}://; known are {_KNOWN}")

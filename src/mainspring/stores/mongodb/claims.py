@@ -1,0 +1,255 @@
+"""The claim: which due runs come next, and their taking.
+
+Runs of one lane (queue, handler, and job where it is limited) lie together in the index, by
+priority and time. A claim
+
+1. steps from lane to lane, one key each, and keeps those it may take from;
+2. walks the heads of these lanes together, as far as it takes runs;
+3. reserves places for runs of limited jobs (limits.py);
+4. takes the runs in one update, with a nonce, and reads what bears it.
+
+Its cost follows the lanes with pending runs and the runs it takes, never the backlog: not a
+million pending runs, nor those of next year at a high priority, nor those of a handler that this
+worker lacks, nor those of a job at its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+from pymongo import UpdateMany
+from pymongo.errors import PyMongoError
+
+from mainspring.model import Run
+from mainspring.store import Claim
+from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.faults import ambiguous
+from mainspring.stores.mongodb.limits import Room, count_room
+from mainspring.stores.mongodb.rows import LIVE_STATES, read_run
+from mainspring.stores.mongodb.times import read_moment, span_us
+
+__all__ = ["Crowd", "claim", "next_due", "stamp_lanes"]
+
+TRIES = 40
+WALKS = 100
+"""Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
+PRIORITIES = list(range(10))
+_SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
+ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
+
+
+class Crowd:
+    """Whether others claim the same heads. If so, look at more and take some at random:
+    four times as many cuts the claims in vain from 60 % to 25 %."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._met = 0
+
+    def width(self, limit: int) -> int:
+        return limit * 4 if self._met else limit
+
+    def met(self, missed: bool) -> None:
+        self._met = 20 if missed else max(0, self._met - 1)
+
+    def chosen(self, runs: Sequence[Document], limit: int) -> list[Document]:
+        """Of the lowest priority that still fits a random part; all that is above it."""
+        if len(runs) <= limit:
+            return list(runs)
+        edge = runs[limit - 1]["priority"]
+        above = [run for run in runs if run["priority"] > edge]
+        level = [run for run in runs if run["priority"] == edge]
+        picked = sorted(self._rng.sample(range(len(level)), limit - len(above)))
+        return [*above, *(level[at] for at in picked)]
+
+    async def pause(self, tries: int) -> None:
+        await asyncio.sleep(self._rng.uniform(0, 0.002 * min(tries, 10)))
+
+
+async def claim(db: Database, claim: Claim, crowd: Crowd) -> list[Run]:
+    if claim.limit <= 0 or not claim.handlers:
+        return []
+    nonce = ObjectId()
+    for tries in range(TRIES):
+        if tries:
+            await crowd.pause(tries)
+        found = await _select(db, claim, crowd, nonce)
+        if found is None:
+            continue
+        chosen, room = found
+        if not chosen:
+            return []
+        if not await room.reserve(db, chosen):
+            continue
+        taken = await _take(db, claim, chosen, nonce)
+        crowd.met(len(taken) < len(chosen))
+        if taken:
+            return taken
+    return []
+
+
+# -- which ----------------------------------------------------------------------------------
+
+
+async def _select(
+    db: Database, claim: Claim, crowd: Crowd, nonce: ObjectId
+) -> tuple[list[Document], Room] | None:
+    """The runs to take, in order, and the room under their limits. None: look again."""
+    lanes = await _lanes(db, claim)
+    room = await count_room(db, {lane["g"] for lane in lanes if lane["g"]}, nonce)
+    if room is None:
+        return None
+    width = claim.limit if room.limits else crowd.width(claim.limit)
+    taken: dict[str, Document] = {}
+    while True:
+        lanes = [lane for lane in lanes if room.left(lane["g"])]
+        most = room.most(lane["g"] for lane in lanes)
+        count = width if most is None else min(width, most)
+        found = await _heads(db, lanes, count + len(taken))
+        if await _mislaid(db, found):
+            return None
+        turned_away = False
+        for run in found:
+            if run["_id"] in taken:
+                continue
+            if len(taken) == width:
+                break
+            if room.left(run["lane"]["g"]):
+                room.take(run["lane"]["g"])
+                taken[run["_id"]] = run
+            else:
+                turned_away = True
+        if len(taken) == width or not turned_away:
+            return crowd.chosen(sorted(taken.values(), key=_turn), claim.limit), room
+
+
+async def _lanes(db: Database, claim: Claim) -> list[Document]:
+    """The lanes that have pending runs and that the claim may take from."""
+    lanes = await db.runs.distinct("lane", {"state": "pending"})
+    return [lane for lane in lanes if _takes(claim, lane)]
+
+
+def _takes(claim: Claim, lane: Document) -> bool:
+    return lane["h"] in claim.handlers and (claim.queues is None or lane["q"] in claim.queues)
+
+
+def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
+    due = {"$lte": ["$run_at", db.time.now]}
+    return {"state": "pending", "lane": {"$in": list(lanes)}, "$expr": due}
+
+
+async def _heads(db: Database, lanes: Sequence[Document], count: int) -> list[Document]:
+    """The first due runs of these lanes, in the order of the claim."""
+    found: list[Document] = []
+    if not count:
+        return found
+    for part in chunks(lanes, WALKS):
+        walk = db.runs.find(due_runs(db, part), _SHOWN)
+        walk = walk.sort(ORDER).limit(count).batch_size(count)
+        found += await walk.to_list(count)
+    if len(lanes) > WALKS:
+        found.sort(key=_turn)
+        found = found[:count]
+    return found
+
+
+def _turn(run: Document) -> tuple[int, int, int]:
+    return -run["priority"], run["run_at"], run["created_at"]
+
+
+async def _mislaid(db: Database, runs: Iterable[Document]) -> bool:
+    """Whether some runs' jobs have a limit that their lanes do not know of. They do then."""
+    job_ids = {run["job_id"] for run in runs if not run["lane"]["g"]}
+    if not job_ids:
+        return False
+    limited = db.jobs.find({"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}})
+    found = [job["_id"] async for job in limited]
+    for job_id in found:
+        await stamp_lanes(db, job_id, limited=True)
+    return bool(found)
+
+
+async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
+    """Move a job's live runs to the lanes that its limit, new or gone, gives them."""
+    where = {"job_id": job_id, "state": {"$in": list(LIVE_STATES)}}
+    await db.runs.update_many(where, {"$set": {"lane.g": job_id if limited else ""}})
+
+
+# -- the taking -----------------------------------------------------------------------------
+
+
+async def _take(
+    db: Database, claim: Claim, chosen: Sequence[Document], nonce: ObjectId
+) -> list[Run]:
+    """Take those of the runs that nobody took first; in order."""
+    change = db.time.stamped(
+        {
+            "$set": {
+                "state": "running",
+                "worker": claim.worker,
+                "lease": span_us(claim.lease),
+                "nonce": nonce,
+            },
+            "$inc": {"token": 1, "attempt": 1},
+            "$unset": {"progress": "", "evicted": ""},
+        },
+        "started_at",
+        "leased_at",
+    )
+    ids = [run["_id"] for run in chosen]
+    runs = db.runs
+    try:
+        if not await _send(db, chosen, change):
+            return []
+    except PyMongoError as error:
+        if not ambiguous(error):
+            raise
+        runs = await db.settled()
+    mine = {"_id": {"$in": ids}, "nonce": nonce, "state": "running"}
+    found = runs.find(mine, hint=BY_ID, batch_size=len(ids) + 1)  # one answer, no second call
+    taken = {run["_id"]: run async for run in found}
+    return [read_run(taken[run_id]) for run_id in ids if run_id in taken]
+
+
+async def _send(db: Database, chosen: Sequence[Document], change: Document) -> int:
+    """Runs are guarded by the token and fence seen: mostly the same for all of them."""
+    alike: dict[tuple[int, int | None], list[str]] = {}
+    for run in chosen:
+        alike.setdefault((run["token"], run.get("fence")), []).append(run["_id"])
+    updates: list[tuple[Document, Any]] = [
+        ({"_id": {"$in": ids}, "state": "pending", "token": token, "fence": fence}, change)
+        for (token, fence), ids in alike.items()
+    ]
+    if len(updates) == 1:
+        return (await db.runs.update_many(*updates[0], hint=BY_ID)).matched_count
+    operations = [UpdateMany(where, put, hint=BY_ID) for where, put in updates]
+    return (await db.runs.bulk_write(operations, ordered=False)).matched_count
+
+
+# -- next_due -------------------------------------------------------------------------------
+
+
+async def next_due(db: Database, claim: Claim) -> datetime | None:
+    """One seek for each lane and priority."""
+    lanes = await _lanes(db, claim)
+    earliest = None
+    for part in chunks(lanes, WALKS // len(PRIORITIES)):
+        walk = db.runs.find(coming_runs(db, part), {"run_at": 1}).sort("run_at", 1).limit(1)
+        for run in await walk.to_list(1):
+            if earliest is None or run["run_at"] < earliest:
+                earliest = run["run_at"]
+    return read_moment(earliest)
+
+
+def coming_runs(db: Database, lanes: Sequence[Document]) -> Document:
+    return {
+        "state": "pending",
+        "lane": {"$in": list(lanes)},
+        "priority": {"$in": PRIORITIES},
+        "$expr": {"$gt": ["$run_at", db.time.now]},
+    }

@@ -1,0 +1,91 @@
+"""What every operation works on: the collections and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from bson import ObjectId
+from pymongo import ASCENDING, AsyncMongoClient
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.read_concern import ReadConcern
+
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb.times import ServerTime, read_moment
+
+__all__ = ["BY_ID", "Collection", "Database", "Document", "chunks"]
+
+Document = dict[str, Any]
+Collection = AsyncCollection[Document]
+T = TypeVar("T")
+
+BY_ID = [("_id", ASCENDING)]
+"""The hint for updates by ids. Without it the planner may walk the index of a whole state."""
+
+CHUNK = 1000
+"""Documents in one command: within the driver's limits, and within the time-out of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    client: AsyncMongoClient[Document]
+    handle: AsyncDatabase[Document]
+    prefix: str
+    time: ServerTime
+
+    @property
+    def runs(self) -> Collection:
+        return self._collection("runs")
+
+    @property
+    def jobs(self) -> Collection:
+        return self._collection("jobs")
+
+    @property
+    def keys(self) -> Collection:
+        return self._collection("keys")
+
+    @property
+    def limits(self) -> Collection:
+        return self._collection("limits")
+
+    @property
+    def terms(self) -> Collection:
+        return self._collection("terms")
+
+    @property
+    def meta(self) -> Collection:
+        return self._collection("meta")
+
+    @property
+    def wakeups(self) -> Collection:
+        return self._collection("wakeups")
+
+    def _collection(self, name: str) -> Collection:
+        return self.handle[self.prefix + name]
+
+    async def now(self) -> datetime:
+        """The clock of the server that holds our unsharded collections."""
+        found = await self.meta.find_one({"_id": "schema"}, {"now": self.time.now})
+        moment = None if found is None else read_moment(found["now"])
+        if moment is None:
+            raise StoreUnavailable("the database was dropped; it will be made again at the start")
+        return moment
+
+    async def settled(self) -> Collection:
+        """The runs, as a majority has them, once every earlier write is decided.
+
+        For the question "was my write done?" after its answer was lost: a write of our own
+        through the same primary comes behind it, and a majority read behind that.
+        """
+        await self.meta.update_one({"_id": "barrier"}, {"$set": {"nonce": ObjectId()}}, upsert=True)
+        return self.runs.with_options(read_concern=ReadConcern("majority"))
+
+
+def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
+    listed = list(items)
+    for start in range(0, len(listed), size):
+        yield listed[start : start + size]

@@ -1,0 +1,120 @@
+"""MongoDB's errors in our words: what happened, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bson.errors import BSONError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    ConfigurationError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    InvalidOperation,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+
+from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
+
+__all__ = ["DUPLICATE", "OLDEST", "ambiguous", "duplicates_only", "too_old", "translating"]
+
+DUPLICATE = 11000
+OLDEST = (8, 0)
+_REFUSED = 18
+_FORBIDDEN = 13
+_INDEX_CONFLICTS = frozenset({85, 86})
+_AWAY = frozenset(
+    {6, 7, 46, 50, 63, 64, 79, 89, 91, 100, 112, 133, 150, 189, 234, 246, 262, 317, 358, 9001}
+    | {10058, 10107, 11600, 11602, 13388, 13435, 13436}
+)
+"""Codes of a server that is busy, stepping down, moving chunks or out of reach."""
+
+
+@contextmanager
+def translating() -> Iterator[None]:
+    """Errors of the driver and the server leave as ours."""
+    try:
+        yield
+    except (PyMongoError, BSONError, UnicodeEncodeError, OverflowError) as error:
+        raise _translated(error) from error
+
+
+def ambiguous(error: PyMongoError) -> bool:
+    """Whether the write may have been done all the same."""
+    if isinstance(error, ServerSelectionTimeoutError):
+        return False
+    return isinstance(error, ConnectionFailure) or error.timeout or _code(error) in _AWAY
+
+
+def duplicates_only(error: BulkWriteError) -> bool:
+    """Whether all that failed was there already."""
+    details = error.details or {}
+    failed = details.get("writeErrors", [])
+    concerned = details.get("writeConcernErrors", [])
+    return bool(failed) and not concerned and all(one["code"] == DUPLICATE for one in failed)
+
+
+def too_old(version: str) -> StoreError:
+    oldest = ".".join(map(str, OLDEST))
+    return StoreError(
+        f"the MongoDB server is {version}; Mainspring needs {oldest} or later (and is tested"
+        " with 8.2). Upgrade the server, or use another store"
+    )
+
+
+def _translated(error: Exception) -> Exception:
+    if not isinstance(error, PyMongoError):
+        return InvalidInput(f"MongoDB cannot keep this: {error}")
+    code = _code(error)
+    if code == _REFUSED or "authentication failed" in str(error).lower():
+        return StoreError(
+            "MongoDB refused the user or the password. Check the URL, and its authSource: the"
+            f" database that holds the user ({_words(error)})"
+        )
+    if code == _FORBIDDEN:
+        return StoreError(
+            "the MongoDB user may not do this. It needs the role readWrite on the database; see"
+            f" docs/mongodb.md ({_words(error)})"
+        )
+    if code in _INDEX_CONFLICTS:
+        return StoreError(
+            "an index of the same name or keys is there with other options. Drop it and start"
+            f" again, or make ours by hand: `mainspring store indexes` ({_words(error)})"
+        )
+    if isinstance(error, ServerSelectionTimeoutError):
+        return StoreUnavailable(
+            "no MongoDB server answers, or none is primary at the moment. It will be tried again"
+            f" ({_words(error)})"
+        )
+    if isinstance(error, ConfigurationError):
+        if "wire version" in str(error):
+            return too_old("too old for the driver")
+        return StoreError(f"the MongoDB URL cannot be used: {error}")
+    if isinstance(error, ConnectionFailure | AutoReconnect) or error.timeout or code in _AWAY:
+        return StoreUnavailable(
+            f"MongoDB is away for now. It will be tried again ({_words(error)})"
+        )
+    if isinstance(error, DocumentTooLarge):
+        return InvalidInput(f"too large for a MongoDB document: {error}")
+    if isinstance(error, InvalidOperation):
+        return StoreError(f"the store is closed ({error})")
+    return StoreError(f"MongoDB: {_words(error)}")
+
+
+def _code(error: PyMongoError) -> int | None:
+    if isinstance(error, BulkWriteError):
+        details = error.details or {}
+        for one in (*details.get("writeErrors", []), *details.get("writeConcernErrors", [])):
+            if one.get("code") != DUPLICATE:
+                return int(one.get("code", 0))
+        return None
+    return error.code if isinstance(error, OperationFailure) else None
+
+
+def _words(error: PyMongoError) -> str:
+    """The message without the dump of the topology behind it."""
+    return str(error).split(", Timeout: ", 1)[0].split(", full error: ", 1)[0][:500]

@@ -1,0 +1,233 @@
+"""Jobs: kept by compare-and-set, and advanced together with the runs of their slots.
+
+A slot fires in three steps, and the second decides:
+
+1. Its runs are written down half made (reserved.py).
+2. The job advances by compare-and-set on its version, and its document says what it fired:
+   `firing: {by, runs, replaces}`.
+3. What is to be replaced is cancelled, and the runs become what they are to be.
+
+A crash before the second step leaves reserved runs, which the next firing of the slot takes up or
+a sweep deletes; the job has not moved. A crash behind it leaves the third step to whoever fires,
+edits or drops the job next, or to the sweep that goes with every look for lapsed leases. So a
+slot gives its run exactly when the job advances, and overlap is exact: an earlier slot's run is
+whole before the next one is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bson import ObjectId
+from pymongo import UpdateOne
+from pymongo.errors import DuplicateKeyError
+
+from mainspring import states
+from mainspring.clock import from_us
+from mainspring.model import LIVE, Job, Run, Source, State
+from mainspring.policy import Overlap
+from mainspring.states import Change
+from mainspring.store import Fired, Firing, overlapped
+from mainspring.stores.mongodb.adding import add, documents
+from mainspring.stores.mongodb.changes import commit
+from mainspring.stores.mongodb.claims import stamp_lanes
+from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.reads import get
+from mainspring.stores.mongodb.reserved import carry_out, half_made, reserve
+from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
+
+__all__ = ["drop_job", "fire", "live_slots", "put_job"]
+
+TRIES = 20
+
+
+async def put_job(db: Database, job: Job) -> bool:
+    made = job_document(job)
+    stored = await db.jobs.find_one({"_id": job.id}, {"version": 1, "limit": 1, "firing": 1})
+    if (stored["version"] if stored else 0) != job.version:
+        return False
+    if stored is None:
+        try:
+            await db.jobs.insert_one(made)
+        except DuplicateKeyError:
+            return False
+    else:
+        await _finish(db, stored)
+        result = await db.jobs.replace_one({"_id": job.id, "version": job.version}, made)
+        if not result.matched_count:
+            return False
+    was_limited = stored is not None and "limit" in stored
+    if was_limited != ("limit" in made):
+        await stamp_lanes(db, job.id, limited="limit" in made)
+    return True
+
+
+async def drop_job(db: Database, job_id: str) -> bool:
+    for _ in range(TRIES):
+        stored = await db.jobs.find_one({"_id": job_id}, {"version": 1, "limit": 1, "firing": 1})
+        if stored is None:
+            return False
+        await _finish(db, stored)
+        gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})
+        if gone.deleted_count:
+            if "limit" in stored:
+                await stamp_lanes(db, job_id, limited=False)
+            return True
+    return False
+
+
+# -- fire -----------------------------------------------------------------------------------
+
+
+async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
+    fired = [Fired(False)] * len(firings)
+    broken: set[str] = set()
+    for wave in _waves(firings):
+        chained = {at: firings[at] for at in wave if firings[at].job_id not in broken}
+        fired_now = await _fire(db, chained)
+        for at, firing in chained.items():
+            fired[at] = fired_now.get(at, Fired(False))
+            if not fired[at].done:
+                broken.add(firing.job_id)
+    return fired
+
+
+def _waves(items: Sequence[Firing]) -> Iterator[list[int]]:
+    """Positions that can be fired together: no job twice."""
+    wave: dict[str, int] = {}
+    for at, firing in enumerate(items):
+        if firing.job_id in wave:
+            yield list(wave.values())
+            wave = {}
+        wave[firing.job_id] = at
+    yield list(wave.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a firing adds and changes."""
+
+    firing: Firing
+    runs: tuple[Run, ...]
+    changes: list[Change]
+
+    def record(self, by: ObjectId) -> Document:
+        runs = [run.id for run in self.runs]
+        return {"by": by, "runs": runs, "replaces": [change.id for change in self.changes]}
+
+
+async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]:
+    plans = await _plans(db, firings)
+    if not plans:
+        return {}
+    nonce = ObjectId()
+    added = [run for plan in plans.values() for run in plan.runs]
+    keyless = [run for run in added if run.dedupe_key is None]
+    await reserve(db, await documents(db, keyless))
+    won = await _advance(db, plans, nonce)
+    await commit(db, [change for at in won for change in plans[at].changes])
+    for at in won:
+        plan = plans[at]
+        await _finish(db, {"_id": plan.firing.job_id, "firing": plan.record(nonce)})
+        await add(db, [run for run in plan.runs if run.dedupe_key is not None])
+    fired = {}
+    for at in won:
+        ids = [run.id for run in plans[at].runs]
+        stored = await get(db, ids)
+        await add(db, [run for run in plans[at].runs if run.id not in stored])  # swept away
+        fired[at] = Fired(True, tuple(stored.get(run.id, run) for run in plans[at].runs))
+    return fired
+
+
+async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan]:
+    """What those firings come to whose job has the version they expect."""
+    ids = [firing.job_id for firing in firings.values()]
+    shown = {"version": 1, "firing": 1, "now": db.time.now}
+    jobs = {job["_id"]: job async for job in db.jobs.find({"_id": {"$in": ids}}, shown)}
+    due = {
+        at: firing
+        for at, firing in firings.items()
+        if firing.job_id in jobs and _may_fire(firing, jobs[firing.job_id])
+    }
+    for firing in due.values():
+        await _finish(db, jobs[firing.job_id])
+    asking = [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW]
+    unfinished: dict[str, list[Run]] = {}
+    if asking:
+        async for run in db.runs.find(live_slots(asking)).sort("created_at", 1):
+            unfinished.setdefault(run["job_id"], []).append(read_run(run))
+    plans = {}
+    for at, firing in due.items():
+        earlier = unfinished.get(firing.job_id, [])
+        now = from_us(jobs[firing.job_id]["now"])
+        plans[at] = _Plan(firing, *overlapped(firing, earlier, now))
+    return plans
+
+
+def _may_fire(firing: Firing, job: Document) -> bool:
+    if job["version"] != firing.version:
+        return False
+    return firing.valid_until is None or job["now"] <= to_us(firing.valid_until)
+
+
+def live_slots(job_ids: Sequence[str]) -> Document:
+    return {
+        "job_id": {"$in": list(job_ids)},
+        "source": str(Source.SCHEDULE),
+        "state": {"$in": list(LIVE_STATES)},
+    }
+
+
+async def _advance(db: Database, plans: Mapping[int, _Plan], nonce: ObjectId) -> list[int]:
+    """Move the jobs on; give the positions of those that had not moved before."""
+    moves = []
+    for plan in plans.values():
+        firing = plan.firing
+        put: dict[str, Any] = {"firing": plan.record(nonce)}
+        gone: dict[str, Any] = {}
+        for name in ("next_run_at", "last_run_at"):
+            moment = getattr(firing, name)
+            if moment is None:
+                gone[name] = ""
+            else:
+                put[name] = to_us(moment)
+        change = {"$set": put, "$inc": {"version": 1}, **({"$unset": gone} if gone else {})}
+        moves.append(UpdateOne({"_id": firing.job_id, "version": firing.version}, change))
+    await db.jobs.bulk_write(moves, ordered=False)
+    ids = [plan.firing.job_id for plan in plans.values()]
+    mine = {"_id": {"$in": ids}, "firing.by": nonce}
+    won = {job["_id"] async for job in db.jobs.find(mine, {"_id": 1})}
+    return [at for at, plan in plans.items() if plan.firing.job_id in won]
+
+
+async def _finish(db: Database, job: Document) -> None:
+    """Carry out what a job's document says it fired, unless that was done."""
+    firing = job.get("firing")
+    if firing is None:
+        return
+    waiting = {"_id": {"$in": firing["runs"]}, "state": RESERVED}
+    runs = [run async for run in db.runs.find(waiting) if half_made(run)]
+    if not runs:
+        return
+    await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
+    await carry_out(db, runs)
+
+
+async def _replace(db: Database, ids: Sequence[str], reason: str) -> None:
+    """Cancel runs, or ask their holders to stop, however they move meanwhile."""
+    for _ in range(TRIES):
+        if not ids:
+            return
+        found = await get(db, ids)
+        now = await db.now()
+        changes = [
+            states.request_cancel(run, reason)
+            if run.state is State.RUNNING
+            else states.cancelled(run, now, reason)
+            for run in found.values()
+            if run.state in LIVE and not run.cancel_requested
+        ]
+        done = await commit(db, changes)
+        ids = [change.id for change, kept in zip(changes, done, strict=True) if not kept]

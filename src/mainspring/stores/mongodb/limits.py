@@ -1,0 +1,218 @@
+"""Concurrency: how many runs of a job, or of jobs that share a key, may be running.
+
+What counts are running runs with a valid lease, wherever they were claimed: a query tells. What
+the query cannot tell is what others are about to claim. So each limit has a document:
+
+    {_id: "job:mail", version: 7, reserved: [{run, token, fence, by, seen}]}
+
+A claim (or the renewal of a lapsed lease) counts, and then writes its reservations there by
+compare-and-set on the version. Only one of two that counted at the same time gets through; the
+other counts again. Then the run itself is written, guarded by the token and fence reserved. One
+such round serves a whole batch, and the place stays taken as long as the run runs.
+
+Two things could make the count wrong, and are fenced off before it is used:
+
+- A lapsed lease does not count, yet its owner might renew it at this moment. So the run is marked
+  `evicted` first, guarded by the lease seen; a renewal of an evicted run needs a place anew.
+- A client that reserved and then died holds a place for nothing. Ten seconds after another has
+  seen the reservation, that one raises the run's `fence`: the write that was to come finds it
+  changed and fails, and the reservation is void.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bson import ObjectId
+from pymongo import UpdateOne
+from pymongo.errors import DuplicateKeyError
+
+from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.times import until
+
+__all__ = ["Room", "count_room", "lapsed"]
+
+VOID_AFTER = 10 * 1_000_000
+"""Microseconds from the first sight of a reservation to its end: longer than any time-out."""
+
+
+@dataclass(slots=True)
+class Room:
+    """How many more runs each limited job may have, as far as one client can see."""
+
+    by: ObjectId
+    limits: dict[str, tuple[int, str]] = field(default_factory=dict)
+    used: Counter[str] = field(default_factory=Counter)
+    versions: dict[str, int] = field(default_factory=dict)
+    standing: dict[str, list[Document]] = field(default_factory=dict)
+
+    def limited(self, job_id: str) -> bool:
+        return job_id in self.limits
+
+    def left(self, job_id: str) -> bool:
+        most, key = self.limits.get(job_id, (1, ""))
+        return not key or self.used[key] < most
+
+    def most(self, job_ids: Iterable[str]) -> int | None:
+        """How many runs of these jobs could be taken in all; None where one has no limit."""
+        jobs = list(job_ids)
+        if not all(job_id in self.limits for job_id in jobs):
+            return None
+        return sum(max(0, m - self.used[key]) for m, key in {self.limits[j] for j in jobs})
+
+    def take(self, job_id: str) -> None:
+        if job_id in self.limits:
+            self.used[self.limits[job_id][1]] += 1
+
+    async def reserve(self, db: Database, runs: Sequence[Document]) -> bool:
+        """Reserve places for runs of limited jobs. False: another came first, count again."""
+        wanted: dict[str, list[Document]] = {}
+        for run in runs:
+            if run["job_id"] in self.limits:
+                wanted.setdefault(self.limits[run["job_id"]][1], []).append(run)
+        for key, mine in wanted.items():
+            if not await self._write(db, key, mine):
+                return False
+        return True
+
+    async def _write(self, db: Database, key: str, runs: Sequence[Document]) -> bool:
+        version = self.versions.get(key, 0)
+        mine = [
+            {"run": r["_id"], "token": r["token"], "fence": r.get("fence", 0), "by": self.by}
+            for r in runs
+        ]
+        put = {"version": version + 1, "reserved": [*self.standing.get(key, ()), *mine]}
+        if version == 0:
+            try:
+                await db.limits.insert_one({"_id": key, **put})
+            except DuplicateKeyError:
+                return False
+            return True
+        result = await db.limits.update_one({"_id": key, "version": version}, {"$set": put})
+        return result.matched_count == 1
+
+
+def lapsed(db: Database) -> Any:
+    """In a `find`: whether a running run's lease is over."""
+    over = {"$lte": [until("leased_at", "lease"), db.time.now]}
+    return {"$and": [{"$gt": ["$leased_at", None]}, over]}
+
+
+async def count_room(db: Database, job_ids: Iterable[str], by: ObjectId) -> Room | None:
+    """The room under these jobs' limits. None: something moved meanwhile, count again.
+
+    `by` names the caller, whose own reservations do not stand in its way.
+    """
+    room = Room(by)
+    sharing = await _limits(db, job_ids, room)
+    if not room.limits:
+        return room
+    keys = sorted({key for _, key in room.limits.values()})
+    reserved = await _reservations(db, keys, room)
+    runs = await _seen(db, sharing, [one["run"] for one, _, _ in reserved])
+    if not await _evict(db, [run for run in runs.values() if _to_evict(run, sharing)]):
+        return None
+    taken = {(sharing[r["job_id"]], r["_id"]) for r in runs.values() if _counts(r, sharing)}
+    void = []
+    for one, key, age in reserved:
+        run = runs.get(one["run"])
+        if run is None or _moved_on(one, run):
+            continue  # decided: if it runs, it is counted
+        if age > VOID_AFTER:
+            void.append(one)
+            continue
+        room.standing.setdefault(key, []).append(one)
+        taken.add((key, one["run"]))
+    if not await _void(db, void):
+        return None
+    room.used = Counter(key for key, _ in taken)
+    return room
+
+
+async def _limits(db: Database, job_ids: Iterable[str], room: Room) -> dict[str, str]:
+    """Fill in the limits of these jobs; give every job that shares one of them, with its key."""
+    limited = {"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}}
+    async for job in db.jobs.find(limited, {"limit": 1}):
+        room.limits[job["_id"]] = (job["limit"]["most"], job["limit"]["key"])
+    sharing = {job_id: key for job_id, (_, key) in room.limits.items()}
+    shared = sorted({key for key in sharing.values() if key.startswith("key:")})
+    if shared:
+        found = db.jobs.find({"limit.key": {"$in": shared}}, {"limit": 1})
+        sharing |= {job["_id"]: job["limit"]["key"] async for job in found}
+    return sharing
+
+
+async def _reservations(
+    db: Database, keys: Sequence[str], room: Room
+) -> list[tuple[Document, str, int]]:
+    """Reservations of others, with the limit's key and for how long they have been seen."""
+    found = []
+    shown = {"version": 1, "reserved": 1, "now": db.time.now}
+    async for kept in db.limits.find({"_id": {"$in": list(keys)}}, shown):
+        room.versions[kept["_id"]] = kept["version"]
+        for one in kept["reserved"]:
+            if one["by"] != room.by:
+                one.setdefault("seen", kept["now"])
+                found.append((one, kept["_id"], kept["now"] - one["seen"]))
+    return found
+
+
+async def _seen(db: Database, jobs: Iterable[str], reserved: Sequence[str]) -> dict[str, Document]:
+    """What runs of these jobs, and what is reserved, in one look."""
+    running = {"state": "running", "job_id": {"$in": list(jobs)}}
+    where = {"$or": [running, {"_id": {"$in": list(reserved)}}]} if reserved else running
+    names = ("state", "job_id", "token", "fence", "leased_at", "evicted")
+    shown = {**dict.fromkeys(names, 1), "lapsed": lapsed(db)}
+    return {run["_id"]: run async for run in db.runs.find(where, shown)}
+
+
+def _counts(run: Document, sharing: dict[str, str]) -> bool:
+    return run["state"] == "running" and not run["lapsed"] and run["job_id"] in sharing
+
+
+def _to_evict(run: Document, sharing: dict[str, str]) -> bool:
+    return (
+        run["state"] == "running"
+        and run["job_id"] in sharing
+        and run["lapsed"]
+        and not run.get("evicted")
+    )
+
+
+def _moved_on(one: Document, run: Document) -> bool:
+    return (run["token"], run.get("fence", 0)) != (one["token"], one["fence"])
+
+
+async def _evict(db: Database, runs: Sequence[Document]) -> bool:
+    """Mark runs whose lease is over; False if an owner was quicker."""
+    if not runs:
+        return True
+    marks = [
+        UpdateOne(
+            {"_id": r["_id"], "state": "running", "token": r["token"], "leased_at": r["leased_at"]},
+            {"$set": {"evicted": True}, "$inc": {"fence": 1}},
+        )
+        for r in runs
+    ]
+    return (await db.runs.bulk_write(marks, ordered=False)).matched_count == len(runs)
+
+
+async def _void(db: Database, reservations: Sequence[Document]) -> bool:
+    if not reservations:
+        return True
+    raises = [
+        UpdateOne(
+            {"_id": one["run"], "token": one["token"], **_fence(one["fence"])},
+            {"$inc": {"fence": 1}},
+        )
+        for one in reservations
+    ]
+    return (await db.runs.bulk_write(raises, ordered=False)).matched_count == len(reservations)
+
+
+def _fence(fence: int) -> Document:
+    """A fence of zero is not written down."""
+    return {"fence": fence or None}

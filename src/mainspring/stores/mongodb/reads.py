@@ -1,0 +1,155 @@
+"""Reads: get, find, counts, jobs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from mainspring.clock import to_us
+from mainspring.errors import InvalidInput
+from mainspring.model import Job, Page, Run, State
+from mainspring.store import Counts, Due, JobQuery, RunQuery
+from mainspring.stores.mongodb.database import Database, Document, chunks
+from mainspring.stores.mongodb.limits import lapsed
+from mainspring.stores.mongodb.rows import RESERVED, STATES, read_job, read_run
+from mainspring.stores.mongodb.times import read_moment
+
+__all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
+
+_NEWEST = [("created_at", -1), ("_id", -1)]
+
+
+async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
+    wanted = list(dict.fromkeys(ids))
+    found: dict[str, Run] = {}
+    for part in chunks(wanted):
+        where = {"_id": {"$in": list(part)}, "state": {"$ne": RESERVED}}
+        found |= {run["_id"]: read_run(run) async for run in db.runs.find(where)}
+    return {run_id: found[run_id] for run_id in wanted if run_id in found}
+
+
+# -- find -----------------------------------------------------------------------------------
+
+
+async def find(db: Database, query: RunQuery) -> Page[Run]:
+    """Newest first: by `created_at`, then id. Each state is a walk of its own, and the server
+    merges them."""
+    if query.limit <= 0 or (query.states is not None and not query.states):
+        return Page([])
+    if query.lapsed:
+        return await find_lapsed(db, query)
+    walk = db.runs.find(listed(query)).sort(_NEWEST).limit(query.limit)
+    return _page(await walk.to_list(query.limit), query)
+
+
+def listed(query: RunQuery) -> Document:
+    states = STATES if query.states is None else sorted(map(str, query.states))
+    where: Document = {"state": {"$in": list(states)}}
+    if query.job is not None:
+        where["job_id"] = query.job
+    return where | _after(query.cursor)
+
+
+async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
+    """A range of the index for each length of lease that is in use."""
+    if query.states is not None and State.RUNNING not in query.states:
+        return Page([])
+    lengths = await db.runs.distinct("lease", {"state": "running"})
+    if not lengths:
+        return Page([])
+    walk = db.runs.find(over(db, lengths, query)).sort(_NEWEST).limit(query.limit)
+    return _page(await walk.to_list(query.limit), query)
+
+
+def over(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
+    ranges = [
+        {
+            "state": "running",
+            "lease": length,
+            "$expr": {"$lte": ["$leased_at", db.time.ago(length)]},
+        }
+        for length in lengths
+    ]
+    where: Document = {"$and": [{"$or": ranges}, {"$expr": lapsed(db)}]}
+    if query.job is not None:
+        where["job_id"] = query.job
+    return where | _after(query.cursor)
+
+
+def _page(found: list[Document], query: RunQuery) -> Page[Run]:
+    full = len(found) == query.limit
+    cursor = f"{found[-1]['created_at']}:{found[-1]['_id']}" if full else None
+    return Page([read_run(run) for run in found], cursor)
+
+
+def _after(cursor: str | None) -> Document:
+    if cursor is None:
+        return {}
+    moment, colon, run_id = cursor.partition(":")
+    try:
+        created = int(moment)
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave")
+    seen = {"created_at": created, "_id": {"$gte": run_id}}
+    return {"created_at": {"$lte": created}, "$nor": [seen]}
+
+
+# -- counts ---------------------------------------------------------------------------------
+
+
+async def counts(db: Database) -> Counts:
+    """Two walks along indexes, without a look at the documents."""
+    runs: dict[str, dict[State, int]] = defaultdict(dict)
+    async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
+        if group["_id"]["state"] != RESERVED:
+            runs[group["_id"]["job"]][State(group["_id"]["state"])] = group["count"]
+    due: dict[str, Due] = {}
+    async for group in await db.runs.aggregate(counted_due(to_us(await db.now())), hint="due"):
+        handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
+        assert oldest is not None
+        seen = due.get(handler, Due(0, oldest))
+        due[handler] = Due(seen.count + group["count"], min(seen.oldest, oldest))
+    return Counts(runs, due)
+
+
+def counted() -> list[Document]:
+    """Without a `$match`: with one, every document would be fetched."""
+    by = {"job": "$job_id", "state": "$state"}
+    return [{"$group": {"_id": by, "count": {"$sum": 1}}}]
+
+
+def counted_due(now: int) -> list[Document]:
+    """`now` was read before: in an aggregate through a router, `$$NOW` is the router's."""
+    each: Any = {"_id": "$lane", "count": {"$sum": 1}, "oldest": {"$min": "$run_at"}}
+    return [{"$match": {"state": "pending", "run_at": {"$lte": now}}}, {"$group": each}]
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+async def jobs(db: Database, query: JobQuery) -> Page[Job]:
+    if query.limit <= 0:
+        return Page([])
+    order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
+    walk = db.jobs.find(listed_jobs(query)).sort(order).limit(query.limit)
+    found = [read_job(job) for job in await walk.to_list(query.limit)]
+    full = query.due is None and len(found) == query.limit
+    return Page(found, found[-1].id if full else None)
+
+
+def listed_jobs(query: JobQuery) -> Document:
+    where: list[Document] = []
+    if query.ids is not None:
+        where.append({"_id": {"$in": list(query.ids)}})
+    if query.tag is not None:
+        where.append({"tags": {"$eq": query.tag}})
+    if query.follows:
+        where.append({"follows": True})
+    if query.due is not None:
+        where.append({"enabled": True, "next_run_at": {"$lte": to_us(query.due)}})
+    elif query.cursor is not None:
+        where.append({"_id": {"$gt": query.cursor}})
+    return {"$and": where} if where else {}

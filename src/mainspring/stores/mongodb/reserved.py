@@ -1,0 +1,102 @@
+"""Runs that are half made, and how anyone makes them whole.
+
+MongoDB changes one document at a time. Where a run must come to life together with another
+document (a dedupe key that points at it, a job that advances past its slot), it is first
+written down with its `intent`: what it will become. A new run has the state `reserved`
+meanwhile, which no query sees. The other document then decides, in one write; and after that
+whoever meets the run carries the intent out, be it another client after a crash. Nobody waits
+for anybody, and it does not matter who finishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bson import ObjectId
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError
+
+from mainspring.clock import to_us
+from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.faults import duplicates_only
+from mainspring.stores.mongodb.rows import RESERVED
+
+__all__ = ["carry_out", "discard", "half_made", "insert", "intent", "reserve", "sweep"]
+
+JUNK_AFTER = 600 * 1_000_000
+"""Microseconds after which a reserved run that nothing points at is swept away."""
+
+
+def half_made(run: Mapping[str, Any]) -> bool:
+    return run.get("intent") is not None
+
+
+def intent(put: Document) -> Document:
+    return {"by": ObjectId(), "put": put}
+
+
+async def insert(db: Database, documents: Sequence[Document]) -> set[str]:
+    """Insert those whose id is new; give the ids that were there already."""
+    there: set[str] = set()
+    for part in chunks(documents):
+        try:
+            await db.runs.insert_many(part, ordered=False)
+        except BulkWriteError as error:
+            if not duplicates_only(error):
+                raise
+            there |= {part[one["index"]]["_id"] for one in error.details["writeErrors"]}
+    return there
+
+
+async def reserve(db: Database, documents: Sequence[Document]) -> set[str]:
+    """Insert new runs as reserved; give the ids that were there already, half made or whole."""
+    waiting = [
+        {**run, "state": RESERVED, "intent": intent({"state": run["state"]})} for run in documents
+    ]
+    return await insert(db, waiting)
+
+
+async def carry_out(db: Database, runs: Iterable[Document]) -> None:
+    """Make these runs what their intents say. Whose intent is carried out already stays."""
+    plain: dict[str, list[str]] = {}
+    others = []
+    for run in runs:
+        put = run["intent"]["put"]
+        if run["state"] == RESERVED and put.keys() == {"state"}:
+            plain.setdefault(put["state"], []).append(run["_id"])
+        else:
+            where = {"_id": run["_id"], "intent.by": run["intent"]["by"]}
+            others.append(UpdateOne(where, {"$set": put, "$unset": {"intent": ""}}))
+    for state, ids in plain.items():
+        where = {"_id": {"$in": ids}, "state": RESERVED, "intent.put.state": state}
+        change = {"$set": {"state": state}, "$unset": {"intent": ""}}
+        await db.runs.update_many(where, change, hint=BY_ID)
+    if others:
+        await db.runs.bulk_write(others, ordered=False)
+
+
+async def discard(db: Database, ids: Sequence[str]) -> None:
+    """Delete reserved runs that came to nothing."""
+    if ids:
+        await db.runs.delete_many({"_id": {"$in": list(ids)}, "state": RESERVED}, hint=BY_ID)
+
+
+async def sweep(db: Database) -> None:
+    """Carry out what a crash left half made and decided; delete what it left undecided.
+
+    To delete one that is still in the making is harmless: its maker notices and begins again.
+    """
+    found = [run async for run in db.runs.find({"state": RESERVED}).limit(100)]
+    if not found:
+        return
+    keys = [run["dedupe_key"] for run in found if "dedupe_key" in run]
+    pointed = {kept["run"] async for kept in db.keys.find({"_id": {"$in": keys}})}
+    jobs = [run["job_id"] for run in found]
+    firing = db.jobs.find({"_id": {"$in": jobs}, "firing": {"$exists": True}}, {"firing": 1})
+    async for kept in firing:
+        pointed |= set(kept["firing"]["runs"])
+    await carry_out(db, [run for run in found if run["_id"] in pointed])
+    old = to_us(await db.now()) - JUNK_AFTER
+    junk = [r["_id"] for r in found if r["_id"] not in pointed and r["created_at"] < old]
+    await discard(db, junk)

@@ -1,0 +1,313 @@
+"""Values to documents and back.
+
+Payloads and results are kept as the codec's JSON text: keys with `$` and dots, NUL, big numbers
+and every other value survive, and nothing in them can be taken for an operator. So are attempts,
+progress, schedules and policies. What a query looks at are fields of their own.
+
+A run's document has its fields under the names of `Run`, with these exceptions:
+
+    lane                {q: queue, h: handler, g: job id if the job is limited, else ""}
+    leased_at, lease    in place of lease_until: stamped by the server, and microseconds
+    nonce               which claim took it last
+    fence, evicted      see limits.py
+    intent              see reserved.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from mainspring import codec, schedules
+from mainspring.clock import EPOCH
+from mainspring.errors import InvalidInput
+from mainspring.model import LIVE, Attempt, Job, Owner, Progress, Run, Source, State
+from mainspring.policy import Policy
+from mainspring.schedules import Schedule
+from mainspring.stores.mongodb.database import Document
+from mainspring.stores.mongodb.times import read_moment, until
+
+__all__ = [
+    "LIVE_STATES",
+    "RESERVED",
+    "STATES",
+    "encode_fields",
+    "expecting",
+    "job_document",
+    "progress_text",
+    "read_job",
+    "read_run",
+    "run_document",
+    "to_us",
+]
+
+RESERVED = "reserved"
+"""The state of a run that is half made: no query but ours sees it."""
+
+STATES = tuple(str(state) for state in State)
+LIVE_STATES = tuple(str(state) for state in State if state in LIVE)
+
+_STATE = {str(state): state for state in State}
+_SOURCE = {str(source): source for source in Source}
+_DAY = 86_400_000_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def to_us(moment: datetime) -> int:
+    span = moment - EPOCH
+    return span.days * _DAY + span.seconds * 1_000_000 + span.microseconds
+
+
+def _time(moment: datetime | None) -> int | None:
+    return None if moment is None else to_us(moment)
+
+
+def _text(text: str | None) -> str | None:
+    """Free text may hold lone surrogates (file names do), for which UTF-8 has none."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _payload(value: Any) -> str | None:
+    return None if value is None else codec.encode(value)
+
+
+def _result(value: Any) -> str | None:
+    return None if value is None else codec.encode(value, what="result")
+
+
+def _json(value: Any) -> str:
+    """JSON of our own values; at C speed unless some text is no Unicode."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        return _SURROGATE.sub(lambda found: rf"\\u{ord(found[0]):04x}", text)
+
+
+def progress_text(progress: Progress | None) -> str | None:
+    return None if progress is None else _json(progress)
+
+
+def _attempts(attempts: Sequence[Attempt]) -> str | None:
+    return _json(attempts) if attempts else None
+
+
+_read_attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
+_read_progress = msgspec.json.Decoder(Progress).decode
+
+
+# -- runs -----------------------------------------------------------------------------------
+
+
+def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
+    """The run as it is inserted; its payload is encoded already. What is None is left out."""
+    made = {
+        "_id": run.id,
+        "lane": {"q": run.queue, "h": run.handler, "g": run.job_id if limited else ""},
+        "job_id": run.job_id,
+        "priority": run.priority,
+        "source": str(run.source),
+        "state": str(run.state),
+        "attempt": run.attempt,
+        "failures": run.failures,
+        "lapses": run.lapses,
+        "token": run.token,
+        "cancel_requested": run.cancel_requested,
+        "created_at": to_us(run.created_at),
+        "scheduled_at": to_us(run.scheduled_at),
+        "run_at": to_us(run.run_at),
+        "payload": payload,
+        "dedupe_key": run.dedupe_key,
+        "dedupe_until": _time(run.dedupe_until),
+        "start_by": _time(run.start_by),
+        "after": list(run.after) or None,
+        "after_any": run.after_any or None,
+    }
+    if run.state is not State.PENDING or run.attempt:
+        made |= encode_fields(
+            {
+                name: getattr(run, name)
+                for name in (
+                    "started_at", "finished_at", "lease_until", "worker", "result", "error",
+                    "reason", "progress", "attempts",
+                )
+            }
+        )  # fmt: skip
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def read_run(kept: Document) -> Run:
+    get = kept.get
+    lane = kept["lane"]
+    leased, progress, attempts = get("leased_at"), get("progress"), get("attempts")
+    lease_until = None
+    if leased is not None:
+        since = read_moment(leased)
+        assert since is not None
+        lease_until = since + timedelta(microseconds=kept["lease"])
+    return Run(
+        id=kept["_id"],
+        job_id=kept["job_id"],
+        handler=lane["h"],
+        created_at=_moment(kept["created_at"]),
+        scheduled_at=_moment(kept["scheduled_at"]),
+        run_at=_moment(kept["run_at"]),
+        source=_SOURCE[kept["source"]],
+        queue=lane["q"],
+        priority=kept["priority"],
+        payload=codec.decode(get("payload")),
+        state=_STATE[kept["state"]],
+        attempt=kept["attempt"],
+        failures=kept["failures"],
+        lapses=kept["lapses"],
+        token=kept["token"],
+        start_by=read_moment(get("start_by")),
+        started_at=read_moment(get("started_at")),
+        finished_at=read_moment(get("finished_at")),
+        worker=get("worker"),
+        lease_until=lease_until,
+        cancel_requested=kept["cancel_requested"],
+        result=codec.decode(get("result")),
+        error=get("error"),
+        reason=get("reason"),
+        progress=None if progress is None else _read_progress(progress),
+        dedupe_key=get("dedupe_key"),
+        dedupe_until=read_moment(get("dedupe_until")),
+        after=tuple(get("after") or ()),
+        after_any=bool(get("after_any")),
+        attempts=() if attempts is None else _read_attempts(attempts),
+    )
+
+
+def _moment(us: int) -> datetime:
+    return EPOCH + timedelta(0, us // 1_000_000, us % 1_000_000)
+
+
+# -- changes --------------------------------------------------------------------------------
+
+
+def _lease_until(moment: datetime | None) -> Document:
+    return {"leased_at": _time(moment), "lease": None if moment is None else 0}
+
+
+_ENCODERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        (
+            "created_at", "scheduled_at", "run_at", "start_by", "started_at", "finished_at",
+            "dedupe_until",
+        ),
+        _time,
+    ),
+    **dict.fromkeys(("error", "reason", "worker"), _text),
+    **dict.fromkeys(("state", "source"), str),
+    "payload": _payload,
+    "result": _result,
+    "progress": progress_text,
+    "attempts": _attempts,
+    "after": lambda ids: list(ids) or None,
+}  # fmt: skip
+_NAMES = {"queue": "lane.q", "handler": "lane.h"}
+_FIELDS = frozenset(Run.__struct_fields__) - {"id", "duplicate"}
+
+
+def encode_fields(fields: Mapping[str, Any]) -> Document:
+    """A run's fields as its document keeps them."""
+    made: Document = {}
+    for name, value in fields.items():
+        if name == "lease_until":
+            made |= _lease_until(value)
+            continue
+        if name not in _FIELDS:
+            raise InvalidInput(f"a run has no stored field {name!r}")
+        encode = _ENCODERS.get(name)
+        made[_NAMES.get(name, name)] = value if encode is None else encode(value)
+    return made
+
+
+def expecting(expect: Mapping[str, Any]) -> Document:
+    """The filter that finds a run only while all this stands."""
+    plain = {name: value for name, value in expect.items() if name != "lease_until"}
+    found: Document = {name: {"$eq": value} for name, value in encode_fields(plain).items()}
+    if "lease_until" in expect:
+        seen = expect["lease_until"]
+        if seen is None:
+            found["leased_at"] = {"$eq": None}
+        else:
+            found["$expr"] = {"$eq": [until("leased_at", "lease"), to_us(seen)]}
+    return found
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+def job_document(job: Job) -> Document:
+    """The job as it will be kept: one version above the one it was read at."""
+    policy = job.policy
+    made = {
+        "_id": job.id,
+        "version": job.version + 1,
+        "handler": job.handler,
+        "created_at": to_us(job.created_at),
+        "updated_at": to_us(job.updated_at),
+        "payload": _payload(job.payload),
+        "schedule": None if job.schedule is None else json.dumps(job.schedule.to_dict()),
+        "policy": json.dumps(policy.to_dict()),
+        "enabled": job.enabled,
+        "next_run_at": _time(job.next_run_at),
+        "last_run_at": _time(job.last_run_at),
+        "owner": str(job.owner),
+        "description": _text(job.description),
+        "tags": list(job.tags) or None,
+        "follows": bool(policy.after) or None,
+        "metadata": codec.encode(dict(job.metadata), what="metadata") if job.metadata else None,
+        "limit": _limit(job),
+    }
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _limit(job: Job) -> Document | None:
+    policy = job.policy
+    if policy.concurrency is None:
+        return None
+    key = policy.concurrency_key
+    return {"most": policy.concurrency, "key": f"job:{job.id}" if key is None else f"key:{key}"}
+
+
+def read_job(kept: Document) -> Job:
+    get = kept.get
+    schedule, metadata = get("schedule"), get("metadata")
+    return Job(
+        id=kept["_id"],
+        handler=kept["handler"],
+        created_at=_moment(kept["created_at"]),
+        updated_at=_moment(kept["updated_at"]),
+        payload=codec.decode(get("payload")),
+        schedule=None if schedule is None else _schedule(schedule),
+        policy=_policy(kept["policy"]),
+        enabled=kept["enabled"],
+        next_run_at=read_moment(get("next_run_at")),
+        last_run_at=read_moment(get("last_run_at")),
+        version=kept["version"],
+        owner=Owner(kept["owner"]),
+        description=kept["description"],
+        tags=tuple(get("tags") or ()),
+        metadata=codec.decode(metadata) if metadata else {},
+    )
+
+
+@lru_cache(maxsize=4096)
+def _schedule(text: str) -> Schedule:
+    return schedules.from_dict(json.loads(text))
+
+
+@lru_cache(maxsize=4096)
+def _policy(text: str) -> Policy:
+    return Policy.from_dict(json.loads(text))

@@ -1,0 +1,145 @@
+"""Collections and indexes: made at the start, or by hand from `index_script()`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pymongo import IndexModel
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from mainspring.errors import StoreTooNew
+from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.faults import OLDEST, too_old
+
+__all__ = ["INDEXES", "SHARDED", "VERSION", "Index", "index_script", "prepare"]
+
+VERSION = 1
+WAKEUPS_BYTES = 64 * 1024
+SHARDED = ("runs", "jobs", "keys", "limits")
+"""What a cluster may spread over its shards, each by the hash of its `_id`."""
+
+
+class Index(NamedTuple):
+    collection: str
+    name: str
+    keys: Sequence[tuple[str, int]]
+    only: Document | None = None
+
+    @property
+    def options(self) -> Document:
+        partial = {} if self.only is None else {"partialFilterExpression": self.only}
+        return {"name": self.name, **partial}
+
+
+INDEXES = (
+    # Which runs come next: one walk for each lane, in the order of the claim. Equalities first;
+    # with the priority in front of the lane a claim walks every future run of high priority.
+    Index(
+        "runs",
+        "due",
+        [("state", 1), ("lane", 1), ("priority", -1), ("run_at", 1), ("created_at", 1)],
+        {"state": "pending"},
+    ),
+    # Lapsed leases: a range for each length of lease there is.
+    Index("runs", "leases", [("state", 1), ("lease", 1), ("leased_at", 1)], {"state": "running"}),
+    # Lists, newest first; counts; what runs of a limited job.
+    Index("runs", "newest", [("state", 1), ("created_at", -1), ("_id", -1)]),
+    Index("runs", "newest_of_job", [("job_id", 1), ("state", 1), ("created_at", -1), ("_id", -1)]),
+    # Overlap: the unfinished runs of a job's slots.
+    Index(
+        "runs",
+        "slots",
+        [("job_id", 1), ("source", 1), ("state", 1)],
+        {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
+    ),
+    # What can be pruned.
+    Index("runs", "finished", [("finished_at", 1)], {"finished_at": {"$gt": 0}}),
+    Index("jobs", "due", [("enabled", 1), ("next_run_at", 1), ("_id", 1)]),
+    Index("jobs", "limit", [("limit.key", 1)], {"limit.key": {"$exists": True}}),
+    Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
+    Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
+)
+
+
+async def prepare(database: Database) -> None:
+    """Make what is missing. Every step may be taken by several clients at once, and again."""
+    await _check_version(database)
+    await _make_wakeups(database)
+    there = await _existing(database)
+    for collection in dict.fromkeys(index.collection for index in INDEXES):
+        missing = [
+            IndexModel(list(index.keys), **index.options)
+            for index in INDEXES
+            if index.collection == collection and index.name not in there.get(collection, ())
+        ]
+        if missing:
+            await database.handle[database.prefix + collection].create_indexes(missing)
+    schema = {"_id": "schema"}
+    await database.meta.update_one(schema, {"$setOnInsert": {"version": VERSION}}, upsert=True)
+    found = await database.meta.find_one(schema)
+    if found is not None and found["version"] > VERSION:
+        raise StoreTooNew(
+            f"the database was written by a newer Mainspring (version {found['version']} of its"
+            f" layout; this one knows {VERSION}). Upgrade this program"
+        )
+
+
+async def _check_version(database: Database) -> None:
+    told: dict[str, Any] = await database.client.admin.command("buildInfo")
+    if tuple(told["versionArray"][:2]) < OLDEST:
+        raise too_old(told["version"])
+
+
+async def _make_wakeups(database: Database) -> None:
+    """Capped, and so never sharded: it lives on the database's primary shard."""
+    name = database.wakeups.name
+    if name in await database.handle.list_collection_names(filter={"name": name}):
+        return
+    try:
+        await database.handle.create_collection(name, capped=True, size=WAKEUPS_BYTES)
+    except CollectionInvalid:
+        return  # another client was quicker
+    except OperationFailure as error:
+        if error.code != _EXISTS:
+            raise
+
+
+_EXISTS = 48
+
+
+async def _existing(database: Database) -> dict[str, dict[str, Any]]:
+    """Index names that are there with the keys and options that we mean."""
+    found: dict[str, dict[str, Any]] = {}
+    for collection in dict.fromkeys(index.collection for index in INDEXES):
+        there = await database.handle[database.prefix + collection].index_information()
+        found[collection] = {
+            index.name: there[index.name]
+            for index in INDEXES
+            if index.collection == collection
+            and index.name in there
+            and list(there[index.name]["key"]) == list(index.keys)
+            and there[index.name].get("partialFilterExpression") == index.only
+        }
+    return found
+
+
+def index_script(database: str, prefix: str) -> str:
+    """What `prepare` makes, for mongosh; and, as comments, how a cluster shards it."""
+    lines = [
+        f"// Mainspring's collections and indexes in {database!r}, for mongosh. Safe to run again.",
+        f"const mainspring = db.getSiblingDB({json.dumps(database)});",
+        f"if (!mainspring.getCollectionNames().includes({json.dumps(prefix + 'wakeups')}))",
+        f"  mainspring.createCollection({json.dumps(prefix + 'wakeups')},"
+        f" {{capped: true, size: {WAKEUPS_BYTES}}});",
+    ]
+    for index in INDEXES:
+        where = json.dumps(prefix + index.collection)
+        keys, options = json.dumps(dict(index.keys)), json.dumps(index.options)
+        lines.append(f"mainspring.getCollection({where}).createIndex({keys}, {options});")
+    lines += ["", "// On a sharded cluster, as a user who may shard; once, while they are small:"]
+    for name in SHARDED:
+        namespace = json.dumps(f"{database}.{prefix}{name}")
+        lines.append(f'// sh.shardCollection({namespace}, {{_id: "hashed"}});')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,198 @@
+"""The MongoDB store: each method as the protocol has it, with the driver's errors in our words.
+
+It belongs to the event loop that opened it, as the driver's client does. Opened again after
+`close`, it belongs to the loop of that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pymongo import AsyncMongoClient
+from pymongo.errors import PyMongoError
+
+from mainspring import states
+from mainspring.clock import Clock
+from mainspring.errors import InvalidInput, MainspringError, StoreError
+from mainspring.model import Job, Page, Run
+from mainspring.states import Change
+from mainspring.store import Added, Claim, Counts, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.stores.mongodb import (
+    adding,
+    changes,
+    claims,
+    firing,
+    reads,
+    renewals,
+    reserved,
+    schema,
+    upkeep,
+)
+from mainspring.stores.mongodb.address import Address, driver_defaults, without_password
+from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.faults import translating
+from mainspring.stores.mongodb.times import GivenTime, ServerTime
+from mainspring.stores.mongodb.wakeups import Bell
+
+__all__ = ["MongoStore"]
+
+
+@dataclass(slots=True)
+class _Session:
+    """What is there between `open` and `close`."""
+
+    db: Database
+    bell: Bell
+    crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
+    unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
+
+
+class MongoStore:
+    """`clock` takes the place of the servers' own, for tests of one client at a time."""
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        self.address = Address.of(url)
+        self._time = ServerTime() if clock is None else GivenTime(clock)
+        self._session: _Session | None = None
+
+    def __repr__(self) -> str:
+        return f"MongoStore({without_password(self.address.url)!r})"
+
+    def index_script(self) -> str:
+        """What `open` makes, for an operator who would rather make it by hand."""
+        return schema.index_script(self.address.database, self.address.prefix)
+
+    async def open(self) -> None:
+        if self._session is not None:
+            return
+        url = self.address.url
+        try:
+            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
+        except (PyMongoError, ValueError) as error:
+            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
+        db = Database(client, client[self.address.database], self.address.prefix, self._time)
+        try:
+            with translating():
+                await schema.prepare(db)
+        except BaseException:
+            await client.close()
+            raise
+        self._session = _Session(db, Bell(db))
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        await asyncio.gather(*session.unheard, return_exceptions=True)
+        await session.bell.close()
+        await session.db.client.close()
+
+    async def now(self) -> datetime:
+        with translating():
+            return await self._db.now()
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        with translating():
+            added = await adding.add(self._db, runs)
+        self._ring()
+        return added
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        session = self._open_session()
+        work = asyncio.create_task(claims.claim(session.db, claim, session.crowd))
+        try:
+            with translating():
+                return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            back = asyncio.create_task(self._give_back(session.db, work))
+            session.unheard.add(back)
+            back.add_done_callback(session.unheard.discard)
+            raise
+
+    async def next_due(self, claim: Claim) -> datetime | None:
+        with translating():
+            return await claims.next_due(self._db, claim)
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        with translating():
+            return await renewals.renew(self._db, held, lease)
+
+    async def commit(self, changes_: Sequence[Change]) -> list[bool]:
+        if not changes_:
+            return []
+        with translating():
+            done = await changes.commit(self._db, changes_)
+        self._ring()
+        return done
+
+    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+        with translating():
+            return await reads.get(self._db, ids)
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        with translating():
+            if query.lapsed:  # the keeper's look for what the dead have left
+                await reserved.sweep(self._db)
+            return await reads.find(self._db, query)
+
+    async def counts(self) -> Counts:
+        with translating():
+            return await reads.counts(self._db)
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        with translating():
+            return await upkeep.prune(self._db, before, limit)
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        with translating():
+            return await reads.jobs(self._db, query)
+
+    async def put_job(self, job: Job) -> bool:
+        with translating():
+            done = await firing.put_job(self._db, job)
+        self._ring()
+        return done
+
+    async def drop_job(self, job_id: str) -> bool:
+        with translating():
+            return await firing.drop_job(self._db, job_id)
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        with translating():
+            fired = await firing.fire(self._db, firings)
+        self._ring()
+        return fired
+
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        with translating():
+            return await upkeep.elect(self._db, name, holder, ttl)
+
+    async def wait(self, timeout: float) -> bool:
+        return await self._open_session().bell.wait(timeout)
+
+    def _open_session(self) -> _Session:
+        if self._session is None:
+            raise StoreError("the store is closed; open it first")
+        return self._session
+
+    @property
+    def _db(self) -> Database:
+        return self._open_session().db
+
+    def _ring(self) -> None:
+        if self._session is not None:
+            self._session.bell.ring()
+
+    async def _give_back(self, db: Database, work: asyncio.Task[list[Run]]) -> list[Run]:
+        """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
+        try:
+            runs = await work
+            now = await db.now()
+            await changes.commit(db, [states.released(run, now, began=False) for run in runs])
+        except (PyMongoError, MainspringError):
+            return []  # their leases lapse, and they are rescued
+        return runs

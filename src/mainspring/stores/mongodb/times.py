@@ -1,0 +1,83 @@
+"""The clock of the server that holds the data, also through a router.
+
+A router (mongos) puts its own clock in place of `$$NOW` in every write and aggregate; in a
+`find` the shard reads its own, and so it does for `$currentDate`. Hence the three rules here:
+
+1. What is due and what has lapsed is decided by a `find`, with `now` in an `$expr`.
+2. Leases are stamped by `$currentDate`.
+3. A write is guarded by values that were seen (token, fence, leased_at), never by time.
+
+Moments that clients give are whole microseconds. Those that a server stamps are dates, which
+MongoDB keeps in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from mainspring.clock import Clock, from_us, to_us
+
+__all__ = ["GivenTime", "ServerTime", "microseconds", "read_moment", "span_us", "until"]
+
+Expression = Any
+Update = dict[str, Any]
+
+
+def microseconds(field: str) -> Expression:
+    """A field that is a date or whole microseconds, as the latter."""
+    return {"$cond": [{"$isNumber": field}, field, {"$multiply": [{"$toLong": field}, 1000]}]}
+
+
+def until(since: str, span: str) -> Expression:
+    """When something that lasts `span` microseconds is over."""
+    return {"$add": [microseconds(f"${since}"), f"${span}"]}
+
+
+class ServerTime:
+    """Each server's own clock."""
+
+    @property
+    def now(self) -> Expression:
+        """In a `find`: whole microseconds. Folded to a constant, so indexes serve it."""
+        return {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
+
+    def ago(self, span: int) -> Expression:
+        """In a `find`: that long ago, at least, comparable with what `stamped` writes."""
+        return {"$subtract": ["$$NOW", span // 1000]}
+
+    def stamped(self, update: Mapping[str, Any], *fields: str) -> Update:
+        """The update, and these fields set to the moment it is applied."""
+        return {**update, "$currentDate": dict.fromkeys(fields, True)}
+
+
+class GivenTime(ServerTime):
+    """A clock that a test moves, in place of the servers'. One client's clock: never for real."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    @property
+    def now(self) -> Expression:
+        return {"$literal": to_us(self._clock.now())}
+
+    def ago(self, span: int) -> Expression:
+        return {"$literal": to_us(self._clock.now()) - span}
+
+    def stamped(self, update: Mapping[str, Any], *fields: str) -> Update:
+        moment = to_us(self._clock.now())
+        return {**update, "$set": {**update.get("$set", {}), **dict.fromkeys(fields, moment)}}
+
+
+def read_moment(kept: datetime | int | None) -> datetime | None:
+    """What a document keeps as a time: microseconds, or a date that a server stamped."""
+    if kept is None:
+        return None
+    if isinstance(kept, datetime):
+        return kept.replace(tzinfo=UTC) if kept.tzinfo is None else kept.astimezone(UTC)
+    return from_us(kept)
+
+
+def span_us(span: timedelta) -> int:
+    return span // timedelta(microseconds=1)

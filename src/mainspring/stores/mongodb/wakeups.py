@@ -1,0 +1,114 @@
+"""Hints between clients: a small capped collection that each follows with a tailable cursor.
+
+A hint is a document that nobody waits for and that may be lost; polling is what guarantees. Change
+streams would do on a replica set, but through a router they wait for every shard (seconds).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pymongo
+from bson import ObjectId
+from pymongo import CursorType, WriteConcern
+from pymongo.errors import PyMongoError
+
+from mainspring.stores.mongodb.database import Database
+
+__all__ = ["Bell"]
+
+PAUSE = 0.02
+"""Seconds between two hints of one client: more would tell nothing new."""
+RECOVERY = 1.0
+AWAIT_MS = 10_000
+
+
+class Bell:
+    """Rings here at once, and everywhere else soon."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._following: asyncio.Task[None] | None = None
+        self._resting = False
+        self._again = False
+        self._me = ObjectId()
+
+    async def wait(self, timeout: float) -> bool:
+        if self._following is None or self._following.done():
+            self._following = self._start(self._follow())
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            del self._waiters[waiter]
+        return True
+
+    def ring(self) -> None:
+        self._wake()
+        if self._resting:
+            self._again = True
+        else:
+            self._resting = True
+            self._start(self._tell())
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _tell(self) -> None:
+        try:
+            unheard = self._db.wakeups.with_options(write_concern=WriteConcern(w=0))
+            while True:
+                self._again = False
+                with suppress(PyMongoError):
+                    await unheard.insert_one({"by": self._me})
+                await asyncio.sleep(PAUSE)
+                if not self._again:
+                    return
+        finally:
+            self._resting = False
+
+    async def _follow(self) -> None:
+        while True:
+            with suppress(PyMongoError):
+                await self._follow_once()
+            self._wake()  # what was missed is found by looking
+            await asyncio.sleep(RECOVERY)
+
+    async def _follow_once(self) -> None:
+        """Pass over what is old, up to a mark of our own, then hear what is new."""
+        wakeups = self._db.wakeups
+        mark = ObjectId()
+        await wakeups.insert_one({"mark": mark})
+        new = False
+        with pymongo.timeout(None):
+            cursor = wakeups.find({}, cursor_type=CursorType.TAILABLE_AWAIT)
+            cursor = cursor.max_await_time_ms(AWAIT_MS)
+            async with cursor:
+                while cursor.alive:
+                    async for hint in cursor:
+                        if new and hint.get("by") not in (None, self._me):
+                            self._wake()
+                        new = new or hint.get("mark") == mark

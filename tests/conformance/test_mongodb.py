@@ -1,0 +1,99 @@
+"""The suite on real servers: a replica set, a sharded cluster, a server alone.
+
+Time is moved by a clock that takes the place of the servers' (so that the suite need not sleep);
+`…ByTheServersClock` run what hangs on time most, on the servers' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from pymongo import MongoClient
+
+from mainspring.store import Store
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.testing import StoreConformance
+from mainspring.testing.conformance.claiming import Limiting, Renewing
+from mainspring.testing.conformance.committing import Rescuing
+from mainspring.testing.conformance.jobs import Electing
+from tests.servers.mongodb import with_database
+from tests.servers.server import Document
+
+
+class OnMongo(StoreConformance):
+    url: str
+
+    def make_store(self) -> Store:
+        return MongoStore(self.url, self.clock)
+
+
+class TestReplicaSet(OnMongo):
+    @pytest.fixture(autouse=True)
+    def _servers(self, replica_set_url: str, database_name: str) -> None:
+        self.url = with_database(replica_set_url, database_name)
+
+
+class TestStandalone(OnMongo):
+    @pytest.fixture(autouse=True)
+    def _servers(self, standalone_url: str, database_name: str) -> None:
+        self.url = with_database(standalone_url, database_name)
+
+
+@pytest.fixture(scope="module")
+def sharded_database(sharded_url: str) -> Iterator[str]:
+    """A database whose collections are sharded, as docs/mongodb.md tells an operator to.
+
+    Sharding takes longer than a test does, so the tests share it; each empties it.
+    """
+    name = f"test_{uuid.uuid4().hex[:16]}"
+    with MongoClient[Document](sharded_url) as client:
+        for collection in SHARDED:
+            client.admin.command(
+                "shardCollection", f"{name}.{DEFAULT_PREFIX}{collection}", key={"_id": "hashed"}
+            )
+        yield name
+        client.drop_database(name)
+
+
+@pytest.fixture
+def emptied(sharded_url: str, sharded_database: str) -> Iterator[str]:
+    yield with_database(sharded_url, sharded_database)
+    with MongoClient[Document](sharded_url) as client:
+        for collection in (*SHARDED, "terms"):
+            client[sharded_database][DEFAULT_PREFIX + collection].delete_many({})
+
+
+class TestSharded(OnMongo):
+    @pytest.fixture(autouse=True)
+    def _servers(self, emptied: str) -> None:
+        self.url = emptied
+
+
+class ByTheServersClock(Renewing, Limiting, Rescuing, Electing):
+    """What hangs on leases, in real time."""
+
+    tick = 0.1
+    url: str
+
+    def make_store(self) -> Store:
+        return MongoStore(self.url)
+
+    async def advance(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class TestReplicaSetByTheServersClock(ByTheServersClock):
+    @pytest.fixture(autouse=True)
+    def _servers(self, replica_set_url: str, database_name: str) -> None:
+        self.url = with_database(replica_set_url, database_name)
+
+
+class TestShardedByTheServersClock(ByTheServersClock):
+    @pytest.fixture(autouse=True)
+    def _servers(self, emptied: str) -> None:
+        self.url = emptied

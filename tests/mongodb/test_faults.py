@@ -1,0 +1,223 @@
+"""What a user is told when MongoDB is not as it should be; and what happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from mainspring import states
+from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
+from mainspring.model import Run
+from mainspring.store import Claim
+from mainspring.stores import open_store
+from mainspring.stores.mongodb import MongoStore, schema
+from mainspring.stores.mongodb.address import Address
+from tests.servers.mongodb import ReplicaSet, with_database
+from tests.servers.server import Document
+
+CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=30))
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[MongoStore]:
+    store = MongoStore(url)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def some_runs(store: MongoStore, *ids: str, **fields: Any) -> list[Run]:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    return [Run(id=i, job_id="job", handler="work", **times, **fields) for i in ids]
+
+
+# -- URLs -----------------------------------------------------------------------------------
+
+
+def test_a_url_names_database_and_prefix() -> None:
+    plain = Address.of("mongodb://h")
+    assert (plain.database, plain.prefix) == ("mainspring", "mainspring_")
+    full = Address.of("mongodb://u:p@h1,h2/app%2Dx?tls=true&mainspringPrefix=jobs_&w=1")
+    assert full == ("mongodb://u:p@h1,h2/app%2Dx?tls=true&w=1", "app-x", "jobs_")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://",
+        "mongodb:///db",
+        "mongodb://h/a.b",
+        "mongodb://h/$x",
+        "mongodb://h/x?mainspringPrefix=",
+        "mongodb://h/x?mainspringPrefix=$cmd",
+        "mongodb://h/x?mainspringPrefix=a%00b",
+    ],
+)
+def test_a_url_that_names_nothing_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        open_store(url)
+
+
+async def test_a_password_is_never_told() -> None:
+    with pytest.raises(InvalidInput) as told:
+        await MongoStore("mongodb://me:secret@h:port/db").open()
+    assert "secret" not in str(told.value)
+    assert "secret" not in repr(MongoStore("mongodb://me:secret@h/db"))
+
+
+# -- servers that refuse --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[ReplicaSet]:
+    """A server that asks for a password."""
+    with ReplicaSet(1, auth=True) as servers:
+        yield servers
+
+
+async def test_a_wrong_password_is_no_reason_to_wait(guarded: ReplicaSet) -> None:
+    url = guarded.add_user("user", "right", {"role": "readWrite", "db": "jobs"})
+    with pytest.raises(StoreError, match="refused the user or the password") as told:
+        await MongoStore(with_database(url, "jobs").replace(":right@", ":wrong@")).open()
+    assert not isinstance(told.value, StoreUnavailable)
+
+
+async def test_a_user_with_read_write_alone_can_do_everything(guarded: ReplicaSet) -> None:
+    url = guarded.add_user("plain", "p/w:x@y", {"role": "readWrite", "db": "jobs"})
+    async with opened(with_database(url, "jobs")) as store:
+        await store.add(await some_runs(store, "a", "b", dedupe_key=None))
+        held = await store.claim(CLAIM)
+        assert len(held) == 2
+        now = await store.now()
+        assert await store.commit([states.succeeded(r, now, 1) for r in held]) == [True, True]
+        assert (await store.counts()).runs
+        assert await store.elect("lead", "me", timedelta(seconds=5)) == 1
+        assert await store.wait(0.2) is False
+
+
+async def test_a_user_who_may_not_write_is_told_so(guarded: ReplicaSet) -> None:
+    url = guarded.add_user("reader", "r", {"role": "read", "db": "jobs"})
+    with pytest.raises(StoreError, match="readWrite"):
+        await MongoStore(with_database(url, "jobs")).open()
+
+
+async def test_nobody_there_is_worth_another_try() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    url = f"mongodb://127.0.0.1:{port}/db?timeoutMS=300"
+    with pytest.raises(StoreUnavailable, match="no MongoDB server answers"):
+        await MongoStore(url).open()
+
+
+async def test_no_primary_is_worth_another_try() -> None:
+    with ReplicaSet(3, election_timeout=10) as servers:
+        url = with_database(servers.url, "jobs") + "&timeoutMS=1500"
+        async with opened(url) as store:
+            [run] = await some_runs(store, "a")
+            servers.primary().kill()
+            with pytest.raises(StoreUnavailable):
+                await store.add([run])
+            servers.primary()
+            for _ in range(20):
+                try:
+                    await store.add([run])
+                    break
+                except StoreUnavailable:
+                    await asyncio.sleep(0.2)
+            assert [held.id for held in await store.claim(CLAIM)] == ["a"]
+
+
+async def test_an_older_server_is_named(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OLDEST", (99, 0))
+    with pytest.raises(StoreError, match=r"the MongoDB server is 8\.\d+\.\d+; .* or later"):
+        await MongoStore(with_database(replica_set_url, database_name)).open()
+
+
+async def test_an_index_in_the_way_is_named(replica_set_url: str, database_name: str) -> None:
+    with MongoClient[Document](replica_set_url) as client:
+        client[database_name]["mainspring_runs"].create_index("colour", name="due")
+    with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
+        await MongoStore(with_database(replica_set_url, database_name)).open()
+
+
+async def test_opening_again_changes_nothing(replica_set_url: str, database_name: str) -> None:
+    url = with_database(replica_set_url, database_name)
+    stores = [MongoStore(url) for _ in range(4)]
+    await asyncio.gather(*(store.open() for store in stores))
+    names = sorted(await stores[0]._db.runs.index_information())
+    runs = [index.name for index in schema.INDEXES if index.collection == "runs"]
+    assert names == sorted(["_id_", *runs])
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+# -- values ---------------------------------------------------------------------------------
+
+
+async def test_text_is_never_taken_for_an_operator(
+    replica_set_url: str, database_name: str
+) -> None:
+    async with opened(with_database(replica_set_url, database_name)) as store:
+        odd: list[Any] = [{"$ne": None}, {"$gt": 0}]
+        await store.add(await some_runs(store, "a", payload={"$where": "1", "a.b": {"$gt": ""}}))
+        [held] = await store.claim(CLAIM)
+        assert held.payload == {"$where": "1", "a.b": {"$gt": ""}}
+        assert await store.get(["$ne", "a.b"]) == {}
+        for wrong in odd:
+            with pytest.raises((InvalidInput, StoreError, TypeError)):
+                await store.get([wrong])
+
+
+async def test_an_id_that_is_no_unicode_is_refused(
+    replica_set_url: str, database_name: str
+) -> None:
+    async with opened(with_database(replica_set_url, database_name)) as store:
+        with pytest.raises(InvalidInput, match="cannot keep"):
+            await store.add(await some_runs(store, "caf\udce9"))
+
+
+# -- wake-ups -------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["standalone_url", "replica_set_url", "sharded_url"])
+def any_url(request: pytest.FixtureRequest, database_name: str) -> str:
+    return with_database(request.getfixturevalue(request.param), database_name)
+
+
+async def test_one_client_wakes_another(any_url: str) -> None:
+    async with opened(any_url) as one, opened(any_url) as two:
+        await one.wait(0.3)  # until it listens
+        for _ in range(3):
+            waiting = asyncio.create_task(one.wait(20))
+            await asyncio.sleep(0.05)
+            await two.add(await some_runs(two, "a"))
+            assert await waiting is True
+
+
+async def test_a_cancelled_claim_gives_its_runs_back(
+    replica_set_url: str, database_name: str
+) -> None:
+    async with opened(with_database(replica_set_url, database_name)) as store:
+        await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
+        for delay in (0, 0.001, 0.003, 0.006, 0.01, 0.02):
+            claiming = asyncio.create_task(store.claim(CLAIM))
+            await asyncio.sleep(delay)
+            claiming.cancel()
+            await asyncio.gather(claiming, return_exceptions=True)
+        await store.close()
+        await store.open()
+        held = await store.claim(CLAIM)
+        done = claiming.result() if not claiming.cancelled() else []
+        assert len(held) + len(done) == 50
+        assert {run.attempt for run in held} <= {1}

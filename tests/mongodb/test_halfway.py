@@ -1,0 +1,316 @@
+"""A client that dies between two writes: whoever comes next finds things whole, or makes them so.
+
+The death is an error raised in place of a step; nothing behind it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pymongo.errors import NetworkTimeout
+
+from mainspring import states
+from mainspring.errors import StoreUnavailable
+from mainspring.model import Job, Run, Source, State, replace, slot_run_id
+from mainspring.policy import Overlap, Policy
+from mainspring.store import Claim, Firing, Held, JobQuery, RunQuery
+from mainspring.stores.mongodb import MongoStore, claims, firing, keys, reserved
+from mainspring.testing import FakeClock
+from tests.servers.mongodb import with_database
+
+CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def store(
+    replica_set_url: str, database_name: str, clock: FakeClock
+) -> AsyncIterator[MongoStore]:
+    store = MongoStore(with_database(replica_set_url, database_name), clock)
+    await store.open()
+    yield store
+    await store.close()
+
+
+class Death:
+    """Puts an error in place of a function, once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
+        whole = getattr(module, name)
+        self.met = False
+
+        async def step(*given: Any, **more: Any) -> Any:
+            if not self.met:
+                self.met = True
+                raise NetworkTimeout("the client died here")
+            return await whole(*given, **more)
+
+        patch.setattr(module, name, step)
+
+
+def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
+    return Run(id=run_id, job_id="job", handler="work", **{**times, **fields})
+
+
+async def job(store: MongoStore, clock: FakeClock, **policy: Any) -> Job:
+    now = clock.now()
+    made = Job(id="job", handler="work", created_at=now, updated_at=now, next_run_at=now)
+    assert await store.put_job(replace(made, policy=Policy.make(**policy)))
+    return (await store.jobs(JobQuery())).items[0]
+
+
+# -- keys -----------------------------------------------------------------------------------
+
+
+async def test_a_key_that_points_at_a_half_made_run(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Death(monkeypatch, keys, "carry_out")
+    with pytest.raises(StoreUnavailable):
+        await store.add([run(clock, "a", dedupe_key="k")])
+    assert await store.get(["a"]) == {}
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("a", True)
+    assert [held.id for held in await store.claim(CLAIM)] == ["a"]
+
+
+async def test_a_run_that_was_reserved_and_no_more(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Death(monkeypatch, keys, "_point")
+    with pytest.raises(StoreUnavailable):
+        await store.add([run(clock, "a", dedupe_key="k")])
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("b", False)
+    [again] = await store.add([run(clock, "a", dedupe_key="k")])
+    assert (again.run.id, again.duplicate) == ("b", True)
+    assert [found.id for found in (await store.find(RunQuery())).items] == ["b"]
+
+
+async def test_what_nobody_asks_for_again_is_swept_up(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id, step in (("pointed", "carry_out"), ("reserved", "_point")):
+        Death(monkeypatch, keys, step)
+        with pytest.raises(StoreUnavailable):
+            await store.add([run(clock, run_id, dedupe_key=run_id)])
+    await store.find(RunQuery(lapsed=True))
+    assert await store.get(["pointed", "reserved"]) == {
+        "pointed": run(clock, "pointed", dedupe_key="pointed")
+    }
+    clock.advance(3600)
+    await store.find(RunQuery(lapsed=True))
+    assert await store._db.runs.count_documents({}) == 1
+
+
+@pytest.mark.parametrize("step", ["_point", "carry_out"])
+async def test_a_revival_that_was_cut_off(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The key is still the run's: whoever wants it finishes the revival first."""
+    dead = await failed(store, clock)
+    Death(monkeypatch, keys, step)
+    revival = states.revived(dead, clock.now())
+    with pytest.raises(StoreUnavailable):
+        await store.commit([revival])
+    assert (await store.get(["a"]))["a"] == dead
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("a", True)
+    assert await store.commit([revival]) == [True]
+    live = (await store.find(RunQuery(states=frozenset({State.PENDING})))).items
+    assert [r.id for r in live] == ["a"]
+
+
+async def failed(store: MongoStore, clock: FakeClock) -> Run:
+    await store.add([run(clock, "a", dedupe_key="k")])
+    [held] = await store.claim(CLAIM)
+    await store.commit([states.failed(held, clock.now(), states.Failure("boom"))])
+    return (await store.get(["a"]))["a"]
+
+
+async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks, the run is revived (by a helper, say), and then it takes the key."""
+    dead = await failed(store, clock)
+    whole = keys._point
+    revival = states.revived(dead, clock.now())
+    done: list[bool] = []
+
+    async def meanwhile(*given: Any) -> Any:
+        if not done:
+            done.append(True)
+            assert await store.commit([revival]) == [True]
+        return await whole(*given)
+
+    monkeypatch.setattr(keys, "_point", meanwhile)
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("a", True)
+    assert await store.get(["b"]) == {}
+
+
+# -- fire -----------------------------------------------------------------------------------
+
+
+def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Firing:
+    at = clock.now()
+    slot = run(clock, slot_run_id("job", at), source=Source.SCHEDULE)
+    return Firing(
+        job_id="job",
+        version=job.version,
+        runs=(slot,),
+        overlap=overlap,
+        next_run_at=at + timedelta(seconds=60),
+        last_run_at=at,
+    )
+
+
+@pytest.mark.parametrize("step", ["_advance", "carry_out"])
+async def test_a_firing_that_was_cut_off(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    made = await job(store, clock)
+    fired = firing_of(made, clock)
+    Death(monkeypatch, firing, step)
+    with pytest.raises(StoreUnavailable):
+        await store.fire([fired])
+    assert await store.get([fired.runs[0].id]) == {}
+    [again] = await store.fire([fired])
+    advanced = step == "carry_out"
+    assert again.done is not advanced
+    await store.find(RunQuery(lapsed=True))
+    assert [held.id for held in await store.claim(CLAIM)] == [fired.runs[0].id]
+
+
+@pytest.mark.parametrize("overlap", list(Overlap))
+async def test_the_next_slot_meets_the_one_that_was_cut_off(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, overlap: Overlap
+) -> None:
+    made = await job(store, clock)
+    first = firing_of(made, clock, overlap)
+    Death(monkeypatch, firing, "carry_out")
+    with pytest.raises(StoreUnavailable):
+        await store.fire([first])
+    clock.advance(60)
+    [second] = await store.fire(
+        [firing_of(replace(made, version=made.version + 1), clock, overlap)]
+    )
+    expected = {
+        Overlap.SKIP: (State.PENDING, State.SKIPPED),
+        Overlap.QUEUE: (State.PENDING, State.WAITING),
+        Overlap.REPLACE: (State.CANCELLED, State.PENDING),
+        Overlap.ALLOW: (State.PENDING, State.PENDING),
+    }
+    earlier = (await store.get([first.runs[0].id]))[first.runs[0].id]
+    assert (earlier.state, second.runs[0].state) == expected[overlap]
+
+
+async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await job(store, clock)
+    whole = reserved.reserve
+
+    async def reserve(*given: Any) -> Any:
+        assert await store.put_job(replace(made, enabled=False))
+        return await whole(*given)
+
+    monkeypatch.setattr(firing, "reserve", reserve)
+    [fired] = await store.fire([firing_of(made, clock)])
+    assert fired.done is False
+    await store.find(RunQuery(lapsed=True))
+    assert (await store.find(RunQuery())).items == []
+
+
+# -- limits ---------------------------------------------------------------------------------
+
+
+async def test_a_place_reserved_by_the_dead_comes_free(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b")])
+    Death(monkeypatch, claims, "_take")
+    with pytest.raises(StoreUnavailable):
+        await store.claim(CLAIM)
+    assert await store.claim(CLAIM) == []
+    [limit] = [kept async for kept in store._db.limits.find({})]
+    await store._db.limits.update_one(
+        {"_id": limit["_id"]},
+        {"$set": {"reserved.0.seen": 0}},  # as another client's claim notes it
+    )
+    clock.advance(11)
+    assert len(await store.claim(CLAIM)) == 1
+
+
+async def test_a_write_that_comes_too_late_is_fenced_off(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    late: list[Any] = []
+    whole = claims._take
+
+    async def slow(*given: Any) -> Any:
+        if not late:
+            late.append(given)
+            raise NetworkTimeout("stalled here")
+        return await whole(*given)
+
+    monkeypatch.setattr(claims, "_take", slow)
+    with pytest.raises(StoreUnavailable):
+        await store.claim(CLAIM)
+    await store._db.limits.update_one({"_id": "job:job"}, {"$set": {"reserved.0.seen": 0}})
+    clock.advance(11)
+    [held] = await store.claim(CLAIM)
+    assert await whole(*late[0]) == []
+    running = (await store.find(RunQuery(states=frozenset({State.RUNNING})))).items
+    assert running == [held]
+
+
+async def test_an_owner_that_wakes_while_its_place_is_given_away(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its renewal comes between the count and the claim: it is no longer plain to renew."""
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    [paused] = await store.claim(CLAIM)
+    clock.advance(31)
+    whole = claims._take
+    renewed: list[Run] = []
+
+    async def meanwhile(*given: Any) -> Any:
+        renewed.extend(await store.renew([Held(paused.id, paused.token)], CLAIM.lease))
+        return await whole(*given)
+
+    monkeypatch.setattr(claims, "_take", meanwhile)
+    taken = await store.claim(CLAIM)
+    assert len(taken) + len(renewed) == 1
+
+
+# -- lost answers ---------------------------------------------------------------------------
+
+
+async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    whole = claims._send
+
+    async def unheard(*given: Any) -> Any:
+        await whole(*given)
+        raise NetworkTimeout("the answer was lost")
+
+    monkeypatch.setattr(claims, "_send", unheard)
+    held = await store.claim(CLAIM)
+    assert len(held) == 5
+    assert all(await store.commit([states.succeeded(r, clock.now(), None) for r in held]))

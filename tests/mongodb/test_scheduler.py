@@ -1,0 +1,40 @@
+"""The whole on MongoDB: two schedulers share one database."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mainspring import Scheduler
+from mainspring.model import State
+from tests.servers.mongodb import with_database
+
+
+async def test_two_schedulers_share_the_work(replica_set_url: str, database_name: str) -> None:
+    url = with_database(replica_set_url, database_name)
+    running, most = 0, 0
+
+    def made(name: str) -> Scheduler:
+        scheduler = Scheduler(url, workers=10, poll="5s")
+
+        @scheduler.job(id="double")
+        async def double(n: int) -> list[object]:
+            return [name, n * 2]
+
+        @scheduler.job(id="narrow", concurrency=2)
+        async def narrow() -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.01)
+            running -= 1
+
+        return scheduler
+
+    async with made("one") as one, made("two") as two:
+        runs = await one.enqueue_many("double", [{"n": n} for n in range(40)])
+        narrow = await two.enqueue_many("narrow", [None] * 12)
+        done = [await two.wait(run.id, 60) for run in runs]
+        assert [run.result[1] for run in done] == [n * 2 for n in range(40)]
+        ended = [await one.wait(run.id, 60) for run in narrow]
+        assert {run.state for run in ended} == {State.SUCCEEDED}
+        assert most <= 2

@@ -1,0 +1,60 @@
+"""`python -m tests.servers`: fetch the servers, start one by hand, sweep up.
+
+fetch                                 into the cache, checked
+run standalone|replica-set|sharded    print its URL, run until Ctrl-C
+sweep                                 end what crashed sessions left
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from tests.servers.binaries import binaries
+from tests.servers.cache import ServerUnavailable
+from tests.servers.mongodb import TOPOLOGIES, Topology
+from tests.servers.runs import leave_current_run, sweep_now
+
+
+def main(arguments: Sequence[str]) -> int:
+    match arguments:
+        case ["fetch"]:
+            try:
+                say(f"MongoDB: {binaries().mongod}")
+            except ServerUnavailable as error:
+                say(str(error))
+                return 1
+        case ["sweep"]:
+            for process in sweep_now():
+                say(f"ended {process.pid}")
+        case ["run", kind] if kind in TOPOLOGIES:
+            run(TOPOLOGIES[kind])
+        case _:
+            say(__doc__ or "")
+            return 2
+    return 0
+
+
+def run(kind: type[Topology]) -> None:
+    binaries()
+    began = time.monotonic()
+    with kind() as servers:
+        seconds, megabytes = time.monotonic() - began, servers.memory() / 1e6
+        say(f"{servers.url}\nready in {seconds:.1f} s, {megabytes:.0f} MB, logs: {servers.place}")
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            say("stopping")
+    leave_current_run()
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
