@@ -1,0 +1,95 @@
+"""While chunks move, nothing is claimed twice, lost or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from pymongo.errors import OperationFailure
+
+from mainspring import states
+from mainspring.model import Run, State
+from mainspring.store import Claim, RunQuery
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.schema import SHARDED
+from tests.servers.mongodb import ShardedCluster, with_database
+
+RUNS = 2000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ShardedCluster]:
+    with ShardedCluster() as servers:
+        for name in SHARDED:
+            servers.shard(f"jobs.{DEFAULT_PREFIX}{name}")
+        for member in (member for shard in servers.shards for member in shard.members):
+            member.command("setParameter", orphanCleanupDelaySecs=0)  # so that chunks may return
+        yield servers
+
+
+def move_chunks(cluster: ShardedCluster, ended: asyncio.Event) -> int:
+    moved = 0
+    while not ended.is_set():
+        for name in ("runs", "keys"):
+            chunks = cluster.chunks(f"jobs.{DEFAULT_PREFIX}{name}")
+            with suppress(OperationFailure):  # what was left behind is not swept up yet
+                cluster.move_chunk(f"jobs.{DEFAULT_PREFIX}{name}", chunks[moved % len(chunks)])
+                moved += 1
+    return moved
+
+
+async def work(store: MongoStore, worker: str) -> Counter[str]:
+    """Claim and complete until nothing is left; what this worker completed."""
+    handlers = frozenset({"work"})
+    claim = Claim(worker=worker, handlers=handlers, limit=50, lease=timedelta(seconds=60))
+    done: Counter[str] = Counter()
+    while held := await store.claim(claim):
+        now = await store.now()
+        kept = await store.commit([states.succeeded(run, now, run.id) for run in held])
+        done.update(run.id for run, mine in zip(held, kept, strict=True) if mine)
+    return done
+
+
+async def test_chunks_that_move_under_load(cluster: ShardedCluster) -> None:
+    stores = [MongoStore(with_database(cluster.url, "jobs")) for _ in range(2)]
+    for store in stores:
+        await store.open()
+    now = await stores[0].now()
+    ended = asyncio.Event()
+    moving = asyncio.create_task(asyncio.to_thread(move_chunks, cluster, ended))
+    try:
+        for start in range(0, RUNS, 200):
+            runs = [
+                Run(
+                    id=f"r{n:05}",
+                    job_id="job",
+                    handler="work",
+                    created_at=now,
+                    scheduled_at=now,
+                    run_at=now,
+                    dedupe_key=f"k{n % (RUNS // 2)}" if n % 10 == 0 else None,
+                )
+                for n in range(start, start + 200)
+            ]
+            await stores[0].add(runs)
+            await stores[1].add(runs)  # sent again: nothing may be doubled
+        one, two = await asyncio.gather(*(work(s, f"w{n}") for n, s in enumerate(stores)))
+    finally:
+        ended.set()
+        moved = await moving
+    done = one + two
+    found = (await stores[0].find(RunQuery(limit=2 * RUNS))).items
+    assert moved > 0
+    assert max(done.values()) == 1
+    assert set(done) == {run.id for run in found}
+    assert {(run.state, run.token, len(run.attempts)) for run in found} == {(State.SUCCEEDED, 1, 1)}
+    keyed = [run.dedupe_key for run in found if run.dedupe_key]
+    assert len(keyed) == len(set(keyed)) == 100
+    assert len(found) == RUNS - 100
+    for store in stores:
+        await store.close()
