@@ -98,5 +98,7 @@ async def gone(pid: int) -> None:
 
 
 def own_children() -> list[int]:
+    """Pythons that this process has started, zombies too (a test server is none of them)."""
     tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return [pid for pid in pids if "python" in Path(f"/proc/{pid}/comm").read_text()]
