@@ -6,7 +6,6 @@ It is the plainest correct reading of the protocol; nothing in it is fast on pur
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -41,6 +40,7 @@ from mainspring.store import (
     RunQuery,
     overlapped,
 )
+from mainspring.stores.waiters import Waiters
 
 __all__ = ["MemoryStore"]
 
@@ -64,7 +64,7 @@ class MemoryStore:
         self._jobs: dict[str, Job] = {}
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._waiters = Waiters()
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -86,7 +86,7 @@ class MemoryStore:
             added.append(one)
             if one.duplicate:
                 refused.add(run.id)
-        self._wake()
+        self._waiters.wake()
         return [replace(item, run=_handed_out(item.run)) for item in added]
 
     async def claim(self, claim: Claim) -> list[Run]:
@@ -144,7 +144,7 @@ class MemoryStore:
         now = self._clock.now()
         changes = [_storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
-        self._wake()
+        self._waiters.wake()
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
@@ -215,7 +215,7 @@ class MemoryStore:
             metadata=_through_codec(dict(job.metadata)),
             version=job.version + 1,
         )
-        self._wake()
+        self._waiters.wake()
         return True
 
     async def drop_job(self, job_id: str) -> bool:
@@ -230,7 +230,7 @@ class MemoryStore:
             if not one.done:
                 broken.add(firing.job_id)
             fired.append(one)
-        self._wake()
+        self._waiters.wake()
         return fired
 
     async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
@@ -244,21 +244,7 @@ class MemoryStore:
         return term.token if ttl else None
 
     async def wait(self, timeout: float) -> bool:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            async with asyncio.timeout(timeout):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            del self._waiters[waiter]
-        return True
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        return await self._waiters.wait(timeout)
 
     def _add(self, run: Run, now: datetime) -> Added:
         if run.id in self._runs:

@@ -12,7 +12,7 @@ matched than sent, they are read back, and each is one of three:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pymongo import UpdateMany, UpdateOne
@@ -22,6 +22,7 @@ from mainspring.states import Change
 from mainspring.stores.mongodb import keys
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.rows import encode_fields, expecting, read_run
+from mainspring.stores.waves import waves
 
 __all__ = ["commit"]
 
@@ -47,31 +48,15 @@ class Written(NamedTuple):
 async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
     items = [Written.of(change) for change in changes]
     done = [False] * len(items)
-    for wave in _waves(items):
+    for wave in waves(items, lambda item: item.id, lambda item: item.revives):
         group = [items[at] for at in wave]
-        if group and group[0].revives:
+        if group[0].revives:
             stands = [await _revive(db, group[0])]
         else:
             stands = [kept for part in chunks(group) for kept in await _apply(db, part)]
         for at, kept in zip(wave, stands, strict=True):
             done[at] = kept
     return done
-
-
-def _waves(items: Sequence[Written]) -> Iterator[list[int]]:
-    """Positions that can be applied together: no run twice, and a revival alone."""
-    wave: list[int] = []
-    ids: set[str] = set()
-    for at, item in enumerate(items):
-        if item.revives or item.id in ids:
-            yield wave
-            wave, ids = [], set()
-        wave.append(at)
-        ids.add(item.id)
-        if item.revives:
-            yield wave
-            wave, ids = [], set()
-    yield wave
 
 
 async def _apply(db: Database, items: Sequence[Written]) -> list[bool]:

@@ -16,7 +16,7 @@ whole before the next one is decided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.reads import get
 from mainspring.stores.mongodb.reserved import carry_out, half_made, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
+from mainspring.stores.waves import waves
 
 __all__ = ["drop_job", "fire", "live_slots", "put_job"]
 
@@ -84,7 +85,7 @@ async def drop_job(db: Database, job_id: str) -> bool:
 async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
     fired = [Fired(False)] * len(firings)
     broken: set[str] = set()
-    for wave in _waves(firings):
+    for wave in waves(firings, lambda firing: firing.job_id):
         chained = {at: firings[at] for at in wave if firings[at].job_id not in broken}
         fired_now = await _fire(db, chained)
         for at, firing in chained.items():
@@ -92,17 +93,6 @@ async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
             if not fired[at].done:
                 broken.add(firing.job_id)
     return fired
-
-
-def _waves(items: Sequence[Firing]) -> Iterator[list[int]]:
-    """Positions that can be fired together: no job twice."""
-    wave: dict[str, int] = {}
-    for at, firing in enumerate(items):
-        if firing.job_id in wave:
-            yield list(wave.values())
-            wave = {}
-        wave[firing.job_id] = at
-    yield list(wave.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pymongo import CursorType, WriteConcern
 from pymongo.errors import PyMongoError
 
 from mainspring.stores.mongodb.database import Database
+from mainspring.stores.waiters import Waiters
 
 __all__ = ["Bell"]
 
@@ -31,7 +32,7 @@ class Bell:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[None] | None = None
         self._resting = False
@@ -41,19 +42,10 @@ class Bell:
     async def wait(self, timeout: float) -> bool:
         if self._following is None or self._following.done():
             self._following = self._start(self._follow())
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            async with asyncio.timeout(timeout):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            del self._waiters[waiter]
-        return True
+        return await self._waiters.wait(timeout)
 
     def ring(self) -> None:
-        self._wake()
+        self._waiters.wake()
         if self._resting:
             self._again = True
         else:
@@ -72,11 +64,6 @@ class Bell:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     async def _tell(self) -> None:
         try:
             unheard = self._db.wakeups.with_options(write_concern=WriteConcern(w=0))
@@ -94,7 +81,7 @@ class Bell:
         while True:
             with suppress(PyMongoError):
                 await self._follow_once()
-            self._wake()  # what was missed is found by looking
+            self._waiters.wake()  # what was missed is found by looking
             await asyncio.sleep(RECOVERY)
 
     async def _follow_once(self) -> None:
@@ -110,5 +97,5 @@ class Bell:
                 while cursor.alive:
                     async for hint in cursor:
                         if new and hint.get("by") not in (None, self._me):
-                            self._wake()
+                            self._waiters.wake()
                         new = new or hint.get("mark") == mark

@@ -8,7 +8,7 @@ the rows are read back: a change whose values are there now was applied, just no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from mainspring.model import FINISHED, LIVE
 from mainspring.states import Change
 from mainspring.stores.sqlite.rows import LANE_SQL, BulkSql, bulk, change_column, select
 from mainspring.stores.sqlite.transaction import Transaction
+from mainspring.stores.waves import waves
 
 __all__ = ["Written", "commit"]
 
@@ -56,7 +57,7 @@ class Written(NamedTuple):
 
 def commit(tx: Transaction, items: Sequence[Written]) -> list[bool]:
     done = [False] * len(items)
-    for wave in _waves(items):
+    for wave in waves(items, lambda item: item.id, lambda item: item.careful):
         by_shape: dict[_Shape, list[int]] = {}
         for at in wave:
             by_shape.setdefault(items[at].shape, []).append(at)
@@ -65,22 +66,6 @@ def commit(tx: Transaction, items: Sequence[Written]) -> list[bool]:
             for at, stands in zip(places, _apply(tx, shape, group), strict=True):
                 done[at] = stands
     return done
-
-
-def _waves(items: Sequence[Written]) -> Iterator[list[int]]:
-    """Positions that can be applied together: no run twice, and the careful ones alone."""
-    wave: list[int] = []
-    ids: set[str] = set()
-    for at, item in enumerate(items):
-        if item.careful or item.id in ids:
-            yield wave
-            wave, ids = [], set()
-        wave.append(at)
-        ids.add(item.id)
-        if item.careful:
-            yield wave
-            wave, ids = [], set()
-    yield wave
 
 
 def _apply(tx: Transaction, shape: _Shape, group: Sequence[Written]) -> Sequence[bool]:

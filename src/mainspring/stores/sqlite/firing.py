@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainspring.model import Run
@@ -14,6 +14,7 @@ from mainspring.stores.sqlite.changes import Written, commit
 from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, bulk, read_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
+from mainspring.stores.waves import waves
 
 __all__ = ["drop_jobs", "fire", "put_jobs"]
 
@@ -80,22 +81,11 @@ def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]
 def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
     fired = [Fired(False)] * len(items)
     broken: set[str] = set()
-    for wave in _waves(items):
+    for wave in waves(items, lambda firing: firing.job_id):
         chained = {at: items[at] for at in wave if items[at].job_id not in broken}
         _fire(tx, chained, fired)
         broken |= {firing.job_id for at, firing in chained.items() if not fired[at].done}
     return fired
-
-
-def _waves(items: Sequence[Firing]) -> Iterator[list[int]]:
-    """Positions that can be fired together: no job twice."""
-    wave: dict[str, int] = {}
-    for at, firing in enumerate(items):
-        if firing.job_id in wave:
-            yield list(wave.values())
-            wave = {}
-        wave[firing.job_id] = at
-    yield list(wave.values())
 
 
 def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
