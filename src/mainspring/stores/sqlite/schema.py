@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
 from mainspring.stores.sqlite.lock import TurnLock
@@ -136,9 +137,9 @@ def check_file(path: Path) -> None:
             raise StoreError(f"{what} may not be written to; SQLite needs the file and its folder")
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512
+def connect(path: Path, **options: Any) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512, **options
     )
     # 16 MB of write-ahead log between checkpoints: fewer of them, and none is long.
     connection.executescript(
