@@ -82,7 +82,8 @@ def edited(
     )
     if fresh:
         after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
-    if fresh or enabled is not job.enabled:
+    # The same schedule named once more must not step over a slot that is due.
+    if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(now) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
             raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
