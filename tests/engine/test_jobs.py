@@ -208,7 +208,7 @@ def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
         handler="work",
         created_at=due,
         updated_at=due,
-        schedule=cron("*/5 * * * * *"),
+        schedule=cron("*/5 * * * * *").bind("job", due),
         next_run_at=due,
     )
     same = edited(job, {"schedule": "*/5 * * * * *"}, Registry(), "UTC", now)
