@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from mainspring.engine.parts import Parts
-from mainspring.engine.runner import Stop, Work
+from mainspring.engine.work import Stop, Work
 from mainspring.model import Run, State, replace
 from mainspring.store import Held
 

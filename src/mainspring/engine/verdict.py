@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from mainspring import codec, states
 from mainspring.durations import duration
-from mainspring.engine.runner import Problem, Stop, Work
+from mainspring.engine.work import Problem, Stop, Work
 from mainspring.errors import InvalidInput, RunTimeout
 from mainspring.model import (
     Outcome,
