@@ -211,6 +211,13 @@ class Store(Protocol):
         (0 for a new one), and is one higher afterwards. False if another write came first."""
         ...
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        """Insert jobs as they are, versions included: they come from another store.
+
+        One whose id is there already is left as it is, and answered by False.
+        """
+        ...
+
     async def drop_job(self, job_id: str) -> bool:
         """Delete the definition; its runs stay. False if there was none."""
         ...

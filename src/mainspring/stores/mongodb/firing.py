@@ -26,7 +26,7 @@ from pymongo.errors import DuplicateKeyError
 
 from mainspring import states
 from mainspring.clock import from_us
-from mainspring.model import LIVE, Job, Run, Source, State
+from mainspring.model import LIVE, Job, Run, Source, State, replace
 from mainspring.policy import Overlap
 from mainspring.states import Change
 from mainspring.store import Fired, Firing, overlapped
@@ -39,7 +39,7 @@ from mainspring.stores.mongodb.reserved import carry_out, half_made, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
 from mainspring.stores.waves import waves
 
-__all__ = ["drop_job", "fire", "live_slots", "put_job"]
+__all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job"]
 
 TRIES = 20
 
@@ -62,6 +62,21 @@ async def put_job(db: Database, job: Job) -> bool:
     was_limited = stored is not None and "limit" in stored
     if was_limited != ("limit" in made):
         await stamp_lanes(db, job.id, limited="limit" in made)
+    return True
+
+
+async def add_jobs(db: Database, jobs: Sequence[Job]) -> list[bool]:
+    made = [job_document(replace(job, version=job.version - 1)) for job in jobs]
+    return [await _add_job(db, document) for document in made]
+
+
+async def _add_job(db: Database, made: Document) -> bool:
+    try:
+        await db.jobs.insert_one(made)
+    except DuplicateKeyError:
+        return False
+    if "limit" in made:
+        await stamp_lanes(db, made["_id"], limited=True)
     return True
 
 

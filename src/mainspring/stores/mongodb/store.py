@@ -157,6 +157,12 @@ class MongoStore:
         self._ring()
         return done
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        with translating():
+            done = await firing.add_jobs(self._db, jobs)
+        self._ring()
+        return done
+
     async def drop_job(self, job_id: str) -> bool:
         with translating():
             return await firing.drop_job(self._db, job_id)

@@ -16,7 +16,7 @@ from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
 from mainspring.stores.waves import waves
 
-__all__ = ["drop_jobs", "fire", "put_jobs"]
+__all__ = ["add_jobs", "drop_jobs", "fire", "put_jobs"]
 
 
 def put_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
@@ -29,10 +29,26 @@ def _put_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
     version, was_limited = stored or (0, False)
     if version != row["version"] - 1:
         return False
-    tx.connection.execute(_PUT, row)
-    if bool(was_limited) != (row["concurrency"] is not None):
-        _restamp(tx, row["id"])
+    _write_job(tx, row, bool(was_limited))
     return True
+
+
+def add_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Each item is a job's row, to be kept as it is where none of its id is there."""
+    return [_add_job(tx, row) for row in items]
+
+
+def _add_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
+    if tx.connection.execute(_STORED, (row["id"],)).fetchone() is not None:
+        return False
+    _write_job(tx, row, was_limited=False)
+    return True
+
+
+def _write_job(tx: Transaction, row: Mapping[str, Any], was_limited: bool) -> None:
+    tx.connection.execute(_PUT, row)
+    if was_limited != (row["concurrency"] is not None):
+        _restamp(tx, row["id"])
 
 
 _STORED = "SELECT version, concurrency IS NOT NULL FROM mainspring_jobs WHERE id = ?"

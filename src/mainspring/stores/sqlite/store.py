@@ -17,7 +17,7 @@ from typing import Any
 from mainspring import states
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import StoreError
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Page, Run, replace
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -121,6 +121,11 @@ class SqliteStore:
     async def put_job(self, job: Job) -> bool:
         [done] = await self._write(firing.put_jobs, [job_row(job)])
         return bool(done)
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        rows = [job_row(replace(job, version=job.version - 1)) for job in jobs]
+        done: list[bool] = await self._write(firing.add_jobs, rows)
+        return done
 
     async def drop_job(self, job_id: str) -> bool:
         [done] = await self._write(firing.drop_jobs, [job_id])
