@@ -33,6 +33,7 @@ from mainspring.stores.sqlite import changes as committing
 from mainspring.stores.sqlite import firing, reads, writes
 from mainspring.stores.sqlite.reader import Reader
 from mainspring.stores.sqlite.rows import job_row, span_us, to_us
+from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
 from mainspring.stores.sqlite.writer import Writer
 
@@ -54,6 +55,10 @@ class SqliteStore:
         self._path = Path(path)
         self._clock = clock or SystemClock()
         self._session: _Session | None = None
+
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        return await asyncio.to_thread(exists, self._path.absolute())
 
     async def open(self) -> None:
         if self._session is not None:
