@@ -40,7 +40,7 @@ T = TypeVar("T")
 PAGE = 200
 """Runs at a time. With payloads, results and logs as large as they may be, that is 400 MB."""
 
-TURN = timedelta(seconds=60)
+TURN = timedelta(seconds=30)
 TRIES = 12
 LONGEST_PAUSE = 5.0
 """A store that is away is asked again for about 45 seconds: longer than a failover takes."""
@@ -243,7 +243,7 @@ async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awa
                     "both names lead to the same store"
                     if held and await _same_store(source, target, *names)
                     else "another copy from or to this store is under way; if it was killed, wait"
-                    " a minute"
+                    " half a minute"
                 )
             held.append((store, holder))
 
