@@ -127,6 +127,9 @@ class Keeper:
                 gaps[planned[0].runs[0].id] = gap
         fired: list[Fired] = await self._parts.store.fire(firings)
         for one in fired:
+            for run in one.replaced:
+                self._finished(run.id)
+                self._parts.emit("run.cancelled", run)
             for run in one.runs:
                 self._tell_fired(run, gaps.get(run.id))
         return True

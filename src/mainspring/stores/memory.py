@@ -38,6 +38,7 @@ from mainspring.store import (
     Held,
     JobQuery,
     RunQuery,
+    ended,
     overlapped,
 )
 from mainspring.stores.waiters import Waiters
@@ -320,8 +321,7 @@ class MemoryStore:
             if run.job_id == job.id and run.source is Source.SCHEDULE and run.state in LIVE
         ]
         runs, changes = overlapped(firing, unfinished, now)
-        for change in changes:
-            self._commit(change, now)
+        replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
@@ -329,7 +329,7 @@ class MemoryStore:
             last_run_at=firing.last_run_at,
             version=job.version + 1,
         )
-        return Fired(True, stored)
+        return Fired(True, stored, replaced)
 
 
 def _cursor(cursor: str | None) -> int | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from mainspring.model import Run
 from mainspring.policy import Overlap
-from mainspring.states import Change
-from mainspring.store import Fired, Firing, overlapped
+from mainspring.store import Fired, Firing, ended, overlapped
 from mainspring.stores.sqlite.changes import Written, commit
 from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, bulk, read_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
@@ -115,17 +114,18 @@ def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) ->
     }
     unfinished = _unfinished(tx, [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW])
     runs: list[NewRun] = []
-    changes: list[Change] = []
+    replaced: list[tuple[Run, ...]] = []
     counts = []
     for firing in due.values():
-        added, changed = overlapped(firing, unfinished.get(firing.job_id, []), tx.time)
+        earlier = unfinished.get(firing.job_id, [])
+        added, changes = overlapped(firing, earlier, tx.time)
         runs += map(NewRun.of, added)
-        changes += changed
+        done = commit(tx, [Written.of(change) for change in changes]) if changes else []
+        replaced.append(ended(earlier, changes, done))
         counts.append(len(added))
-    commit(tx, [Written.of(change) for change in changes])
     stored = iter(add(tx, runs))
-    for at, count in zip(due, counts, strict=True):
-        fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)))
+    for at, count, gone in zip(due, counts, replaced, strict=True):
+        fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)), gone)
     bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])
 
 

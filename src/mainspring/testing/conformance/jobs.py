@@ -235,16 +235,19 @@ class Firing(Suite):
 
     async def test_replace_cancels_what_nobody_holds(self, store: Store) -> None:
         job = await self.earlier(store, State.PENDING)
-        [slot] = (await self.fire(store, job, self.start, "replace")).runs
+        fired = await self.fire(store, job, self.start, "replace")
+        [slot] = fired.runs
         old = await self.one(store, slot_run_id("job", self.at(-60)))
         assert (old.state, old.reason) == (State.CANCELLED, f"replaced by {slot.id}")
+        assert fired.replaced == (old,)
         assert await self.claim_ids(store) == [slot.id]
 
     async def test_replace_asks_the_holder_to_stop(self, store: Store) -> None:
         job = await self.earlier(store, State.RUNNING)
-        [slot] = (await self.fire(store, job, self.start, "replace")).runs
+        fired = await self.fire(store, job, self.start, "replace")
+        [slot] = fired.runs
         old = await self.one(store, slot_run_id("job", self.at(-60)))
-        assert (old.state, old.cancel_requested) == (State.RUNNING, True)
+        assert (old.state, old.cancel_requested, fired.replaced) == (State.RUNNING, True, ())
         assert old.reason == f"replaced by {slot.id}"
         assert slot.state is State.PENDING
 
