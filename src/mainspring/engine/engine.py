@@ -77,6 +77,7 @@ class Engine:
         await parts.store.open()
         try:
             parts.time.correct(await parts.store.now())
+            await self.control.refuse_disorder(drafts)
             for draft in drafts:
                 await self.control.define(draft)
         except BaseException:
