@@ -82,7 +82,8 @@ def edited(
     )
     if fresh:
         after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
-    if fresh or enabled is not job.enabled:
+    # The same schedule named once more must not step over a slot that is due.
+    if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(now) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
             raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
@@ -137,10 +138,7 @@ def _check(job: Job, handler: Handler | None) -> None:
         raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
     codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
-        raise InvalidInput(
-            'delivery="effect_once" needs a transaction shared with the handler, which no store'
-            " offers yet; use at_least_once with an idempotent handler, or at_most_once"
-        )
+        _check_effect_once(job, handler)
     if job.schedule is not None and job.policy.after:
         raise InvalidInput(
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
@@ -159,3 +157,16 @@ def _check(job: Job, handler: Handler | None) -> None:
             ) from None
     if job.policy.isolation is Isolation.PROCESS:
         Target.check(handler.function)  # refused here, not when the first run is due
+
+
+def _check_effect_once(job: Job, handler: Handler | None) -> None:
+    if job.policy.isolation is Isolation.PROCESS:
+        raise InvalidInput(
+            f"job {job.id!r}: a transaction cannot be shared with another process, so"
+            ' delivery="effect_once" and isolation="process" do not go together'
+        )
+    if handler is not None and not handler.takes_context:
+        raise InvalidInput(
+            f'job {job.id!r}: with delivery="effect_once" the handler writes inside'
+            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`"
+        )

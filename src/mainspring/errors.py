@@ -20,6 +20,8 @@
     ├── MemoryExceeded                 process-isolated work outgrew its memory limit
     ├── ProcessDied                    a process died under its handler
     ├── RemoteFailure                  what a handler raised in a process of its own
+    ├── TransactionAborted             rolled back by no fault of the handler: it is tried again
+    ├── TransactionExpired (TimeoutError)  rolled back: a transaction lasted too long
     └── StoreError
         ├── StoreUnavailable             away for now: worth another try
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
@@ -59,6 +61,8 @@ __all__ = [
     "StoreError",
     "StoreTooNew",
     "StoreUnavailable",
+    "TransactionAborted",
+    "TransactionExpired",
 ]
 
 
@@ -159,6 +163,16 @@ class ProcessDied(MainspringError):
 
 class RemoteFailure(MainspringError):
     """What a handler raised in a process of its own, in words: `ValueError: …`."""
+
+
+class TransactionAborted(MainspringError):
+    """A handler's transaction was rolled back by no fault of its own: another transaction came
+    between, the store went away, the run was cancelled or is somebody else's by now. What still
+    is this worker's is given back and tried again, and no retry is used up."""
+
+
+class TransactionExpired(MainspringError, TimeoutError):
+    """A handler's transaction lasted longer than it may, and was rolled back."""
 
 
 class StoreError(MainspringError):

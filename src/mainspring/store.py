@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -43,6 +43,7 @@ __all__ = [
     "JobQuery",
     "RunQuery",
     "Store",
+    "Transaction",
     "ended",
     "overlapped",
 ]
@@ -139,6 +140,41 @@ class Counts(Struct, frozen=True):
 
     def total(self, state: State) -> int:
         return sum(by_state.get(state, 0) for by_state in self.runs.values())
+
+
+class Transaction(Protocol):
+    """A handler's own writes and the completion of its run, as one.
+
+    Used where the handler runs: in another thread than the store's other calls, on another loop.
+    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
+    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its
+    coroutines never suspend, they block the thread that drives them.
+    """
+
+    async def begin(self) -> Any:
+        """Wait for its turn, and begin; the session that the handler writes with.
+
+        `TransactionAborted` where the run is no longer the caller's or is to be cancelled.
+        """
+        ...
+
+    async def commit(self, change: Change) -> bool:
+        """Apply the change and make it durable together with what the session wrote.
+
+        False: what it expects no longer stands, and nothing was written. `TransactionAborted`:
+        nothing was written, and another try may go through. `StoreUnavailable`: it may be
+        either way; a fenced change of the same run, sent later, decides it.
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Undo all of it. Harmless before `begin` and after the end."""
+        ...
+
+    def transient(self, error: BaseException) -> bool:
+        """Whether an error that the handler met at the session is no fault of its own: another
+        transaction came between, and the same may go through in another try."""
+        ...
 
 
 class Store(Protocol):
@@ -248,6 +284,19 @@ class Store(Protocol):
 
     async def wait(self, timeout: float) -> bool:
         """Return early (True) when something may have changed. A hint, never a promise."""
+        ...
+
+    @property
+    def no_transactions(self) -> str | None:
+        """Why there can be no transaction here, once the store is open; None where there can."""
+        ...
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        """A transaction for the handler of a run that the caller holds.
+
+        It lasts at most `limit` from its begin, or is rolled back; nobody's renewals wait for
+        it longer than that.
+        """
         ...
 
 

@@ -19,6 +19,7 @@ from mainspring.engine.parts import Parts
 from mainspring.engine.worker import Worker
 from mainspring.errors import (
     Conflict,
+    InvalidInput,
     InvalidSchedule,
     InvalidState,
     JobExists,
@@ -37,6 +38,7 @@ from mainspring.model import (
     replace,
 )
 from mainspring.options import Options
+from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery
 
@@ -214,6 +216,7 @@ class Control:
     async def create(self, draft: Job) -> Job:
         """Store a new job; one of that id is an error, and so is a schedule that is over."""
         await self.refuse_disorder([draft])
+        self._refuse_effect_once(draft)
         now = await self._parts.store.now()
         job = _fresh(draft, now)
         if job.schedule is not None and job.schedule.next(now) is None:
@@ -230,6 +233,7 @@ class Control:
     async def define(self, draft: Job) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
         operator (`enabled`) and to time (creation, slots already named)."""
+        self._refuse_effect_once(draft)
         for _ in range(TRIES):
             now = await self._parts.store.now()
             stored = await self._stored(draft.id)
@@ -250,6 +254,7 @@ class Control:
             edited = replace(edit(job, now), updated_at=now)
             if edited.policy.after != job.policy.after:
                 await self._refuse_reorder(edited)
+            self._refuse_effect_once(edited)
             if await self._parts.store.put_job(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")
@@ -334,6 +339,11 @@ class Control:
                 run = replace(run, state=State.WAITING, after=after, start_by=None)
             runs.append(run)
         return runs
+
+    def _refuse_effect_once(self, job: Job) -> None:
+        why = self._parts.store.no_transactions
+        if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
+            raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
 
     async def _stored(self, job_id: str) -> Job | None:
         page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))

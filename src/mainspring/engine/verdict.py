@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 from mainspring import codec, states
 from mainspring.durations import duration
 from mainspring.engine.work import Problem, Stop, Work
-from mainspring.errors import InvalidInput, RunTimeout
+from mainspring.errors import InvalidInput, InvalidState, RunTimeout, TransactionAborted
 from mainspring.model import (
     Outcome,
     Run,
@@ -19,9 +20,12 @@ from mainspring.model import (
 from mainspring.policy import Delivery, Policy
 from mainspring.states import Change, Failure
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "completed", "judge"]
 
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
+
+LONGEST_ABORT_WAIT = 5.0
+"""Seconds before a run is tried again whose transaction others keep coming between."""
 
 
 class Verdict(Struct, frozen=True):
@@ -34,11 +38,10 @@ class Verdict(Struct, frozen=True):
 
 def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
     """Not for work whose lease was lost: nothing about it is ours to write."""
-    run = replace(
-        work.run,
-        started_at=work.began_at or work.run.started_at,
-        progress=work.context.latest_progress,
-    )
+    if work.committed:  # by its transaction; what came behind that changes nothing
+        assert work.completion is not None
+        return Verdict(work.completion)
+    run = _as_it_went(work)
     now = max(now, run.started_at or now)
     log = work.context.log_lines
     match work.stop:
@@ -48,10 +51,43 @@ def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
             return Verdict(_given_back(run, work.job.policy, now, log))
         case Stop.TIMEOUT:
             return _failed(run, work.job.policy, now, rng, _timed_out(work), log)
-    problem = work.problem or _unfit(work.result)
+    problem = work.problem or _unfit(work.result) or _untransacted(work)
+    if problem is not None and isinstance(problem.exception, TransactionAborted):
+        return Verdict(_aborted(run, work.job.policy, now, rng, problem, log))
     if problem is not None:
         return _failed(run, work.job.policy, now, rng, problem, log)
     return Verdict(states.succeeded(run, now, work.result, log))
+
+
+def completed(work: Work, now: datetime) -> Change:
+    """The change that a handler's transaction commits with its writes."""
+    run = _as_it_went(work)
+    now = max(now, run.started_at or now)
+    return states.succeeded(run, now, work.context.result, work.context.log_lines)
+
+
+def _as_it_went(work: Work) -> Run:
+    return replace(
+        work.run,
+        started_at=work.began_at or work.run.started_at,
+        progress=work.context.latest_progress,
+    )
+
+
+def _aborted(
+    run: Run,
+    policy: Policy,
+    now: datetime,
+    rng: random.Random,
+    problem: Problem,
+    log: tuple[str, ...],
+) -> Change:
+    """Tried again soon, and later each time: those who collided must not do so in step."""
+    failure = Failure(problem.error, None, Outcome.RELEASED)
+    if policy.delivery is Delivery.AT_MOST_ONCE:
+        return states.failed(run, now, failure, log, reason="lost")
+    seconds = min(0.01 * 2 ** min(run.attempt, 20), LONGEST_ABORT_WAIT) * rng.uniform(0.5, 1)
+    return states.aborted(run, now, failure, now + timedelta(seconds=seconds), log)
 
 
 def _given_back(run: Run, policy: Policy, now: datetime, log: tuple[str, ...]) -> Change:
@@ -109,6 +145,20 @@ def _unfit(result: object) -> Problem | None:
     except InvalidInput as error:
         return Problem.of(error)
     return None
+
+
+def _untransacted(work: Work) -> Problem | None:
+    """No other try: whatever the handler did outside of a transaction would be done again."""
+    if work.job.policy.delivery is not Delivery.EFFECT_ONCE:
+        return None
+    problem = Problem.of(
+        InvalidState(
+            'the handler ended without a transaction, which delivery="effect_once" asks for. Put'
+            " its writes into `with ctx.transaction()` (a block may be empty), or use another"
+            " delivery"
+        )
+    )
+    return dataclasses.replace(problem, gives_up=True)
 
 
 def _timed_out(work: Work) -> Problem:

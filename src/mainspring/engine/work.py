@@ -17,6 +17,7 @@ from mainspring.errors import GiveUp, RemoteFailure, Retry
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
+from mainspring.states import Change
 
 __all__ = ["Problem", "Stop", "Work"]
 
@@ -89,6 +90,9 @@ class Work(Struct, eq=False):
     lingering: bool = False
     """The attempt is over, but its thread is not."""
     told_progress: Progress | None = None
+    completion: Change | None = None
+    """What its transaction commits; None again where that was refused."""
+    committed: bool = False
     waited: bool = False
     """The handler gave way to others on the program's loop, or failed there."""
     task: asyncio.Task[Any] | None = None

@@ -23,6 +23,7 @@ from mainspring.engine.record import Record
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
+from mainspring.engine.transactions import Transacting
 from mainspring.engine.verdict import Verdict, judge
 from mainspring.engine.work import Stop, Work
 from mainspring.model import Run
@@ -175,12 +176,15 @@ class Worker:
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
             handler = self._parts.registry.get(run.handler)
-            context = RunContext(run, self._parts.resources, results.get(run.id))
+            context = RunContext(run, self._parts.resources, results.get(run.id), self._transact)
             work = Work(run, job, handler, context, sent)
             if not self._put_off(work):
                 self.leases.hold(work)
                 self._ready.append(work)
         self._begin()
+
+    def _transact(self, context: RunContext) -> Transacting:
+        return Transacting(self._parts, self.leases.of(context))
 
     def _put_off(self, work: Work) -> bool:
         """Settle a run that is too late, or whose breaker is open."""
@@ -245,7 +249,7 @@ class Worker:
             self._active.pop(work, None)
             if work.lingering:
                 self._note_stuck(work)
-            if work.stop is Stop.LOST:
+            if work.stop is Stop.LOST and not work.committed:
                 self.leases.let_go(work)
                 self._record.breakers.abandon(work.run.job_id)
             elif work.stop is Stop.LATE:

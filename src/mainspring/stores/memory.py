@@ -7,16 +7,18 @@ It is the plainest correct reading of the protocol; nothing in it is fast on pur
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import wraps
 from itertools import count
-from typing import Any
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
 from mainspring import codec
 from mainspring.clock import Clock, SystemClock
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, TransactionAborted
 from mainspring.model import (
     FINISHED,
     LIVE,
@@ -47,6 +49,9 @@ __all__ = ["MemoryStore"]
 
 
 _LimitKey = tuple[str, str]
+P = ParamSpec("P")
+T = TypeVar("T")
+_Doing = Coroutine[Any, Any, T]
 
 
 @dataclass(slots=True)
@@ -56,7 +61,20 @@ class _Term:
     until: datetime
 
 
+def _whole(method: Callable[P, _Doing[T]]) -> Callable[P, _Doing[T]]:
+    """Nothing of another thread comes between, either: handlers commit in theirs."""
+
+    @wraps(method)
+    async def locked(*given: P.args, **more: P.kwargs) -> T:
+        with given[0]._guard:  # type: ignore[attr-defined]
+            return await method(*given, **more)
+
+    return locked
+
+
 class MemoryStore:
+    """`data` is what handlers keep by their transactions: a dict, for tests and simulation."""
+
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._runs: dict[str, Run] = {}
@@ -66,6 +84,8 @@ class MemoryStore:
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
+        self.data: dict[Any, Any] = {}
+        self._guard = Lock()
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -76,6 +96,7 @@ class MemoryStore:
     async def now(self) -> datetime:
         return self._clock.now()
 
+    @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
         runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
@@ -90,6 +111,7 @@ class MemoryStore:
         self._waiters.wake()
         return [replace(item, run=_handed_out(item.run)) for item in added]
 
+    @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
@@ -128,6 +150,7 @@ class MemoryStore:
             default=None,
         )
 
+    @_whole
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         now = self._clock.now()
         mine = []
@@ -141,6 +164,7 @@ class MemoryStore:
                 mine.append(_handed_out(run))
         return mine
 
+    @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
         changes = [_storable_change(change) for change in changes]
@@ -177,6 +201,7 @@ class MemoryStore:
                 due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
         return Counts(runs, due)
 
+    @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
         old = [
@@ -226,6 +251,7 @@ class MemoryStore:
     async def drop_job(self, job_id: str) -> bool:
         return self._jobs.pop(job_id, None) is not None
 
+    @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._clock.now()
         fired: list[Fired] = []
@@ -250,6 +276,13 @@ class MemoryStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._waiters.wait(timeout)
+
+    no_transactions: str | None = None
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> _MemoryTransaction:
+        return _MemoryTransaction(self, held)
 
     def _add(self, run: Run, now: datetime) -> Added:
         if run.id in self._runs:
@@ -330,6 +363,42 @@ class MemoryStore:
             version=job.version + 1,
         )
         return Fired(True, stored, replaced)
+
+
+class _MemoryTransaction:
+    """A copy of the store's data to write in. The first to commit wins; another that began
+    before that is aborted, as a database does it."""
+
+    def __init__(self, store: MemoryStore, held: Held) -> None:
+        self._store = store
+        self._held = held
+        self._before: dict[Any, Any] = {}
+        self._session: dict[Any, Any] = {}
+
+    async def begin(self) -> dict[Any, Any]:
+        run = self._store._runs.get(self._held.id)
+        mine = run and run.state is State.RUNNING and run.token == self._held.token
+        if run is None or not mine or run.cancel_requested:
+            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
+        self._before = self._store.data
+        self._session = deepcopy(self._before)
+        return self._session
+
+    async def commit(self, change: Change) -> bool:
+        store, change = self._store, _storable_change(change)
+        with store._guard:
+            if store.data is not self._before:
+                raise TransactionAborted("another transaction came between")
+            done = store._commit(change, store._clock.now())
+            if done:
+                store.data = deepcopy(self._session)
+        return done
+
+    async def rollback(self) -> None:
+        """Nothing was kept."""
+
+    def transient(self, error: BaseException) -> bool:
+        return False
 
 
 def _cursor(cursor: str | None) -> int | None:

@@ -28,6 +28,7 @@ from mainspring.store import (
     JobQuery,
     RunQuery,
     Store,
+    Transaction,
 )
 
 __all__ = ["FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"]
@@ -233,3 +234,32 @@ class FaultyStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._call("wait", lambda: self.store.wait(timeout))
+
+    @property
+    def no_transactions(self) -> str | None:
+        return self.store.no_transactions
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        inner = self.store.transaction(held, limit, blocking=blocking)
+        return inner if blocking else _FaultyTransaction(inner, self._call)
+
+
+class _FaultyTransaction:
+    """Its steps meet the plan under the name `transaction`; to undo it never fails."""
+
+    def __init__(self, inner: Transaction, call: Callable[..., Any]) -> None:
+        self._inner = inner
+        self._call = call
+
+    async def begin(self) -> Any:
+        return await self._call("transaction", self._inner.begin)
+
+    async def commit(self, change: Change) -> bool:
+        done: bool = await self._call("transaction", lambda: self._inner.commit(change))
+        return done
+
+    async def rollback(self) -> None:
+        await self._inner.rollback()
+
+    def transient(self, error: BaseException) -> bool:
+        return self._inner.transient(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -36,6 +37,7 @@ from mainspring.stores.mongodb.address import Address, driver_defaults, without_
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
+from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
 from mainspring.stores.mongodb.wakeups import Bell
 
 __all__ = ["MongoStore"]
@@ -47,6 +49,9 @@ class _Session:
 
     db: Database
     bell: Bell
+    clients: Clients
+    loop: asyncio.AbstractEventLoop
+    alone: bool
     crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
@@ -82,10 +87,12 @@ class MongoStore:
         try:
             with translating():
                 await schema.prepare(db)
+                alone = await schema.stands_alone(db)
         except BaseException:
             await db.client.close()
             raise
-        self._session = _Session(db, Bell(db))
+        clients = Clients(self.address, db)
+        self._session = _Session(db, Bell(db), clients, asyncio.get_running_loop(), alone)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -93,6 +100,7 @@ class MongoStore:
             return
         await asyncio.gather(*session.unheard, return_exceptions=True)
         await session.bell.close()
+        await session.clients.close()
         await session.db.client.close()
 
     async def now(self) -> datetime:
@@ -183,6 +191,26 @@ class MongoStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().bell.wait(timeout)
+
+    @property
+    def no_transactions(self) -> str | None:
+        if self._session is None or not self._session.alone:
+            return None
+        return (
+            "MongoDB has transactions on a replica set or a sharded cluster only, and this server"
+            " stands alone (a replica set of one member is enough)"
+        )
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> MongoTransaction:
+        session = self._open_session()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the store was closed meanwhile
+                session.loop.call_soon_threadsafe(session.bell.ring)
+
+        return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
 
     def _connect(self) -> Database:
         url = self.address.url

@@ -11,6 +11,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
 from mainspring.stores.sqlite.faults import translated
@@ -158,9 +159,9 @@ def exists(path: Path) -> bool:
         raise translated(error, path) from error
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512
+def connect(path: Path, **options: Any) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512, **options
     )
     # 16 MB of write-ahead log between checkpoints: fewer of them, and none is long.
     connection.executescript(

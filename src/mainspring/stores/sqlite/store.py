@@ -35,6 +35,7 @@ from mainspring.stores.sqlite.reader import Reader
 from mainspring.stores.sqlite.rows import job_row, span_us, to_us
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
+from mainspring.stores.sqlite.turns import Turn
 from mainspring.stores.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -146,6 +147,12 @@ class SqliteStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().writer.bell.wait(timeout)
+
+    no_transactions: str | None = None
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Turn:
+        ask = self._open_session().writer.ask_turn
+        return Turn(ask, held, limit, blocking=blocking)
 
     async def _write(
         self,

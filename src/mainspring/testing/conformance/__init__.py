@@ -5,7 +5,8 @@
             return MyStore(self.place / "file", self.clock)
 
 A store that reads a clock of its own sets `tick` to a fraction of a second and overrides
-`advance` to sleep. `make_peer` gives a second client of the same data.
+`advance` to sleep. `make_peer` gives a second client of the same data. A store with transactions
+says how a handler writes with their sessions: `write_effect`, `write_effect_blocking`, `effects`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mainspring.testing.conformance.jobs import Electing, Firing, KeepingJobs, W
 from mainspring.testing.conformance.keeping import Keeping
 from mainspring.testing.conformance.racing import Racing
 from mainspring.testing.conformance.reading import Counting, Finding, Pruning
+from mainspring.testing.conformance.transacting import Transacting
 
 __all__ = ["StoreConformance"]
 
@@ -39,5 +41,6 @@ class StoreConformance(
     Waking,
     Keeping,
     Racing,
+    Transacting,
 ):
     """Subclass it under a name that begins with `Test`, and say how a store is made."""
