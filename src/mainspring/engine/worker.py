@@ -300,7 +300,7 @@ class Worker:
         ends = self._parts.clock.monotonic() + timeout
         while self._active and (left := ends - self._parts.clock.monotonic()) > 0:
             self._wake.clear()
-            await rest(self._wake, left)
+            await rest(self._wake, max(left, 0.001))
 
     def _note_pace(self, works: list[Work]) -> None:
         """A running mean of what handlers take (of those that end at once, the first speaks for
