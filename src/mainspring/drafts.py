@@ -22,7 +22,7 @@ from mainspring.model import (
 from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Schedule
 
-__all__ = ["draft_job", "edited", "refuse_circles"]
+__all__ = ["draft_job", "edited"]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
@@ -90,20 +90,6 @@ def edited(
         after = replace(after, next_run_at=upcoming)
     _check(after, handler)
     return after
-
-
-def refuse_circles(drafts: Mapping[str, Job]) -> None:
-    """Jobs that come after each other in a circle would never run, and say nothing of it."""
-    for start in drafts:
-        way = [start]
-        seen: set[str] = set()
-        while way:
-            for name in drafts[way.pop()].policy.after:
-                if name == start:
-                    raise InvalidInput(f"job {start!r} comes after itself, by way of others")
-                if name in drafts and name not in seen:
-                    seen.add(name)
-                    way.append(name)
 
 
 def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:

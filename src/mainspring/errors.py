@@ -12,6 +12,7 @@
     ├── Conflict
     │   ├── JobExists                    two jobs of one id with different handlers
     │   ├── JobOwnedByCode               an edit of a job that code owns
+    │   ├── CopyRefused                  a store that is in use, or holds something else
     │   └── InvalidState                 the run is not in a state that allows this
     ├── NotStarted                     the scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
@@ -35,6 +36,7 @@ from datetime import timedelta
 
 __all__ = [
     "Conflict",
+    "CopyRefused",
     "GiveUp",
     "HandlerNotFound",
     "InvalidArguments",
@@ -129,6 +131,10 @@ class JobOwnedByCode(Conflict):
             " triggered from here)"
         )
         self.job_id = job_id
+
+
+class CopyRefused(Conflict):
+    """A copy between stores that one of them stands against. What was copied so far is right."""
 
 
 class InvalidState(Conflict):

@@ -44,6 +44,7 @@ __all__ = [
     "RunQuery",
     "Store",
     "Transaction",
+    "ended",
     "overlapped",
 ]
 
@@ -91,10 +92,15 @@ class Firing(Struct, frozen=True, kw_only=True):
 
 
 class Fired(Struct, frozen=True):
-    """Whether this call fired it, and the runs as they were stored (overlap may have skipped)."""
+    """Whether this call fired it, and the runs as they were stored (overlap may have skipped).
+
+    `replaced` are the earlier runs that it has cancelled. Those that were running are not among
+    them: they are ended by their workers, who were asked to.
+    """
 
     done: bool
     runs: tuple[Run, ...] = ()
+    replaced: tuple[Run, ...] = ()
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
@@ -247,6 +253,13 @@ class Store(Protocol):
         (0 for a new one), and is one higher afterwards. False if another write came first."""
         ...
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        """Insert jobs as they are, versions included: they come from another store.
+
+        One whose id is there already is left as it is, and answered by False.
+        """
+        ...
+
     async def drop_job(self, job_id: str) -> bool:
         """Delete the definition; its runs stay. False if there was none."""
         ...
@@ -323,3 +336,13 @@ def overlapped(
                 else states.cancelled(r, now, reason)
                 for r in unfinished
             ]
+
+
+def ended(
+    unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
+) -> tuple[Run, ...]:
+    """Those of the runs that the changes have ended, as they are now."""
+    earlier = {run.id: run for run in unfinished}
+    pairs = zip(changes, done, strict=True)
+    after = [change.after(earlier[change.id]) for change, kept in pairs if kept]
+    return tuple(run for run in after if run.finished)

@@ -21,11 +21,11 @@ from mainspring import states
 from mainspring.engine import firing as planning
 from mainspring.engine import verdict
 from mainspring.engine.engine import Engine
+from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.leases import Leases
 from mainspring.engine.patience import Patience
 from mainspring.engine.transactions import Transacting
-from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State, replace
 from mainspring.policy import Delivery
@@ -312,13 +312,12 @@ def _holds_on() -> Patches:
 
 
 def _starts_late() -> Patches:
-    begin = Worker._begin
+    made = Home.__init__
 
-    def wrong(self: Worker) -> None:
-        with patch.object(Leases, "safe", lambda self, work: True):
-            begin(self)
+    def wrong(self: Home, *given: Any, **options: Any) -> None:
+        made(self, *given, **options | {"safe": lambda work: True})
 
-    return [patch.object(Worker, "_begin", wrong)]
+    return [patch.object(Home, "__init__", wrong)]
 
 
 def _lets_go_by_id() -> Patches:

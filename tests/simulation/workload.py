@@ -58,7 +58,7 @@ class Workload:
             self.jobs[f"slot{number}"] = self._scheduled()
         if rng.random() < 0.5:
             self.jobs["after_slot"] = {"after": "slot0"}
-            self.jobs["after_plain"] = {"after": ["plain", "after_slot"]}
+            self.jobs["after_both"] = {"after": ["slot0", "after_slot"]}
 
     def register(self, scheduler: Scheduler, machine: Machine, author: str) -> None:
         """What a program does when it is imported."""

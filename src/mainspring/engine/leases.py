@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from mainspring.context import RunContext
 from mainspring.engine.parts import Parts
-from mainspring.engine.runner import Stop, Work
+from mainspring.engine.work import Stop, Work
 from mainspring.errors import TransactionAborted
 from mainspring.model import Run, State, replace
 from mainspring.store import Held

@@ -11,9 +11,9 @@ from mainspring import states
 from mainspring.engine.breakers import Breakers, Turn
 from mainspring.engine.leases import Leases
 from mainspring.engine.parts import EVENT_OF, Parts
-from mainspring.engine.runner import Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict
+from mainspring.engine.work import Stop, Work
 from mainspring.model import Run, State
 from mainspring.states import Change
 

@@ -14,8 +14,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from mainspring.engine.parts import Parts
-from mainspring.engine.runner import Work
 from mainspring.engine.verdict import completed
+from mainspring.engine.work import Work
 from mainspring.errors import (
     InvalidState,
     MainspringError,

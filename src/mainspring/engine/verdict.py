@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mainspring import codec, states
 from mainspring.durations import duration
-from mainspring.engine.runner import Problem, Stop, Work
+from mainspring.engine.work import Problem, Stop, Work
 from mainspring.errors import InvalidInput, InvalidState, RunTimeout, TransactionAborted
 from mainspring.model import (
     Outcome,

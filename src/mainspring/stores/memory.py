@@ -40,6 +40,7 @@ from mainspring.store import (
     Held,
     JobQuery,
     RunQuery,
+    ended,
     overlapped,
 )
 from mainspring.stores.waiters import Waiters
@@ -234,14 +235,18 @@ class MemoryStore:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = replace(
-            job,
-            payload=_through_codec(job.payload),
-            metadata=_through_codec(dict(job.metadata)),
-            version=job.version + 1,
-        )
+        self._jobs[job.id] = _storable_job(replace(job, version=job.version + 1))
         self._waiters.wake()
         return True
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        kept = [_storable_job(job) for job in jobs]
+        done = []
+        for job in kept:
+            done.append(job.id not in self._jobs)
+            self._jobs.setdefault(job.id, job)
+        self._waiters.wake()
+        return done
 
     async def drop_job(self, job_id: str) -> bool:
         return self._jobs.pop(job_id, None) is not None
@@ -349,8 +354,7 @@ class MemoryStore:
             if run.job_id == job.id and run.source is Source.SCHEDULE and run.state in LIVE
         ]
         runs, changes = overlapped(firing, unfinished, now)
-        for change in changes:
-            self._commit(change, now)
+        replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
@@ -358,7 +362,7 @@ class MemoryStore:
             last_run_at=firing.last_run_at,
             version=job.version + 1,
         )
-        return Fired(True, stored)
+        return Fired(True, stored, replaced)
 
 
 class _MemoryTransaction:
@@ -423,6 +427,11 @@ def _through_codec(value: Any) -> Any:
 
 def _storable(run: Run) -> Run:
     return replace(run, payload=_through_codec(run.payload), duplicate=False)
+
+
+def _storable_job(job: Job) -> Job:
+    metadata = _through_codec(dict(job.metadata))
+    return replace(job, payload=_through_codec(job.payload), metadata=metadata)
 
 
 def _storable_change(change: Change) -> Change:

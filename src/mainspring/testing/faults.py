@@ -220,6 +220,9 @@ class FaultyStore:
     async def put_job(self, job: Job) -> bool:
         return await self._call("put_job", lambda: self.store.put_job(job))
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
+
     async def drop_job(self, job_id: str) -> bool:
         return await self._call("drop_job", lambda: self.store.drop_job(job_id))
 

@@ -13,7 +13,16 @@ from mainspring.errors import StoreTooNew
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import OLDEST, too_old
 
-__all__ = ["INDEXES", "SHARDED", "VERSION", "Index", "index_script", "prepare", "stands_alone"]
+__all__ = [
+    "INDEXES",
+    "SHARDED",
+    "VERSION",
+    "Index",
+    "index_script",
+    "is_there",
+    "prepare",
+    "stands_alone",
+]
 
 VERSION = 1
 WAKEUPS_BYTES = 64 * 1024
@@ -61,6 +70,11 @@ INDEXES = (
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
     Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
 )
+
+
+async def is_there(database: Database) -> bool:
+    """Whether `prepare` has ever been through."""
+    return await database.meta.find_one({"_id": "schema"}) is not None
 
 
 async def prepare(database: Database) -> None:

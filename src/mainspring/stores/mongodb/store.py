@@ -71,21 +71,25 @@ class MongoStore:
         """What `open` makes, for an operator who would rather make it by hand."""
         return schema.index_script(self.address.database, self.address.prefix)
 
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        db = self._connect()
+        try:
+            with translating():
+                return await schema.is_there(db)
+        finally:
+            await db.client.close()
+
     async def open(self) -> None:
         if self._session is not None:
             return
-        url = self.address.url
-        try:
-            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
-        except (PyMongoError, ValueError) as error:
-            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
-        db = Database(client, client[self.address.database], self.address.prefix, self._time)
+        db = self._connect()
         try:
             with translating():
                 await schema.prepare(db)
                 alone = await schema.stands_alone(db)
         except BaseException:
-            await client.close()
+            await db.client.close()
             raise
         clients = Clients(self.address, db)
         self._session = _Session(db, Bell(db), clients, asyncio.get_running_loop(), alone)
@@ -165,6 +169,12 @@ class MongoStore:
         self._ring()
         return done
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        with translating():
+            done = await firing.add_jobs(self._db, jobs)
+        self._ring()
+        return done
+
     async def drop_job(self, job_id: str) -> bool:
         with translating():
             return await firing.drop_job(self._db, job_id)
@@ -201,6 +211,14 @@ class MongoStore:
                 session.loop.call_soon_threadsafe(session.bell.ring)
 
         return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
+
+    def _connect(self) -> Database:
+        url = self.address.url
+        try:
+            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
+        except (PyMongoError, ValueError) as error:
+            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
+        return Database(client, client[self.address.database], self.address.prefix, self._time)
 
     def _open_session(self) -> _Session:
         if self._session is None:

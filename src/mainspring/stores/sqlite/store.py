@@ -17,7 +17,7 @@ from typing import Any
 from mainspring import states
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import StoreError
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Page, Run, replace
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -33,6 +33,7 @@ from mainspring.stores.sqlite import changes as committing
 from mainspring.stores.sqlite import firing, reads, writes
 from mainspring.stores.sqlite.reader import Reader
 from mainspring.stores.sqlite.rows import job_row, span_us, to_us
+from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
 from mainspring.stores.sqlite.turns import Turn
 from mainspring.stores.sqlite.writer import Writer
@@ -55,6 +56,10 @@ class SqliteStore:
         self._path = Path(path)
         self._clock = clock or SystemClock()
         self._session: _Session | None = None
+
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        return await asyncio.to_thread(exists, self._path.absolute())
 
     async def open(self) -> None:
         if self._session is not None:
@@ -122,6 +127,11 @@ class SqliteStore:
     async def put_job(self, job: Job) -> bool:
         [done] = await self._write(firing.put_jobs, [job_row(job)])
         return bool(done)
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        rows = [job_row(replace(job, version=job.version - 1)) for job in jobs]
+        done: list[bool] = await self._write(firing.add_jobs, rows)
+        return done
 
     async def drop_job(self, job_id: str) -> bool:
         [done] = await self._write(firing.drop_jobs, [job_id])
