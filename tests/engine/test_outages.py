@@ -10,9 +10,10 @@ import pytest
 from mainspring import RunContext, State
 from mainspring.errors import StoreUnavailable
 from mainspring.store import Store
+from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from tests.engine.conftest import Make
-from tests.engine.kit import Heard, Weather, ended, opened, until
+from tests.engine.kit import LONG, Heard, Weather, ended, opened, until
 
 
 @pytest.mark.parametrize("error", ["before", "after"])
@@ -125,3 +126,21 @@ async def test_a_stop_while_the_store_is_away_comes_to_an_end(
     weather.foul = set()
     async with scheduler:
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
+
+
+async def test_a_driver_that_takes_a_cancellation_for_an_error_keeps_nobody_from_stopping(
+    make: Make,
+) -> None:
+    """pymongo does, now and then."""
+
+    class Deaf(MemoryStore):
+        async def wait(self, timeout: float) -> bool:
+            try:
+                return await super().wait(3600)
+            except asyncio.CancelledError:
+                raise StoreUnavailable("operation cancelled") from None
+
+    scheduler = make(Deaf())
+    await scheduler.start()
+    async with asyncio.timeout(LONG):
+        await scheduler.stop()
