@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from pymongo import MongoClient
 
 from tests.servers.fixtures import *  # noqa: F403
-from tests.servers.mongodb import with_database
+from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
 from tests.simulation.effects import effect_test
 
@@ -44,4 +45,32 @@ async def test_effects_on_mongodb(tmp_path: Path, mongodb: str) -> None:
         tmp_path, url=mongodb, runs=600, kills=30, stops=3, seed=1, patience=300
     )
     assert tally.kills == 30
+    print(tally)
+
+
+@pytest.mark.timeout(500)
+async def test_effects_through_failovers(tmp_path: Path) -> None:
+    """The primary is killed and stepped down under them. Elections outlast their leases."""
+    with ReplicaSet(place=tmp_path / "servers") as servers:
+
+        async def trouble() -> None:
+            for _ in range(3):
+                await asyncio.sleep(3)
+                await asyncio.to_thread(servers.primary().kill)
+                await asyncio.sleep(5)
+                await asyncio.to_thread(servers.heal)
+                await asyncio.sleep(3)
+                await asyncio.to_thread(servers.step_down)
+
+        tally = await effect_test(
+            tmp_path,
+            url=with_database(servers.url, "effects"),
+            runs=1500,
+            kills=5,
+            stops=0,
+            seed=1,
+            patience=300,
+            trouble=trouble,
+        )
+    assert tally.again > 0
     print(tally)

@@ -22,7 +22,9 @@ LEASE = 2.0
 def build(url: str, *, workers: int = 6) -> Scheduler:
     scheduler = Scheduler(url, lease=LEASE, poll="200ms", workers=workers)
 
-    @scheduler.job(delivery="effect_once")
+    again: dict[str, Any] = {"retries": 9, "retry_delay": "100ms"}  # for blocks that last too long
+
+    @scheduler.job(delivery="effect_once", **again)
     async def loop(ctx: RunContext) -> None:
         await asyncio.sleep(_moment())
         async with ctx.transaction() as session:
@@ -31,7 +33,7 @@ def build(url: str, *, workers: int = 6) -> Scheduler:
             ctx.result = {"token": ctx.token}
         await asyncio.sleep(_moment())
 
-    @scheduler.job(delivery="effect_once")
+    @scheduler.job(delivery="effect_once", **again)
     def thread(ctx: RunContext) -> None:
         time.sleep(_moment())
         with ctx.transaction() as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,10 @@ async def effect_test(
     seed: int,
     patience: float,
     url: str | None = None,
+    trouble: Callable[[], Awaitable[None]] | None = None,
 ) -> Tally:
-    """Four workers; so many kills and stops while they work; then peace until all has ended."""
+    """Four workers; so many kills and stops (and what else is told) while they work; then peace
+    until all has ended."""
     with Crew.on(place, seed, url, worker="effect_worker") as crew:
         make_effects(crew.url)
         async with build(crew.url, workers=0) as desk:
@@ -57,6 +60,8 @@ async def effect_test(
             for _ in range(4):
                 crew.hire()
             torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
+            if trouble is not None:
+                await trouble()
             ended = await all_ended(desk, ids, patience)
             await torment
             for run in ended:  # nothing that still lingered has changed any of it
