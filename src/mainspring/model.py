@@ -28,6 +28,7 @@ __all__ = [
     "MAX_ATTEMPTS_KEPT",
     "Attempt",
     "Job",
+    "Note",
     "Outcome",
     "Owner",
     "Page",
@@ -181,10 +182,25 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, Generic[T], frozen=True):
-    """Some items, and the cursor that fetches the next ones (None at the end)."""
+    """Some items, and the cursor that fetches the next ones (None at the end). `total`: how many
+    match in all, where that was asked."""
 
     items: list[T]
     cursor: str | None = None
+    total: int | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """A small named value kept beside jobs and runs: an API key, an idempotency record.
+
+    `version` is what `put_note` compares. Past `expires_at`, by the store's clock, it is gone.
+    """
+
+    kind: str
+    name: str
+    value: Any
+    version: int = 0
+    expires_at: datetime | None = None
 
 
 def check_job_id(job_id: object) -> str:
