@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mainspring.clock import to_us
+from mainspring.clock import EPOCH, to_us
 from mainspring.errors import InvalidInput
 from mainspring.policy import Policy
 from mainspring.schedules import Schedule
@@ -179,6 +179,10 @@ class Job(Struct, frozen=True, kw_only=True):
     description: str = ""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def definition(self) -> Job:
+        """The job without what time and firing do to it: equal until somebody edits it."""
+        return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
 
 
 class Page(Struct, Generic[T], frozen=True):
