@@ -104,7 +104,9 @@ CREATE TABLE mainspring_terms (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: list[str] = [_FIRST]
+_WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 
