@@ -34,8 +34,11 @@ __all__ = [
     "Page",
     "Progress",
     "Run",
+    "Sealed",
+    "SigningSecret",
     "Source",
     "State",
+    "Webhook",
     "check_job_id",
     "new_run_id",
     "replace",
@@ -99,7 +102,10 @@ class Progress(Struct, frozen=True, gc=False):
 
 
 class Attempt(Struct, frozen=True, gc=False):
-    """One try of a run, as it is kept with it."""
+    """One try of a run, as it is kept with it.
+
+    `detail` is what the handler left there through its context: a webhook's request and answer.
+    """
 
     number: int
     worker: str
@@ -109,6 +115,7 @@ class Attempt(Struct, frozen=True, gc=False):
     error: str | None = None
     traceback: str | None = None
     log: tuple[str, ...] = ()
+    detail: Any = None
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
@@ -158,8 +165,42 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         return self.state in FINISHED
 
 
+class Sealed(Struct, frozen=True):
+    """A secret as it is kept: encrypted under the key of that id (see webhooks/secrets.py)."""
+
+    key: str
+    box: str
+
+    def __repr__(self) -> str:
+        return "********"
+
+
+class SigningSecret(Struct, frozen=True):
+    """What a webhook's requests are signed with; `until` is the end of one that was replaced."""
+
+    sealed: Sealed
+    until: datetime | None = None
+
+
+class Webhook(Struct, frozen=True, kw_only=True):
+    """The request that a webhook job makes, and how its answer is read.
+
+    Made from what people write by `mainspring.webhooks.define`. Codes are ranges, both ends
+    included; `retry_on=None` retries every answer outside `success`.
+    """
+
+    url: str
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    secret_headers: Mapping[str, Sealed] = field(default_factory=dict)
+    body: Any = None
+    success: tuple[tuple[int, int], ...] = ((200, 299),)
+    retry_on: tuple[tuple[int, int], ...] | None = None
+    signing: tuple[SigningSecret, ...] = ()
+
+
 class Job(Struct, frozen=True, kw_only=True):
-    """A stored definition: handler, payload, schedule and policy.
+    """A stored definition: handler, payload, schedule and policy; of a webhook, its request.
 
     `version` grows with every write and is what `put_job` compares.
     """
@@ -179,6 +220,7 @@ class Job(Struct, frozen=True, kw_only=True):
     description: str = ""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    webhook: Webhook | None = None
 
     def definition(self) -> Job:
         """The job without what time and firing do to it: equal until somebody edits it."""

@@ -144,6 +144,15 @@ class _Context(RunContext):
         super().progress(done, total, message)
         self.send({"type": "progress", "done": done, "total": total, "message": message})
 
+    @property
+    def detail(self) -> Any:
+        return self._detail
+
+    @detail.setter
+    def detail(self, value: Any) -> None:
+        RunContext.detail.fset(self, value)  # type: ignore[attr-defined]
+        self.send({"type": "detail", "value": self._detail})
+
     def send(self, message: Mapping[str, Any]) -> None:
         self._channel.send(message, self)
 

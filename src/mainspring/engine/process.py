@@ -233,6 +233,9 @@ class Child:
                 case "progress":
                     context.progress(message["done"], message["total"], message["message"])
                     return None
+                case "detail":
+                    context.detail = message["value"]
+                    return None
                 case "done":
                     reply = Reply(result=decode(message["result"]))
                 case "failed":

@@ -83,8 +83,10 @@ class Record:
         """Our outcome did not stand: a cancel came first, or the run is somebody else's."""
         for run in await self._parts.get([work.run.id]):
             if run.token == work.run.token and run.state is State.RUNNING and run.cancel_requested:
-                now, log_lines = self._parts.time.now(), work.context.log_lines
-                change = states.cancelled(work.run, now, run.reason, log_lines)
+                now, context = self._parts.time.now(), work.context
+                change = states.cancelled(
+                    work.run, now, run.reason, context.log_lines, context.detail
+                )
                 self.settle(work, Verdict(change))
                 return
         self._leases.let_go(work)

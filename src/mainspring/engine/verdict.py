@@ -40,44 +40,39 @@ def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
         progress=work.context.latest_progress,
     )
     now = max(now, run.started_at or now)
-    log = work.context.log_lines
+    log, detail = work.context.log_lines, work.context.detail
     match work.stop:
         case Stop.CANCEL:
-            return Verdict(states.cancelled(run, now, run.reason, log))
+            return Verdict(states.cancelled(run, now, run.reason, log, detail))
         case Stop.DRAIN if work.problem is not None or work.lingering:
-            return Verdict(_given_back(run, work.job.policy, now, log))
+            return Verdict(_given_back(run, work, now))
         case Stop.TIMEOUT:
-            return _failed(run, work.job.policy, now, rng, _timed_out(work), log)
+            return _failed(run, work, now, rng, _timed_out(work))
     problem = work.problem or _unfit(work.result)
     if problem is not None:
-        return _failed(run, work.job.policy, now, rng, problem, log)
-    return Verdict(states.succeeded(run, now, work.result, log))
+        return _failed(run, work, now, rng, problem)
+    return Verdict(states.succeeded(run, now, work.result, log, detail))
 
 
-def _given_back(run: Run, policy: Policy, now: datetime, log: tuple[str, ...]) -> Change:
+def _given_back(run: Run, work: Work, now: datetime) -> Change:
     """A handler that a drain interrupted is tried again elsewhere, unless it may start once."""
-    if policy.delivery is Delivery.AT_MOST_ONCE:
+    log, detail = work.context.log_lines, work.context.detail
+    if work.job.policy.delivery is Delivery.AT_MOST_ONCE:
         failure = Failure("the worker stopped before the handler ended", None, Outcome.RELEASED)
-        return states.failed(run, now, failure, log, reason="lost")
-    return states.released(run, now, began=True, log=log)
+        return states.failed(run, now, failure, log, reason="lost", detail=detail)
+    return states.released(run, now, began=True, log=log, detail=detail)
 
 
-def _failed(
-    run: Run,
-    policy: Policy,
-    now: datetime,
-    rng: random.Random,
-    problem: Problem,
-    log: tuple[str, ...],
-) -> Verdict:
+def _failed(run: Run, work: Work, now: datetime, rng: random.Random, problem: Problem) -> Verdict:
+    policy, log, detail = work.job.policy, work.context.log_lines, work.context.detail
     outcome = Outcome.TIMED_OUT if isinstance(problem.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(problem.error, problem.traceback, outcome)
     if not _another_try(run, policy, problem):
-        return Verdict(states.failed(run, now, failure, log), problem)
+        return Verdict(states.failed(run, now, failure, log, detail=detail), problem)
     wait = _asked_delay(problem)
     if wait is None:
         wait = policy.backoff.wait(run.failures + 1, rng)
-    change = states.retrying(run, now, failure, _later(now, wait), log)
+    change = states.retrying(run, now, failure, _later(now, wait), log, detail)
     return Verdict(change, problem, will_retry=True)
 
 

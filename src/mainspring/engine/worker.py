@@ -167,7 +167,7 @@ class Worker:
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
             handler = self._parts.registry.get(run.handler)
-            context = RunContext(run, self._parts.resources, results.get(run.id))
+            context = RunContext(run, self._parts.resources, results.get(run.id), job)
             work = Work(run, job, handler, context, sent)
             if not self._put_off(work):
                 self.leases.hold(work)

@@ -10,8 +10,9 @@ from mainspring.model import Run
 from mainspring.policy import Overlap
 from mainspring.states import Change
 from mainspring.store import Fired, Firing, overlapped
+from mainspring.stores.sqlite.bulk import bulk
 from mainspring.stores.sqlite.changes import Written, commit
-from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, bulk, read_runs, to_us
+from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, read_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
 from mainspring.stores.waves import waves
@@ -38,7 +39,7 @@ def _put_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
 _STORED = "SELECT version, concurrency IS NOT NULL FROM mainspring_jobs WHERE id = ?"
 _COLUMNS = (
     "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
-    "payload", "metadata",
+    "payload", "metadata", "webhook",
 )  # fmt: skip
 _PUT = (
     f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)})"

@@ -122,7 +122,9 @@ CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
 DROP INDEX mainspring_runs_finished;
 """
 
-MIGRATIONS: list[str] = [_FIRST, _NOTES]
+_WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

@@ -20,17 +20,16 @@ from mainspring.model import (
     replace,
 )
 from mainspring.store import Added, Claim, Held
+from mainspring.stores.sqlite.bulk import bulk, select
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
     RUN_INSERT,
     RUN_SELECT,
-    bulk,
     lane_of,
     progress_text,
     read_runs,
     run_row,
     runs_by_id,
-    select,
     span_us,
 )
 from mainspring.stores.sqlite.transaction import Transaction
