@@ -4,7 +4,8 @@
     ├── InvalidInput (ValueError)      what was given cannot be used; nothing was changed
     │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire
     │   ├── InvalidPayload               not JSON, or too large
-    │   └── InvalidArguments             the handler does not take these arguments
+    │   ├── InvalidArguments             the handler does not take these arguments
+    │   └── SecretKeyMissing             no key to encrypt a secret with, or to open it
     ├── NotFound (LookupError)
     │   ├── JobNotFound
     │   ├── RunNotFound
@@ -20,6 +21,8 @@
     ├── MemoryExceeded                 process-isolated work outgrew its memory limit
     ├── ProcessDied                    a process died under its handler
     ├── RemoteFailure                  what a handler raised in a process of its own
+    ├── WebhookFailed                  an endpoint gave no answer, or not the one hoped for
+    │   └── AddressRefused               it lies at an address that webhooks may not call
     └── StoreError
         ├── StoreUnavailable             away for now: worth another try
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
@@ -33,6 +36,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 __all__ = [
+    "AddressRefused",
     "Conflict",
     "GiveUp",
     "HandlerNotFound",
@@ -55,10 +59,12 @@ __all__ = [
     "RunCancelled",
     "RunNotFound",
     "RunTimeout",
+    "SecretKeyMissing",
     "StoreDamaged",
     "StoreError",
     "StoreTooNew",
     "StoreUnavailable",
+    "WebhookFailed",
 ]
 
 
@@ -87,6 +93,10 @@ class InvalidPayload(InvalidInput):
 
 class InvalidArguments(InvalidInput, TypeError):
     """The handler does not take these arguments."""
+
+
+class SecretKeyMissing(InvalidInput):
+    """There is no key to encrypt a secret with, or not the one that opens it."""
 
 
 class NotFound(MainspringError, LookupError):
@@ -161,6 +171,14 @@ class ProcessDied(MainspringError):
 
 class RemoteFailure(MainspringError):
     """What a handler raised in a process of its own, in words: `ValueError: …`."""
+
+
+class WebhookFailed(MainspringError):
+    """An endpoint gave no answer, or not the one hoped for. It never names a secret."""
+
+
+class AddressRefused(WebhookFailed):
+    """An endpoint lies at an address that webhooks may not call."""
 
 
 class StoreError(MainspringError):

@@ -24,7 +24,7 @@ from mainspring.engine.portal import LoopThread, Portal
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry, name_of
-from mainspring.model import Job, Owner, Run, Source
+from mainspring.model import Job, Owner, Run, Source, check_job_id, replace
 from mainspring.options import Options
 from mainspring.policy import Span
 from mainspring.schedules import Schedule
@@ -33,6 +33,10 @@ from mainspring.settings import Settings
 from mainspring.signals import run_until_signal
 from mainspring.store import Store
 from mainspring.stores import open_store
+from mainspring.webhooks.define import Given
+from mainspring.webhooks.desk import HANDLER, Webhooks
+from mainspring.webhooks.handler import WebhookHandler
+from mainspring.webhooks.settings import WebhookSettings
 
 __all__ = ["Scheduler"]
 
@@ -60,6 +64,7 @@ class Scheduler(Asking):
         retention: Span = "30d",
         leader_election: bool = True,
         resources: Mapping[str, Any] | None = None,
+        webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         inline: bool = False,
@@ -82,6 +87,9 @@ class Scheduler(Asking):
         self._resources: Mapping[str, Any] = dict(resources or {})
         self._inline = inline
         self._registry = Registry()
+        self.webhooks = Webhooks(self._store, webhooks)
+        if self.webhooks.available:
+            self._registry.add(WebhookHandler(self.webhooks, self._clock, pause=self.pause_job))
         self._events = Events()
         self._drafts: dict[str, Job] = {}
         self._portal: Portal | None = None
@@ -217,14 +225,19 @@ class Scheduler(Asking):
         self,
         id: str,
         *,
-        handler: str | DecoratedJob[Any, Any, Any],
+        handler: str | DecoratedJob[Any, Any, Any] | None = None,
+        webhook: Given | None = None,
         schedule: ScheduleLike = None,
         payload: Any = None,
         **policy: Any,
     ) -> Job:
-        """Store a job for a registered handler. One of that id is an error."""
-        name = handler.id if isinstance(handler, DecoratedJob) else handler
-        known = self._registry.get(name)
+        """Store a job for a registered handler, or for a webhook: a URL, or an object with url,
+        method, headers, body and so on (docs/webhooks.md). One of that id is an error."""
+        if webhook is not None and handler in (None, HANDLER):
+            handler, policy["webhook"] = HANDLER, self.webhooks.define(check_job_id(id), webhook)
+        elif webhook is not None or handler in (None, HANDLER):
+            raise InvalidInput("give a job a handler, or a webhook=… to call")
+        known = self._registry.get(handler.id if isinstance(handler, DecoratedJob) else handler)
         zone = self._timezone
         draft = draft_job(id, known, Owner.API, zone, schedule=schedule, payload=payload, **policy)
         return await self._call(self._running().control.create(draft))
@@ -233,12 +246,25 @@ class Scheduler(Asking):
         """Change fields of a job made by `add_job`; what is not named stays. With the job as it
         was `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
         zone = self._timezone
-        registry = self._registry
+        registry, webhooks = self._registry, self.webhooks
         return await self._call(
             self._running().control.edit(
-                id, lambda job, now: edited(job, changes, registry, zone, now), seen=seen
+                id, lambda job, now: edited(job, changes, registry, webhooks, zone, now), seen=seen
             )
         )
+
+    async def rotate_secret(self, id: str, *, keep: Span = "24h", secret: str | None = None) -> str:
+        """Give a webhook job another signing secret, and show it this once. The former one signs
+        beside it for `keep`, so that receivers have time to change."""
+        shown: list[str] = []
+
+        def rotate(job: Job, now: datetime) -> Job:
+            webhook, made = self.webhooks.rotated(job, now, keep=keep, secret=secret)
+            shown[:] = [made]
+            return replace(job, webhook=webhook)
+
+        await self._call(self._running().control.edit(id, rotate))
+        return shown[0]
 
     async def remove_job(self, id: str, *, force: bool = False, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end. `force` also removes a

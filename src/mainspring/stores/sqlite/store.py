@@ -56,6 +56,10 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._session: _Session | None = None
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
     async def open(self) -> None:
         if self._session is not None:
             return
