@@ -13,6 +13,7 @@
     ├── Conflict
     │   ├── JobExists                    two jobs of one id with different handlers
     │   ├── JobOwnedByCode               an edit of a job that code owns
+    │   ├── JobChanged                   an edit of a job that was edited meanwhile
     │   └── InvalidState                 the run is not in a state that allows this
     ├── NotStarted                     the scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
@@ -44,6 +45,7 @@ __all__ = [
     "InvalidPayload",
     "InvalidSchedule",
     "InvalidState",
+    "JobChanged",
     "JobExists",
     "JobNotFound",
     "JobOwnedByCode",
@@ -134,6 +136,12 @@ class JobOwnedByCode(Conflict):
             f"job {job_id!r} is defined in code: change it there (it can be paused, resumed and"
             " triggered from here)"
         )
+        self.job_id = job_id
+
+
+class JobChanged(Conflict):
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id!r} was changed since you read it: read it again")
         self.job_id = job_id
 
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mainspring.clock import to_us
+from mainspring.clock import EPOCH, to_us
 from mainspring.errors import InvalidInput
 from mainspring.policy import Policy
 from mainspring.schedules import Schedule
@@ -28,6 +28,7 @@ __all__ = [
     "MAX_ATTEMPTS_KEPT",
     "Attempt",
     "Job",
+    "Note",
     "Outcome",
     "Owner",
     "Page",
@@ -221,12 +222,31 @@ class Job(Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     webhook: Webhook | None = None
 
+    def definition(self) -> Job:
+        """The job without what time and firing do to it: equal until somebody edits it."""
+        return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
+
 
 class Page(Struct, Generic[T], frozen=True):
-    """Some items, and the cursor that fetches the next ones (None at the end)."""
+    """Some items, and the cursor that fetches the next ones (None at the end). `total`: how many
+    match in all, where that was asked."""
 
     items: list[T]
     cursor: str | None = None
+    total: int | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """A small named value kept beside jobs and runs: an API key, an idempotency record.
+
+    `version` is what `put_note` compares. Past `expires_at`, by the store's clock, it is gone.
+    """
+
+    kind: str
+    name: str
+    value: Any
+    version: int = 0
+    expires_at: datetime | None = None
 
 
 def check_job_id(job_id: object) -> str:

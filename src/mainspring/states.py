@@ -22,6 +22,7 @@ __all__ = [
     "Change",
     "Failure",
     "cancelled",
+    "cancelling",
     "failed",
     "released",
     "request_cancel",
@@ -118,6 +119,13 @@ def failed(
 def request_cancel(run: Run, reason: str) -> Change:
     """Ask the worker that holds the run to stop it; its lease stands until it has."""
     return Change(run.id, _mine(run), {"cancel_requested": True, "reason": reason})
+
+
+def cancelling(run: Run, now: datetime, reason: str) -> Change:
+    """Cancel a live run: at once, or by asking its handler where it runs."""
+    if run.state is State.RUNNING:
+        return request_cancel(run, reason)
+    return cancelled(run, now, reason)
 
 
 def cancelled(
