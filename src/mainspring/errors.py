@@ -28,7 +28,8 @@
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
         └── StoreTooNew                  written by a newer Mainspring
 
-Two more steer a run from inside a handler, and are no errors of ours: `Retry` and `GiveUp`.
+Three more steer a run from inside a handler, and are no errors of ours: `Retry`, `GiveUp` and
+`Snooze`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ __all__ = [
     "RunNotFound",
     "RunTimeout",
     "SecretKeyMissing",
+    "Snooze",
     "StoreDamaged",
     "StoreError",
     "StoreTooNew",
@@ -210,3 +212,12 @@ class Retry(Exception):
 
 class GiveUp(Exception):
     """Raise in a handler: fail now, whatever retries are left."""
+
+
+class Snooze(Exception):
+    """Raise in a handler that has done nothing yet: give the run back, and claim it again `after` a
+    time. No attempt is burnt, and nothing has failed."""
+
+    def __init__(self, reason: str = "", *, after: str | float | timedelta = 1) -> None:
+        super().__init__(reason or "the handler gave the run back for later")
+        self.after = after

@@ -205,6 +205,7 @@ class Scheduler(Asking):
             await asyncio.sleep(0)
             await self._events.drained()
             await portal.close()
+            await self.webhooks.close()
         finally:
             self._stopping = None
             stopping.set_result(None)

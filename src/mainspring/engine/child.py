@@ -30,7 +30,7 @@ from typing import Any, Final
 from mainspring.codec import decode, encode
 from mainspring.context import MAX_LOG_BYTES, RunContext
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, MainspringError, Retry
+from mainspring.errors import GiveUp, MainspringError, Retry, Snooze
 from mainspring.model import Run
 from mainspring.policy import error_names
 
@@ -309,8 +309,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
     kind, after = "error", None
     if isinstance(error, GiveUp):
         kind = "give_up"
-    elif isinstance(error, Retry):
-        kind = "retry"
+    elif isinstance(error, Retry | Snooze):
+        kind = "retry" if isinstance(error, Retry) else "snooze"
         try:
             after = None if error.after is None else duration(error.after).total_seconds()
         except Exception as wrong:

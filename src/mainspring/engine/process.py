@@ -43,7 +43,7 @@ class RemoteError:
     names: tuple[str, ...]
     message: str
     traceback: str
-    kind: Literal["error", "retry", "give_up"] = "error"
+    kind: Literal["error", "retry", "give_up", "snooze"] = "error"
     retry_after: float | None = None
 
 

@@ -23,7 +23,7 @@ from mainspring.clock import CarriedClock
 from mainspring.context import RunContext
 from mainspring.engine.processes import ProcessPool, RemoteError, Target
 from mainspring.engine.threads import Threads
-from mainspring.errors import GiveUp, RemoteFailure, Retry
+from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -59,6 +59,7 @@ class Problem:
     retry_after: Any = None
     asks_retry: bool = False
     gives_up: bool = False
+    snoozes: bool = False
     exception: BaseException | None = None
 
     @classmethod
@@ -68,9 +69,10 @@ class Problem:
             error=_in_words(error),
             names=error_names(error),
             traceback="".join(lines)[-16_000:],
-            retry_after=error.after if isinstance(error, Retry) else None,
+            retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),
+            snoozes=isinstance(error, Snooze),
             exception=error,
         )
 
@@ -83,6 +85,7 @@ class Problem:
             retry_after=error.retry_after,
             asks_retry=error.kind == "retry",
             gives_up=error.kind == "give_up",
+            snoozes=error.kind == "snooze",
             exception=RemoteFailure(error.message),
         )
 

@@ -19,7 +19,11 @@ from mainspring.model import (
 from mainspring.policy import Delivery, Policy
 from mainspring.states import Change, Failure
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["LEAST_SNOOZE", "Verdict", "judge"]
+
+LEAST_SNOOZE = timedelta(seconds=0.1)
+"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
+claimed and snoozed as fast as the store can."""
 
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -49,6 +53,9 @@ def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
         case Stop.TIMEOUT:
             return _failed(run, work, now, rng, _timed_out(work))
     problem = work.problem or _unfit(work.result)
+    if problem is not None and problem.snoozes:
+        wait = max(_asked_delay(problem) or LEAST_SNOOZE, LEAST_SNOOZE)
+        return Verdict(states.snoozed(run, _later(now, wait)))
     if problem is not None:
         return _failed(run, work, now, rng, problem)
     return Verdict(states.succeeded(run, now, work.result, log, detail))

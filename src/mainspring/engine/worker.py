@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from mainspring import states
@@ -23,7 +22,7 @@ from mainspring.engine.record import Record
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner, Stop, Work
 from mainspring.engine.settle import Settler
-from mainspring.engine.verdict import Verdict, judge
+from mainspring.engine.verdict import LEAST_SNOOZE, Verdict, judge
 from mainspring.model import Run
 from mainspring.store import Claim
 
@@ -39,10 +38,6 @@ MOST_AHEAD = 1000
 
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
-
-LEAST_SNOOZE = timedelta(seconds=0.1)
-"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
-claimed and snoozed as fast as the store can."""
 
 
 class Worker:
@@ -156,8 +151,10 @@ class Worker:
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
+        registry = self._parts.registry
+        newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
         jobs = await self._parts.patience.call(
-            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs})
+            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs}, newest)
         )
         results = await self._upstream_results(runs)
         for run in runs:
@@ -166,7 +163,7 @@ class Worker:
                 now = self._parts.time.now()
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
-            handler = self._parts.registry.get(run.handler)
+            handler = registry.get(run.handler)
             context = RunContext(run, self._parts.resources, results.get(run.id), job)
             work = Work(run, job, handler, context, sent)
             if not self._put_off(work):

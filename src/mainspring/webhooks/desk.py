@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from mainspring.durations import duration
@@ -21,6 +21,9 @@ from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
 from mainspring.webhooks.secrets import Vault, new_key, new_signing_secret, signing_bytes
 from mainspring.webhooks.settings import WebhookSettings
+
+if TYPE_CHECKING:
+    from mainspring.webhooks.client import Client
 
 __all__ = ["HANDLER", "Webhooks", "shown_headers"]
 
@@ -45,6 +48,7 @@ class Webhooks:
         self._store = store
         self.settings = settings or WebhookSettings.from_environment()
         self.allow = AllowList.of(self.settings.allow)
+        self._client: Client | None = None
 
     @cached_property
     def available(self) -> bool:
@@ -63,6 +67,19 @@ class Webhooks:
                 " secret headers are refused, until MAINSPRING_SECRET_KEY is set"
             )
         return vault
+
+    @property
+    def client(self) -> Client:
+        """Made when it is first needed: aiohttp takes its time to load."""
+        if self._client is None:
+            from mainspring.webhooks.client import Client
+
+            self._client = Client(self.allow, self.settings.per_host)
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
 
     def define(self, job_id: str, given: definitions.Given) -> Webhook:
         return definitions.define(job_id, given, self._need().vault, self.allow)
