@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any, Self, TypeVar
 
 from mainspring.asking import Asking
@@ -219,6 +220,15 @@ class Scheduler(Asking):
     def run(self) -> None:
         """Start, and work until SIGTERM or SIGINT; a second signal ends at once."""
         asyncio.run(run_until_signal(self))
+
+    def asgi(self, *, auth: str | None = "keys") -> Any:
+        """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
+        (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself."""
+        if auth not in ("keys", None):
+            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}")
+        # By name: the service stands above the scheduler, and most programs never need it.
+        import_module("mainspring.service").require_server()
+        return import_module("mainspring.service.app").create_app(self, open=auth is None)
 
     # Jobs
 

@@ -135,8 +135,8 @@ def _webhook_part(name: str, known_as: tuple[str, str] | None = None) -> Any:
     return _checked(check, known_as=known_as)
 
 
-def _policy(name: str, known_as: str) -> Any:
-    return _checked(lambda value: Policy.make(**{name: value}), known_as=(name, known_as))
+def _policy(name: str, known_as: str, **beside: Any) -> Any:
+    return _checked(lambda value: Policy.make(**beside, **{name: value}), known_as=(name, known_as))
 
 
 def _span_of(what: str) -> Any:
@@ -222,7 +222,9 @@ class JobFields(Body):
     priority: Annotated[int, Field(ge=0, le=9)] | None = None
     queue: Annotated[str, _policy("queue", "queue")] | None = None
     concurrency: Annotated[int, Field(ge=1, le=WHOLE)] | None = None
-    concurrency_key: Annotated[str, _policy("concurrency_key", "concurrencyKey")] | None = None
+    concurrency_key: (
+        Annotated[str, _policy("concurrency_key", "concurrencyKey", concurrency=1)] | None
+    ) = None
     overlap: Literal["skip", "queue", "replace", "allow"] | None = None
     misfire: Literal["once", "skip", "all"] | MisfireBody | None = None
     start_deadline: Annotated[Span, _positive_span_of("startDeadline")] | None = None

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from mainspring.errors import (
     Conflict,
+    HandlerNotFound,
     InvalidInput,
     InvalidSchedule,
     JobChanged,
@@ -111,6 +112,8 @@ def of_error(error: MainspringError) -> Problem:
         return Problem.of_field("schedule", message)
     if isinstance(error, InvalidInput):
         return Problem(422, message)
+    if isinstance(error, HandlerNotFound):
+        return Problem.of_field("handler", message)
     if isinstance(error, NotFound):
         return Problem(404, message)
     if isinstance(error, JobChanged):
