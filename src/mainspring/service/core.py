@@ -18,6 +18,8 @@ from mainspring.service.settings import ServiceSettings
 
 __all__ = ["JobPath", "RunPath", "Service", "ServiceDep"]
 
+# Async, all of them: plain functions FastAPI would run in a thread of their own.
+
 _RUN_ID = re.compile(r"[\x21-\x7e]{1,400}")
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
@@ -41,7 +43,7 @@ class Service:
         return await self.scheduler.get_job(job_id)
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
 
@@ -51,14 +53,14 @@ def caller(request: Request) -> str:
     return key.id if isinstance(key, Key) else ""
 
 
-def _job_path(id: str) -> str:
+async def _job_path(id: str) -> str:
     """What can be no job's id leads to none; no store has to look at it."""
     if not _JOB_ID.fullmatch(id):
         raise JobNotFound(id)
     return id
 
 
-def _run_path(id: str) -> str:
+async def _run_path(id: str) -> str:
     if not _RUN_ID.fullmatch(id):
         raise RunNotFound(id)
     return id
