@@ -168,7 +168,8 @@ def _url(given: Any, allow: AllowList) -> str:
     netloc = f"[{host}]" if ":" in host else host
     netloc += f":{port}" if port is not None else ""
     path, query = quote(parts.path or "/", safe=_KEPT), quote(parts.query, safe=_KEPT)
-    return urlunsplit((parts.scheme, netloc, path, query, ""))
+    made: str = urlunsplit((parts.scheme, netloc, path, query, ""))
+    return made
 
 
 def _canonical(host: str) -> str:
