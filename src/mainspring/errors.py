@@ -179,10 +179,6 @@ class WebhookFailed(MainspringError):
     """An endpoint gave no answer, or not the one hoped for. It never names a secret."""
 
 
-class AddressRefused(WebhookFailed):
-    """An endpoint lies at an address that webhooks may not call."""
-
-
 class StoreError(MainspringError):
     """The store failed."""
 
@@ -221,3 +217,7 @@ class Snooze(Exception):
     def __init__(self, reason: str = "", *, after: str | float | timedelta = 1) -> None:
         super().__init__(reason or "the handler gave the run back for later")
         self.after = after
+
+
+class AddressRefused(WebhookFailed, GiveUp):
+    """An endpoint lies at an address that webhooks may not call: another try changes nothing."""

@@ -277,6 +277,11 @@ class Scheduler(Asking):
         await self._call(self._running().control.edit(id, rotate))
         return shown[0]
 
+    async def reseal_secrets(self) -> int:
+        """Encrypt every secret that is under an older key with the newest; say of how many jobs."""
+        control, webhooks = self._running().control, self.webhooks
+        return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
+
     async def remove_job(self, id: str, *, force: bool = False, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end. `force` also removes a
         job that code owns: for one whose code is gone."""

@@ -7,6 +7,7 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -237,6 +238,18 @@ class Control:
             if await self._parts.store.put_job(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")
+
+    async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
+        """Change every job that needs it; say how many did. A job removed meanwhile needs none."""
+        count, cursor = 0, None
+        while True:
+            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            for job in filter(needed, page.items):
+                with contextlib.suppress(JobNotFound):
+                    await self.edit(job.id, lambda job, now: edit(job), operator=True)
+                    count += 1
+            if (cursor := page.cursor) is None:
+                return count
 
     async def switch(self, job_id: str, enabled: bool) -> Job:
         """Pause or resume: a paused job has no next slot, a resumed one none in the past."""

@@ -31,6 +31,9 @@ __all__ = ["MOST_READ", "Client", "Heard"]
 MOST_READ = 64 * 1024
 MOST_HEADERS = 100
 LONGEST_LINE = 8_190
+NAME_SECONDS = 5
+"""How long an address that a name stood for is used for new connections."""
+
 LOOKUPS = 16
 """Names looked up at once. A name server that does not answer holds a thread for long, and must not
 hold those of the program."""
@@ -121,7 +124,7 @@ class Client:
                     limit=0,  # places are counted here, by the worker and by host
                     resolver=_Resolver(self._allow, self._lookups),
                     socket_factory=self._socket,
-                    ttl_dns_cache=5,
+                    ttl_dns_cache=NAME_SECONDS,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
@@ -245,7 +248,8 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
         case aiohttp.ClientPayloadError():
             return WebhookFailed(f"the answer of {host} broke off")
         case aiohttp.ClientResponseError():
-            return WebhookFailed(f"{host} did not answer in HTTP that can be read: {error.message}")
+            why = error.message.partition("\n")[0].rstrip(":")[:200]
+            return WebhookFailed(f"{host} did not answer in HTTP that can be read: {why}")
         case _:
             return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")
 

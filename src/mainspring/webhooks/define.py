@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -135,6 +136,7 @@ def _method(given: Any) -> str:
 def _url(given: Any, allow: AllowList) -> str:
     if not isinstance(given, str) or not given:
         raise InvalidInput(f"a url is text such as https://example.org/hook, not {given!r}")
+    given = templates.tight(given)
     if len(given) > LONGEST_URL:
         raise InvalidInput(f"a url has at most {LONGEST_URL:,} characters, not {len(given):,}")
     if _UNSAFE.search(given):
@@ -142,7 +144,7 @@ def _url(given: Any, allow: AllowList) -> str:
     try:
         parts = urlsplit(given)
         port = parts.port
-        host = (parts.hostname or "").encode("idna").decode() if parts.hostname else ""
+        host = _canonical((parts.hostname or "").encode("idna").decode())
     except (ValueError, UnicodeError) as error:
         raise InvalidInput(f"the url {given!r} cannot be read: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
@@ -166,7 +168,16 @@ def _url(given: Any, allow: AllowList) -> str:
     netloc = f"[{host}]" if ":" in host else host
     netloc += f":{port}" if port is not None else ""
     path, query = quote(parts.path or "/", safe=_KEPT), quote(parts.query, safe=_KEPT)
-    return urlunsplit((parts.scheme, netloc, path, query, ""))
+    made: str = urlunsplit((parts.scheme, netloc, path, query, ""))
+    return made
+
+
+def _canonical(host: str) -> str:
+    """`127.1`, `0x7f.1` and `2130706433` are spellings of one address: write it as it is meant."""
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host.rstrip(".")))
+    except OSError:
+        return host
 
 
 def _with_headers(

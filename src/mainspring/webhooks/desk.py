@@ -100,11 +100,11 @@ class Webhooks:
         signing = definitions.sign_with(job.id, fresh, self.vault)
         return replace(webhook, signing=(signing, *former)), fresh
 
-    def resealed(self, job: Job) -> Webhook:
-        """The webhook with every secret under the newest key."""
+    def resealed(self, job: Job) -> Job:
+        """The job with every secret under the newest key."""
         webhook, opened = _of(job), self._clear(job)
         origin = definitions.origin_of(webhook.url)
-        return replace(
+        after = replace(
             webhook,
             secret_headers={
                 name: self.vault.seal(text, job.id, f"the header {name.lower()}", origin)
@@ -117,10 +117,13 @@ class Webhooks:
                 for one in webhook.signing
             ),
         )
+        return replace(job, webhook=after)
 
     def stale(self, job: Job) -> bool:
         """Whether a secret of the job is sealed with another key than the newest."""
-        webhook = _of(job)
+        webhook = job.webhook
+        if webhook is None:
+            return False
         sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
         return any(map(self.vault.stale, sealed))
 

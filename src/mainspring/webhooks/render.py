@@ -83,7 +83,7 @@ def prepare(webhook: Webhook, facts: Facts, opened: Opened | None = None) -> Pre
     _put(headers, _signed(facts, body, opened.signing))
     return Prepared(
         webhook.method,
-        templates.fill_text(webhook.url, known, lambda fact: quote(fact, safe="")),
+        _url(webhook.url, known),
         headers,
         body,
         frozenset(name.lower() for name in opened.headers),
@@ -109,6 +109,11 @@ def _signed(facts: Facts, body: bytes, keys: Iterable[bytes]) -> dict[str, str]:
     if signatures := [signature(key, message_id, timestamp, body) for key in keys]:
         headers["webhook-signature"] = " ".join(signatures)
     return headers
+
+
+def _url(url: str, facts: Mapping[str, str]) -> str:
+    filled = templates.fill_text(url, facts, lambda fact: quote(fact, safe=""))
+    return filled.replace("{", "%7B").replace("}", "%7D")
 
 
 def _facts(facts: Facts) -> dict[str, str]:

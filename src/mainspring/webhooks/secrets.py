@@ -14,7 +14,6 @@ until there is a key.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import json
@@ -171,7 +170,7 @@ class Vault:
 def _key(text: str) -> bytes:
     try:
         key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-    except binascii.Error:
+    except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
         raise InvalidInput(  # the text is not told: it may be a key with a slip in it

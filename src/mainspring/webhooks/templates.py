@@ -12,7 +12,7 @@ from typing import Any
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["NAMES", "check", "fill", "fill_text"]
+__all__ = ["NAMES", "check", "fill", "fill_text", "tight"]
 
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
@@ -36,6 +36,11 @@ def check(value: Any, where: str) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             check(item, where)
+
+
+def tight(text: str) -> str:
+    """The text with no spaces inside its marks: a URL has none."""
+    return _MARK.sub(r"{{\1}}", text)
 
 
 def fill_text(text: str, facts: Mapping[str, str], quote: Quote | None = None) -> str:
