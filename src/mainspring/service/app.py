@@ -67,7 +67,12 @@ def create_app(
     for room in (jobs, runs, planning, stream, observability, key_routes, reference):
         app.include_router(room.router)
     app.add_middleware(
-        Guard, rules=service, keys=service.keys, settings=settings, clock=service.clock
+        Guard,
+        rules=service,
+        keys=service.keys,
+        settings=settings,
+        clock=service.clock,
+        answered=service.metrics.answered,
     )
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app

@@ -14,6 +14,7 @@ from mainspring.errors import JobNotFound, RunNotFound
 from mainspring.model import Job
 from mainspring.scheduler import Scheduler
 from mainspring.service.keys import Key, Keys
+from mainspring.service.metrics import Metrics
 from mainspring.service.settings import ServiceSettings
 
 __all__ = ["JobPath", "RunPath", "Service", "ServiceDep"]
@@ -38,6 +39,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.scheduler, self.clock)
+        self.metrics = Metrics(self.scheduler, self.clock)
 
     async def job(self, job_id: str) -> Job:
         return await self.scheduler.get_job(job_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -82,8 +83,10 @@ class Guard:
         keys: Keys,
         settings: ServiceSettings,
         clock: Clock,
+        answered: Callable[[str, int], None],
     ) -> None:
         self._app = app
+        self._answered = answered
         self._rules = rules
         self._keys = keys
         self._limit = settings.body_limit
@@ -97,7 +100,7 @@ class Guard:
         if scope["type"] != "http":  # a websocket: there is none
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = _with_headers(send)
+        send = self._watched(scope["method"], send)
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
@@ -112,6 +115,19 @@ class Guard:
             await _refuse(scope, receive, send, problems.of_error(error))
             return
         await self._app(scope, receive, send)
+
+    def _watched(self, method: str, send: Send) -> Send:
+        """Every answer gets the security headers, and is counted."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                self._answered(method, message["status"])
+            await send(message)
+
+        return sending
 
     def _check_host(self, headers: Headers) -> None:
         """A page elsewhere may have a name that leads to 127.0.0.1; its Host gives it away."""
@@ -263,17 +279,6 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
         return waiting.pop(0) if waiting else await receive()
 
     return again
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return sending
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Problem) -> None:

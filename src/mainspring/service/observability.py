@@ -13,6 +13,7 @@ from mainspring.model import State
 from mainspring.service import documents as docs
 from mainspring.service import shapes
 from mainspring.service.core import Service, ServiceDep
+from mainspring.service.exposition import CONTENT_TYPE
 
 __all__ = ["router"]
 
@@ -96,6 +97,16 @@ def _state(service: Service, running_here: int) -> dict[str, Any]:
         "runningJobs": running_here,
         "maxConcurrentJobs": service.scheduler.workers,
     }
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(service: ServiceDep) -> Response:
+    return Response(await service.metrics.text(), media_type=CONTENT_TYPE)
 
 
 # -- probes ---------------------------------------------------------------------------------
