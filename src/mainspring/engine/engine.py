@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.bulk import Bulk
 from mainspring.engine.control import Control
 from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
@@ -60,6 +61,11 @@ class Engine:
         self.worker = Worker(self._parts, self._settler, self._finished)
         self.keeper = Keeper(self._parts, self._finished)
         self.control = Control(self._parts, self.worker, self.keeper)
+        self.bulk = Bulk(self._parts, self.control)
+
+    @property
+    def store(self) -> Store:
+        return self._parts.store
 
     @property
     def away(self) -> bool:
@@ -116,6 +122,12 @@ class Engine:
             parts.emit("worker.started", worker=parts.settings.worker_id)
             await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         parts.emit("scheduler.started")
+
+    async def drain(self, *, timeout: float) -> None:
+        """Take no more work and wait for what runs; questions are still answered."""
+        if self._parts.settings.workers > 0:
+            await self.worker.drain(graceful=True, timeout=timeout)
+            await self._flush()
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""

@@ -92,8 +92,10 @@ class Record:
                 self._settled(work, Verdict(work.completion), True)
                 return
             if mine and run.state is State.RUNNING and run.cancel_requested:
-                now, log_lines = self._parts.time.now(), work.context.log_lines
-                change = states.cancelled(work.run, now, run.reason, log_lines)
+                now, context = self._parts.time.now(), work.context
+                change = states.cancelled(
+                    work.run, now, run.reason, context.log_lines, context.detail
+                )
                 self.settle(work, Verdict(change))
                 return
         self._leases.let_go(work)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mainspring.context import RunContext
 from mainspring.engine.processes import RemoteError
-from mainspring.errors import GiveUp, RemoteFailure, Retry
+from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -46,6 +46,7 @@ class Problem:
     retry_after: Any = None
     asks_retry: bool = False
     gives_up: bool = False
+    snoozes: bool = False
     exception: BaseException | None = None
 
     @classmethod
@@ -55,9 +56,10 @@ class Problem:
             error=_in_words(error),
             names=error_names(error),
             traceback="".join(lines)[-16_000:],
-            retry_after=error.after if isinstance(error, Retry) else None,
+            retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),
+            snoozes=isinstance(error, Snooze),
             exception=error,
         )
 
@@ -70,6 +72,7 @@ class Problem:
             retry_after=error.retry_after,
             asks_retry=error.kind == "retry",
             gives_up=error.kind == "give_up",
+            snoozes=error.kind == "snooze",
             exception=RemoteFailure(error.message),
         )
 

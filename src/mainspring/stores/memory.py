@@ -23,6 +23,7 @@ from mainspring.model import (
     FINISHED,
     LIVE,
     Job,
+    Note,
     Page,
     Run,
     Source,
@@ -39,6 +40,7 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    NoteQuery,
     RunQuery,
     ended,
     overlapped,
@@ -81,6 +83,7 @@ class MemoryStore:
         self._number: dict[str, int] = {}  # in which order they came, for cursors
         self._numbers = count(1)
         self._jobs: dict[str, Job] = {}
+        self._notes: dict[tuple[str, str], Note] = {}
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
@@ -184,36 +187,52 @@ class MemoryStore:
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
             and (not query.lapsed or _lapsed(run, now))
+            and (not query.failing or run.failures)
+            and (query.since is None or run.created_at >= query.since)
+            and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
         return Page([_handed_out(run) for run in found], cursor)
 
-    async def counts(self) -> Counts:
+    async def counts(self, since: datetime | None = None) -> Counts:
         now = self._clock.now()
         runs: dict[str, Counter[State]] = defaultdict(Counter)
         due: dict[str, Due] = {}
+        ended: Counter[State] = Counter()
         for run in self._runs.values():
             runs[run.job_id][run.state] += 1
             if run.state is State.PENDING and run.run_at <= now:
                 seen = due.get(run.handler, Due(0, run.run_at))
                 due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
-        return Counts(runs, due)
+            if since is not None and run.finished_at is not None and run.finished_at >= since:
+                ended[run.state] += 1
+        return Counts(runs, due, ended)
 
     @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
-        old = [
-            run.id
-            for run in self._runs.values()
-            if run.finished_at
-            and run.finished_at < before
-            and not (run.dedupe_until and run.dedupe_until > now)
-        ][:limit]
-        for run_id in old:
+        for key in [key for key, note in self._notes.items() if _over(note, now)]:
+            del self._notes[key]
+        old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
+        return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
+
+    @_whole
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        now = self._clock.now()
+        return self._drop([i for i in dict.fromkeys(ids) if self._droppable(i, now)])
+
+    def _droppable(self, run_id: str, now: datetime) -> bool:
+        run = self._runs.get(run_id)
+        if run is None or not run.finished:
+            return False
+        return run.dedupe_until is None or run.dedupe_until <= now
+
+    def _drop(self, ids: Sequence[str]) -> int:
+        for run_id in ids:
             del self._runs[run_id], self._number[run_id]
-        return len(old)
+        return len(ids)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         found = [
@@ -222,14 +241,18 @@ class MemoryStore:
             if (query.ids is None or job.id in query.ids)
             and (query.tag is None or query.tag in job.tags)
             and (not query.follows or job.policy.after)
+            and (query.enabled is None or job.enabled is query.enabled)
+            and (query.text is None or _mentions(job, query.text))
         ]
+        total = len(found) if query.counted else None
         if query.due is not None:
             due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
             return Page(sorted(due, key=lambda j: (j.next_run_at, j.id))[: query.limit])
         found = sorted(
             (j for j in found if query.cursor is None or j.id > query.cursor), key=lambda j: j.id
-        )[: query.limit]
-        return Page(found, found[-1].id if len(found) == query.limit else None)
+        )[query.offset : query.offset + query.limit]
+        full = found and len(found) == query.limit
+        return Page(found, found[-1].id if full else None, total)
 
     async def put_job(self, job: Job) -> bool:
         stored = self._jobs.get(job.id)
@@ -250,6 +273,34 @@ class MemoryStore:
 
     async def drop_job(self, job_id: str) -> bool:
         return self._jobs.pop(job_id, None) is not None
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        now = self._clock.now()
+        found = sorted(
+            name
+            for (kind, name), note in self._notes.items()
+            if kind == query.kind
+            and not _over(note, now)
+            and (query.names is None or name in query.names)
+            and (query.cursor is None or name > query.cursor)
+        )[: query.limit]
+        full = found and len(found) == query.limit
+        return Page([self._notes[query.kind, name] for name in found], found[-1] if full else None)
+
+    @_whole
+    async def put_note(self, note: Note) -> int | None:
+        stored = self._notes.get((note.kind, note.name))
+        live = stored is not None and not _over(stored, self._clock.now())
+        if (stored.version if stored and live else 0) != note.version:
+            return None
+        version = (stored.version if stored else 0) + 1
+        value = _through_codec(note.value)
+        self._notes[note.kind, note.name] = replace(note, value=value, version=version)
+        return version
+
+    @_whole
+    async def drop_note(self, kind: str, name: str) -> bool:
+        return self._notes.pop((kind, name), None) is not None
 
     @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -406,6 +457,14 @@ def _cursor(cursor: str | None) -> int | None:
         return None if cursor is None else int(cursor)
     except ValueError:
         raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave") from None
+
+
+def _mentions(job: Job, text: str) -> bool:
+    return text.lower() in job.id.lower() or text.lower() in job.description.lower()
+
+
+def _over(note: Note, now: datetime) -> bool:
+    return note.expires_at is not None and note.expires_at <= now
 
 
 def _takes(claim: Claim, run: Run) -> bool:
