@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 
 from mainspring import codec, states
-from mainspring.durations import duration
+from mainspring.durations import duration, humanize
 from mainspring.engine.runner import Problem, Stop, Work
 from mainspring.errors import InvalidInput, RunTimeout
 from mainspring.model import (
@@ -112,6 +112,5 @@ def _unfit(result: object) -> Problem | None:
 
 
 def _timed_out(work: Work) -> Problem:
-    return Problem.of(
-        RunTimeout(f"the handler ran longer than its timeout of {work.job.policy.timeout}")
-    )
+    allowed = humanize(work.job.policy.timeout or timedelta())
+    return Problem.of(RunTimeout(f"the handler ran longer than its timeout of {allowed}"))
