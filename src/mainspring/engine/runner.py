@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from mainspring.clock import CarriedClock
 from mainspring.context import RunContext
 from mainspring.engine.processes import ProcessPool, RemoteError, Target
 from mainspring.engine.threads import Threads
+from mainspring.engine.traces import trace_of
 from mainspring.errors import GiveUp, RemoteFailure, Retry
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
@@ -63,11 +63,10 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        lines = traceback.format_exception(error)
         return cls(
             error=_in_words(error),
             names=error_names(error),
-            traceback="".join(lines)[-16_000:],
+            traceback=trace_of(error, 16_000),
             retry_after=error.after if isinstance(error, Retry) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),
