@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 from functools import lru_cache
 
 from mainspring.errors import InvalidSchedule
+from mainspring.schedules.rrule_days import matching_days, month_lengths
 from mainspring.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
 from mainspring.schedules.walls import Days, Walls, bits, mask_of
 
@@ -20,7 +21,6 @@ __all__ = ["MOST_COUNTED", "MOST_STEPS", "RuleWalls", "rule_walls"]
 
 MOST_STEPS = 1_000  # jumps over periods for one answer; a rule that needs more counts as over
 MOST_COUNTED = 10_000
-_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _UNITS = {
     Freq.WEEKLY: timedelta(weeks=1),
     Freq.DAILY: timedelta(days=1),
@@ -29,6 +29,7 @@ _UNITS = {
     Freq.SECONDLY: timedelta(seconds=1),
 }
 _SECOND = timedelta(seconds=1)
+_CYCLE = 400  # years after which the calendar repeats
 
 
 @lru_cache(maxsize=1024)
@@ -58,6 +59,8 @@ class RuleWalls:
         self._last = until
         self._counted = rule.count is None
         self._steps = MOST_STEPS // 2 if rule.positions else MOST_STEPS  # those cost double
+        if rule.positions and min(map(abs, rule.positions)) > self._walls.most(rule.freq):
+            self._steps = 0  # no period has so many times
 
     def later(self, wall: datetime) -> datetime | None:
         if wall >= self._dtstart:  # before it, the answer is the first: never past COUNT
@@ -211,9 +214,18 @@ class _RuleMasks(Walls):
                 self._month_days = (dtstart.day,)
             if freq is Freq.WEEKLY:
                 self._weekdays = ((0, dtstart.weekday()),)
+        self._listed = bits(self.hours), bits(self.minutes), bits(self.seconds)
+        self._years: dict[int, Days] = {}
         self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
 
     def days_of(self, year: int) -> Days:
+        days = self._years.get(year % _CYCLE)
+        if days is None:
+            days = self._years[year % _CYCLE] = self._like(year)
+        return days
+
+    def _like(self, year: int) -> Days:
+        """The days of a year, worked out once for all years of the same calendar."""
         # Weeks that reach over New Year depend on the years on either side, too.
         leap = isleap(year - 1), isleap(year), isleap(year + 1)
         calendar = date(year, 1, 1).weekday(), leap
@@ -226,59 +238,57 @@ class _RuleMasks(Walls):
         """Year, month and mask of days for each month that a period `[start, end)` touches."""
         last = end - _SECOND
         found = []
-        for month in range(start.year * 12 + start.month - 1, last.year * 12 + last.month):
-            days = self.days_of(month // 12)[month % 12 + 1]
-            if month == start.year * 12 + start.month - 1:
-                days &= -1 << start.day
-            if month == last.year * 12 + last.month - 1:
-                days &= (2 << last.day) - 1
-            found.append((month // 12, month % 12 + 1, days))
+        for year in range(start.year, last.year + 1):
+            masks = self.days_of(year)
+            first_month = start.month if year == start.year else 1
+            last_month = last.month if year == last.year else 12
+            for month in range(first_month, last_month + 1):
+                days = masks[month]
+                if days:
+                    found.append((year, month, days))
+        if found and found[0][:2] == (start.year, start.month):
+            found[0] = (start.year, start.month, found[0][2] & -1 << start.day)
+        if found and found[-1][:2] == (last.year, last.month):
+            found[-1] = (last.year, last.month, found[-1][2] & (2 << last.day) - 1)
         return found
 
     def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
         """The hours, minutes and seconds that a period holds: one of each where it is so short."""
         span = end - start
+        hours, minutes, seconds = self._listed
         return (
-            bits(self.hours) if span > timedelta(hours=1) else [start.hour],
-            bits(self.minutes) if span > timedelta(minutes=1) else [start.minute],
-            bits(self.seconds) if span > _SECOND else [start.second],
+            hours if span > timedelta(hours=1) else [start.hour],
+            minutes if span > timedelta(minutes=1) else [start.minute],
+            seconds if span > _SECOND else [start.second],
         )
+
+    def most(self, freq: Freq) -> int:
+        """More times than this no period of the rule can have."""
+        hours, minutes, seconds = map(len, self._listed)
+        in_day = hours * minutes * seconds
+        return {
+            Freq.YEARLY: 366 * in_day,
+            Freq.MONTHLY: 31 * in_day,
+            Freq.WEEKLY: 7 * in_day,
+            Freq.DAILY: in_day,
+            Freq.HOURLY: minutes * seconds,
+            Freq.MINUTELY: seconds,
+            Freq.SECONDLY: 1,
+        }[freq]
 
     def _matching(self, year: int) -> Days:
-        months = []
-        for month in range(1, 13):
-            if self._months and month not in self._months:
-                months.append(0)
-                continue
-            length = _LENGTHS[month] + (month == 2 and isleap(year))
-            days = (date(year, month, day) for day in range(1, length + 1))
-            months.append(mask_of(day.day for day in days if self._matches(day, length)))
-        return (int(any(months)), *months)
-
-    def _matches(self, day: date, length: int) -> bool:
-        rule = self._rule
-        if self._month_days and not (
-            day.day in self._month_days or day.day - length - 1 in self._month_days
-        ):
-            return False
-        if rule.year_days:
-            of_year = day.timetuple().tm_yday
-            if not {of_year, of_year - 366 - isleap(day.year)} & set(rule.year_days):
-                return False
-        if rule.weeks and not set(_week_numbers(day, rule.week_start)) & set(rule.weeks):
-            return False
-        return not self._weekdays or any(
-            weekday == day.weekday() and (nth == 0 or nth in self._which(day, length))
-            for nth, weekday in self._weekdays
+        matching = matching_days(
+            year,
+            self._rule,
+            months=self._months,
+            month_days=self._month_days,
+            weekdays=self._weekdays,
         )
-
-    def _which(self, day: date, length: int) -> tuple[int, int]:
-        """Which of its weekday a day is: in the month, or in a year without BYMONTH."""
-        if self._rule.freq is Freq.YEARLY and not self._rule.months:
-            number, length = day.timetuple().tm_yday, 365 + isleap(day.year)
-        else:
-            number = day.day
-        return (number - 1) // 7 + 1, -((length - number) // 7 + 1)
+        months, offset = [], 0
+        for length in month_lengths(year):
+            months.append(matching >> offset & (2 << length) - 2)
+            offset += length
+        return (int(any(months)), *months)
 
 
 def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]:
@@ -292,15 +302,3 @@ def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]
 
 def _default(every: bool, size: int, value: int) -> range:
     return range(size) if every else range(value, value + 1)
-
-
-def _week_numbers(day: date, week_start: int) -> tuple[int, int]:
-    """The number of a day's week from the start and from the end of the year it belongs to.
-
-    A week belongs to the year that has four or more of its days: the year of its fourth.
-    """
-    fourth = min(day.toordinal() - (day.weekday() - week_start) % 7 + 3, date.max.toordinal())
-    year = date.fromordinal(fourth).year
-    number = (fourth - date(year, 1, 1).toordinal()) // 7 + 1
-    weeks = number + (date(year, 12, 31).toordinal() - fourth) // 7
-    return number, number - weeks - 1
