@@ -8,7 +8,9 @@ it goes on from the next one that does. So a rule of seconds from 1990 answers a
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from calendar import isleap
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 
@@ -34,30 +36,44 @@ _CYCLE = 400  # years after which the calendar repeats
 
 @lru_cache(maxsize=1024)
 def rule_walls(
-    text: str, dtstart: datetime, timezone: str, exdates: tuple[datetime, ...]
+    text: str,
+    dtstart: datetime,
+    timezone: str,
+    exdates: tuple[datetime, ...],
+    rdates: tuple[datetime, ...],
 ) -> RuleWalls:
     rule = parse_rule(text)
     until = read_stamp(rule.until, timezone, "UNTIL", whole_day=True) if rule.until else None
-    return RuleWalls(rule, dtstart, until, frozenset(exdates))
+    extra = sorted(set(rdates) - set(exdates))
+    return RuleWalls(rule, dtstart, until, frozenset(exdates), extra)
 
 
 class RuleWalls:
-    """The wall times of a rule from DTSTART on, nearest first in either direction."""
+    """The wall times of a rule from DTSTART on, nearest first in either direction; and `extra`
+    ones (RDATE), which no rule names."""
 
     def __init__(
-        self, rule: Rule, dtstart: datetime, until: datetime | None, exdates: frozenset[datetime]
+        self,
+        rule: Rule,
+        dtstart: datetime,
+        until: datetime | None,
+        exdates: frozenset[datetime],
+        extra: Sequence[datetime],
     ) -> None:
-        if rule.count is not None and rule.count > MOST_COUNTED:
-            raise InvalidSchedule(
-                f"COUNT {rule.count} is too large: at most {MOST_COUNTED}; use UNTIL", field="COUNT"
-            )
         self.rule = rule
         self._dtstart = dtstart
         self._exdates = exdates
+        self._extra = extra
         self._walls = _RuleMasks(rule, dtstart)
         self._periods = _Periods(rule, dtstart)
         self._last = until
         self._counted = rule.count is None
+        if (rule.count or 0) > MOST_COUNTED and not self._can_leap:
+            raise InvalidSchedule(
+                f"COUNT {rule.count} is too large for a rule with INTERVAL and BY… parts or with"
+                f" BYSETPOS: at most {MOST_COUNTED}; use UNTIL",
+                field="COUNT",
+            )
         self._steps = MOST_STEPS // 2 if rule.positions else MOST_STEPS  # those cost double
         if rule.positions and min(map(abs, rule.positions)) > self._walls.most(rule.freq):
             self._steps = 0  # no period has so many times
@@ -68,6 +84,9 @@ class RuleWalls:
         found = self._later(wall)
         while found is not None and found in self._exdates:
             found = self._later(found)
+        at = bisect_right(self._extra, wall)
+        if at < len(self._extra) and (found is None or self._extra[at] < found):
+            return self._extra[at]
         return found
 
     def earlier(self, wall: datetime) -> datetime | None:
@@ -75,20 +94,53 @@ class RuleWalls:
         found = self._earlier(wall)
         while found is not None and found in self._exdates:
             found = self._earlier(found)
+        at = bisect_left(self._extra, wall)
+        if at > 0 and (found is None or self._extra[at - 1] > found):
+            return self._extra[at - 1]
         return found
+
+    @property
+    def _can_leap(self) -> bool:
+        """Whether the last of many times is found without going through them one by one."""
+        return not self.rule.positions and (self.rule.interval == 1 or self._plain)
+
+    @property
+    def _plain(self) -> bool:
+        """Nothing but a frequency of fixed length: DTSTART, and then every so often."""
+        rule = self.rule
+        return rule.freq in _UNITS and rule == Rule(
+            freq=rule.freq,
+            interval=rule.interval,
+            count=rule.count,
+            until=rule.until,
+            week_start=rule.week_start,
+        )
 
     def _count(self) -> None:
         """Turn COUNT into the last wall time, the first time it is needed."""
         if self._counted:
             return
+        self._last = self._leapt() if self._can_leap else self._stepped()
+        self._counted = True  # only now: another thread may look
+
+    def _leapt(self) -> datetime | None:
+        """The COUNTth time by arithmetic; None if that is past the year 9999."""
+        count = self.rule.count or 1
+        if not self._plain:
+            return self._walls.nth(self._dtstart, count)
+        try:
+            return self._dtstart + _UNITS[self.rule.freq] * self.rule.interval * (count - 1)
+        except OverflowError:
+            return None
+
+    def _stepped(self) -> datetime:
         wall = self._dtstart - timedelta.resolution
         for _ in range(self.rule.count or 0):
             found = self._later(wall)
             if found is None:
                 break
             wall = found
-        self._last = wall
-        self._counted = True  # only now: another thread may look
+        return wall
 
     def _later(self, wall: datetime) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
@@ -261,6 +313,34 @@ class _RuleMasks(Walls):
             minutes if span > timedelta(minutes=1) else [start.minute],
             seconds if span > _SECOND else [start.second],
         )
+
+    def nth(self, start: datetime, count: int) -> datetime | None:
+        """The `count`th match at or after a time: by whole years, then months, then its day."""
+        hours, minutes, seconds = self._listed
+        in_hour = len(minutes) * len(seconds)
+        in_day = len(hours) * in_hour
+        skipped, masks = count - 1, self.days_of(start.year)
+        if masks[start.month] >> start.day & 1:  # those of its day that come before it
+            skipped += sum(1 for hour in hours if hour < start.hour) * in_hour
+            if start.hour in hours:
+                skipped += sum(1 for minute in minutes if minute < start.minute) * len(seconds)
+                if start.minute in minutes:
+                    skipped += sum(1 for second in seconds if second < start.second)
+        day, rest = divmod(skipped, in_day)
+        for year in range(start.year, 10_000):
+            masks = self.days_of(year)
+            months = [masks[month] for month in range(1, 13)]
+            if year == start.year:
+                months[: start.month - 1] = [0] * (start.month - 1)
+                months[start.month - 1] &= -1 << start.day
+            size = sum(month.bit_count() for month in months)
+            if day < size:
+                found = _nth_day([(year, n, mask) for n, mask in enumerate(months, 1)], day)
+                hour, rest = divmod(rest, in_hour)
+                minute, second = divmod(rest, len(seconds))
+                return datetime(*found, hours[hour], minutes[minute], seconds[second])
+            day -= size
+        return None
 
     def most(self, freq: Freq) -> int:
         """More times than this no period of the rule can have."""
