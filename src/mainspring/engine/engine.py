@@ -80,15 +80,7 @@ class Engine:
         `home` is the loop that async handlers run on.
         """
         parts = self._parts
-        await parts.store.open()
-        try:
-            parts.time.correct(await parts.store.now())
-            await self.control.refuse_disorder(drafts)
-            for draft in drafts:
-                await self.control.define(draft)
-        except BaseException:
-            await parts.store.close()
-            raise
+        await parts.patience.first(parts.settings.wait_for_store, lambda: self._open(drafts))
         self.worker.employ(
             Runner(
                 Home(
@@ -149,6 +141,18 @@ class Engine:
             await parts.store.close()
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
+
+    async def _open(self, drafts: Sequence[Job]) -> None:
+        parts = self._parts
+        await parts.store.open()
+        try:
+            parts.time.correct(await parts.store.now())
+            await self.control.refuse_disorder(drafts)
+            for draft in drafts:
+                await self.control.define(draft)
+        except BaseException:
+            await parts.store.close()
+            raise
 
     async def _flush(self) -> None:
         """A store that is away must not keep a program from stopping: leases will lapse."""
