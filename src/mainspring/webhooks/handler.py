@@ -24,8 +24,8 @@ from mainspring.handlers import Handler
 from mainspring.model import Webhook
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
-from mainspring.webhooks.headers import redacted, without_secrets
-from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
+from mainspring.webhooks.headers import MASK, redacted, without_secrets
+from mainspring.webhooks.render import Facts, Prepared, prepare
 
 __all__ = ["MOST_KEPT", "WebhookHandler"]
 
@@ -71,11 +71,11 @@ class WebhookHandler(Handler):
         try:
             await self._webhooks.client.send(request, heard, patience=patience)
         except WebhookFailed as error:
-            error.args = (redacted(str(error), opened.headers.values()),)
+            error.args = (redacted(str(error), opened.traces),)
             raise
         finally:
             seconds = self._clock.monotonic() - began
-            ctx.detail = _detail(request, heard, opened, seconds)
+            ctx.detail = _detail(request, heard, opened.traces, seconds)
         assert heard.status is not None
         if _within(heard.status, webhook.success):
             return {"status": heard.status}
@@ -146,8 +146,9 @@ def _named(status: int) -> str:
 # -- what is kept ---------------------------------------------------------------------------
 
 
-def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> dict[str, Any]:
-    secrets = list(opened.headers.values())
+def _detail(
+    request: Prepared, heard: Any, secrets: Sequence[str], seconds: float
+) -> dict[str, Any]:
     made: dict[str, Any] = {
         "request": {
             "method": request.method,
@@ -171,14 +172,14 @@ def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> di
 
 def _clean(text: str, secrets: Sequence[str]) -> str:
     """Text of an answer without secrets, and without what is no Unicode."""
-    return redacted(text, secrets).encode("utf-8", "replace").decode()
+    text = redacted(text, secrets)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _kept(body: bytes, secrets: Sequence[str], *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body: as text, or what is no text in base64."""
-    if secrets:
-        text = redacted(body.decode("utf-8", "surrogateescape"), secrets)
-        body = text.encode("utf-8", "surrogateescape")
+    for secret in secrets:
+        body = body.replace(secret.encode(), MASK.encode())
     part = body[:MOST_KEPT]
     made: dict[str, Any] = {"truncated": more or len(body) > MOST_KEPT}
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["MASK", "check_headers", "is_secret", "masked", "redacted", "without_secrets"]
+__all__ = ["MASK", "check_headers", "is_secret", "redacted", "traces", "without_secrets"]
 
 MASK = "********"
 """What is shown of a secret. Given back in an edit it means: unchanged."""
@@ -73,23 +73,22 @@ def is_secret(name: str) -> bool:
     return name.lower() in SECRET
 
 
-def masked(headers: Mapping[str, str], secret: Iterable[str]) -> dict[str, str]:
-    """The headers as they may be shown."""
-    hidden = {name.lower() for name in secret} | SECRET
-    return {name: MASK if name.lower() in hidden else text for name, text in headers.items()}
-
-
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """An answer's headers as they may be kept."""
     return [(name, MASK if name.lower() in ANSWERED_SECRET else text) for name, text in headers]
 
 
-def redacted(text: str, secrets: Iterable[str]) -> str:
+def traces(secrets: Iterable[str]) -> tuple[str, ...]:
+    """What a secret can be known by, longest first; `Bearer x` is often echoed as `x`. One shorter
+    than six characters would be found in every other word."""
+    parts = {part for secret in secrets for part in (secret, secret.rpartition(" ")[2])}
+    return tuple(sorted((part for part in parts if len(part) >= 6), key=len, reverse=True))
+
+
+def redacted(text: str, found_by: Sequence[str]) -> str:
     """A text in which no secret stands any more: endpoints echo what they were sent."""
-    for secret in secrets:
-        for part in (secret, secret.rpartition(" ")[2]):  # `Bearer x` is often echoed as `x`
-            if len(part) >= 6:
-                text = text.replace(part, MASK)
+    for part in found_by:
+        text = text.replace(part, MASK)
     return text
 
 
