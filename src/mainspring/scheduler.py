@@ -11,13 +11,14 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any, Self, TypeVar
 
 from mainspring.asking import Asking
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited, refuse_circles
+from mainspring.drafts import draft_job, edited
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
@@ -220,6 +221,15 @@ class Scheduler(Asking):
         """Start, and work until SIGTERM or SIGINT; a second signal ends at once."""
         asyncio.run(run_until_signal(self))
 
+    def asgi(self, *, auth: str | None = "keys") -> Any:
+        """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
+        (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself."""
+        if auth not in ("keys", None):
+            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}")
+        # By name: the service stands above the scheduler, and most programs never need it.
+        import_module("mainspring.service").require_server()
+        return import_module("mainspring.service.app").create_app(self, open=auth is None)
+
     # Jobs
 
     async def add_job(
@@ -352,7 +362,6 @@ class Scheduler(Asking):
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
-        refuse_circles(self._drafts)
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)
@@ -379,7 +388,7 @@ class Scheduler(Asking):
     def _define_later(self, draft: Job) -> None:
         """Store a job that was decorated after start; whatever is asked next waits for it."""
         if self._engine is not None and self._portal is not None:
-            coroutine = self._engine.control.define(draft)
+            coroutine = self._engine.control.define_late(draft)
             self._registering.add(asyncio.run_coroutine_threadsafe(coroutine, self._portal.loop))
 
     async def _registered(self) -> None:
