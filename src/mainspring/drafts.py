@@ -24,7 +24,7 @@ from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Schedule
 from mainspring.webhooks.desk import HANDLER, Webhooks
 
-__all__ = ["draft_job", "edited", "refuse_circles"]
+__all__ = ["draft_job", "edited"]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
@@ -100,27 +100,14 @@ def edited(
     )
     if fresh:
         after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
-    if fresh or enabled is not job.enabled:
+    # The same schedule named once more must not step over a slot that is due.
+    if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(now) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
             raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
         after = replace(after, next_run_at=upcoming)
     _check(after, handler)
     return after
-
-
-def refuse_circles(drafts: Mapping[str, Job]) -> None:
-    """Jobs that come after each other in a circle would never run, and say nothing of it."""
-    for start in drafts:
-        way = [start]
-        seen: set[str] = set()
-        while way:
-            for name in drafts[way.pop()].policy.after:
-                if name == start:
-                    raise InvalidInput(f"job {start!r} comes after itself, by way of others")
-                if name in drafts and name not in seen:
-                    seen.add(name)
-                    way.append(name)
 
 
 def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:
@@ -169,10 +156,7 @@ def _check(job: Job, handler: Handler | None) -> None:
         raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
     codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
-        raise InvalidInput(
-            'delivery="effect_once" needs a transaction shared with the handler, which no store'
-            " offers yet; use at_least_once with an idempotent handler, or at_most_once"
-        )
+        _check_effect_once(job, handler)
     if job.schedule is not None and job.policy.after:
         raise InvalidInput(
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
@@ -193,6 +177,19 @@ def _check(job: Job, handler: Handler | None) -> None:
             ) from None
     if job.policy.isolation is Isolation.PROCESS:
         Target.check(handler.function)  # refused here, not when the first run is due
+
+
+def _check_effect_once(job: Job, handler: Handler | None) -> None:
+    if job.policy.isolation is Isolation.PROCESS:
+        raise InvalidInput(
+            f"job {job.id!r}: a transaction cannot be shared with another process, so"
+            ' delivery="effect_once" and isolation="process" do not go together'
+        )
+    if handler is not None and not handler.takes_context:
+        raise InvalidInput(
+            f'job {job.id!r}: with delivery="effect_once" the handler writes inside'
+            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`"
+        )
 
 
 def _check_webhook(job: Job) -> None:

@@ -13,6 +13,7 @@
     ├── Conflict
     │   ├── JobExists                    two jobs of one id with different handlers
     │   ├── JobOwnedByCode               an edit of a job that code owns
+    │   ├── CopyRefused                  a store that is in use, or holds something else
     │   ├── JobChanged                   an edit of a job that was edited meanwhile
     │   └── InvalidState                 the run is not in a state that allows this
     ├── NotStarted                     the scheduler was used before start or after stop
@@ -21,6 +22,8 @@
     ├── MemoryExceeded                 process-isolated work outgrew its memory limit
     ├── ProcessDied                    a process died under its handler
     ├── RemoteFailure                  what a handler raised in a process of its own
+    ├── TransactionAborted             rolled back by no fault of the handler: it is tried again
+    ├── TransactionExpired (TimeoutError)  rolled back: a transaction lasted too long
     ├── WebhookFailed                  an endpoint gave no answer, or not the one hoped for
     │   └── AddressRefused               it lies at an address that webhooks may not call
     └── StoreError
@@ -39,6 +42,7 @@ from datetime import timedelta
 __all__ = [
     "AddressRefused",
     "Conflict",
+    "CopyRefused",
     "GiveUp",
     "HandlerNotFound",
     "InvalidArguments",
@@ -66,6 +70,8 @@ __all__ = [
     "StoreError",
     "StoreTooNew",
     "StoreUnavailable",
+    "TransactionAborted",
+    "TransactionExpired",
     "WebhookFailed",
 ]
 
@@ -141,6 +147,10 @@ class JobOwnedByCode(Conflict):
         self.job_id = job_id
 
 
+class CopyRefused(Conflict):
+    """A copy between stores that one of them stands against. What was copied so far is right."""
+
+
 class JobChanged(Conflict):
     def __init__(self, job_id: str) -> None:
         super().__init__(f"job {job_id!r} was changed since you read it: read it again")
@@ -173,6 +183,16 @@ class ProcessDied(MainspringError):
 
 class RemoteFailure(MainspringError):
     """What a handler raised in a process of its own, in words: `ValueError: …`."""
+
+
+class TransactionAborted(MainspringError):
+    """A handler's transaction was rolled back by no fault of its own: another transaction came
+    between, the store went away, the run was cancelled or is somebody else's by now. What still
+    is this worker's is given back and tried again, and no retry is used up."""
+
+
+class TransactionExpired(MainspringError, TimeoutError):
+    """A handler's transaction lasted longer than it may, and was rolled back."""
 
 
 class WebhookFailed(MainspringError):

@@ -18,7 +18,7 @@ from mainspring.asking import Asking
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited, refuse_circles
+from mainspring.drafts import draft_job, edited
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
@@ -362,7 +362,6 @@ class Scheduler(Asking):
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
-        refuse_circles(self._drafts)
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)
@@ -389,7 +388,7 @@ class Scheduler(Asking):
     def _define_later(self, draft: Job) -> None:
         """Store a job that was decorated after start; whatever is asked next waits for it."""
         if self._engine is not None and self._portal is not None:
-            coroutine = self._engine.control.define(draft)
+            coroutine = self._engine.control.define_late(draft)
             self._registering.add(asyncio.run_coroutine_threadsafe(coroutine, self._portal.loop))
 
     async def _registered(self) -> None:

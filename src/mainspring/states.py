@@ -21,6 +21,7 @@ __all__ = [
     "MAX_LAPSES",
     "Change",
     "Failure",
+    "aborted",
     "cancelled",
     "cancelling",
     "failed",
@@ -178,6 +179,19 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
     else:
         end = _pending(run, run.run_at)
     return Change(run.id, expect, {**end, "lapses": lapses, "attempts": attempts})
+
+
+def aborted(
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    run_at: datetime,
+    log: tuple[str, ...] = (),
+    detail: Any = None,
+) -> Change:
+    """Give back a run whose transaction was rolled back by no fault of its handler."""
+    attempts = _with_attempt(run, now, Outcome.RELEASED, failure, log, detail)
+    return Change(run.id, _mine(run), {**_pending(run, run_at), "attempts": attempts})
 
 
 def released(

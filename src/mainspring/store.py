@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -45,6 +45,8 @@ __all__ = [
     "NoteQuery",
     "RunQuery",
     "Store",
+    "Transaction",
+    "ended",
     "overlapped",
 ]
 
@@ -92,10 +94,15 @@ class Firing(Struct, frozen=True, kw_only=True):
 
 
 class Fired(Struct, frozen=True):
-    """Whether this call fired it, and the runs as they were stored (overlap may have skipped)."""
+    """Whether this call fired it, and the runs as they were stored (overlap may have skipped).
+
+    `replaced` are the earlier runs that it has cancelled. Those that were running are not among
+    them: they are ended by their workers, who were asked to.
+    """
 
     done: bool
     runs: tuple[Run, ...] = ()
+    replaced: tuple[Run, ...] = ()
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
@@ -157,6 +164,41 @@ class Counts(Struct, frozen=True):
 
     def total(self, state: State) -> int:
         return sum(by_state.get(state, 0) for by_state in self.runs.values())
+
+
+class Transaction(Protocol):
+    """A handler's own writes and the completion of its run, as one.
+
+    Used where the handler runs: in another thread than the store's other calls, on another loop.
+    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
+    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its
+    coroutines never suspend, they block the thread that drives them.
+    """
+
+    async def begin(self) -> Any:
+        """Wait for its turn, and begin; the session that the handler writes with.
+
+        `TransactionAborted` where the run is no longer the caller's or is to be cancelled.
+        """
+        ...
+
+    async def commit(self, change: Change) -> bool:
+        """Apply the change and make it durable together with what the session wrote.
+
+        False: what it expects no longer stands, and nothing was written. `TransactionAborted`:
+        nothing was written, and another try may go through. `StoreUnavailable`: it may be
+        either way; a fenced change of the same run, sent later, decides it.
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Undo all of it. Harmless before `begin` and after the end."""
+        ...
+
+    def transient(self, error: BaseException) -> bool:
+        """Whether an error that the handler met at the session is no fault of its own: another
+        transaction came between, and the same may go through in another try."""
+        ...
 
 
 class Store(Protocol):
@@ -242,6 +284,13 @@ class Store(Protocol):
         (0 for a new one), and is one higher afterwards. False if another write came first."""
         ...
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        """Insert jobs as they are, versions included: they come from another store.
+
+        One whose id is there already is left as it is, and answered by False.
+        """
+        ...
+
     async def drop_job(self, job_id: str) -> bool:
         """Delete the definition; its runs stay. False if there was none."""
         ...
@@ -278,6 +327,19 @@ class Store(Protocol):
 
     async def wait(self, timeout: float) -> bool:
         """Return early (True) when something may have changed. A hint, never a promise."""
+        ...
+
+    @property
+    def no_transactions(self) -> str | None:
+        """Why there can be no transaction here, once the store is open; None where there can."""
+        ...
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        """A transaction for the handler of a run that the caller holds.
+
+        It lasts at most `limit` from its begin, or is rolled back; nobody's renewals wait for
+        it longer than that.
+        """
         ...
 
 
@@ -317,3 +379,13 @@ def overlapped(
                 else states.cancelled(r, now, reason)
                 for r in unfinished
             ]
+
+
+def ended(
+    unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
+) -> tuple[Run, ...]:
+    """Those of the runs that the changes have ended, as they are now."""
+    earlier = {run.id: run for run in unfinished}
+    pairs = zip(changes, done, strict=True)
+    after = [change.after(earlier[change.id]) for change, kept in pairs if kept]
+    return tuple(run for run in after if run.finished)

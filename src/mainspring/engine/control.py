@@ -15,10 +15,12 @@ from typing import Any
 from mainspring import codec, states
 from mainspring.engine.firing import make_run, with_followers
 from mainspring.engine.keeper import Keeper
+from mainspring.engine.order import refuse_disorder, upstream_of
 from mainspring.engine.parts import Parts
 from mainspring.engine.worker import Worker
 from mainspring.errors import (
     Conflict,
+    InvalidInput,
     InvalidSchedule,
     InvalidState,
     JobChanged,
@@ -38,6 +40,7 @@ from mainspring.model import (
     replace,
 )
 from mainspring.options import Options
+from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery
 
@@ -200,8 +203,22 @@ class Control:
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._parts.store.jobs(query)
 
+    async def refuse_disorder(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
+        """Refuse jobs that could never run for what they come after. `all_known`: what they
+        name must be there, or among them."""
+        if not any(job.policy.after for job in jobs):
+            return
+        order = {job.id: job.policy.after for job in await self._parts.jobs.followers()}
+        order |= {job.id: job.policy.after for job in jobs}
+        names = frozenset(name for after in order.values() for name in after)
+        page = await self._parts.store.jobs(JobQuery(ids=names, limit=len(names)))
+        known = {job.id for job in page.items} | order.keys()
+        refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
+
     async def create(self, draft: Job) -> Job:
         """Store a new job; one of that id is an error, and so is a schedule that is over."""
+        await self.refuse_disorder([draft])
+        self._refuse_effect_once(draft)
         now = await self._parts.store.now()
         job = _fresh(draft, now)
         if job.schedule is not None and job.schedule.next(now) is None:
@@ -210,9 +227,15 @@ class Control:
             raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
         return self._changed(job, "job.created")
 
+    async def define_late(self, draft: Job) -> Job:
+        """Store a job that was decorated after the start: others may be on their way."""
+        await self.refuse_disorder([draft], all_known=False)
+        return await self.define(draft)
+
     async def define(self, draft: Job) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
         operator (`enabled`) and to time (creation, slots already named)."""
+        self._refuse_effect_once(draft)
         for _ in range(TRIES):
             now = await self._parts.store.now()
             stored = await self._stored(draft.id)
@@ -235,6 +258,9 @@ class Control:
                 raise JobOwnedByCode(job_id)
             now = await self._parts.store.now()
             edited = replace(edit(job, now), updated_at=now)
+            if edited.policy.after != job.policy.after:
+                await self._refuse_reorder(edited)
+            self._refuse_effect_once(edited)
             if await self._parts.store.put_job(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")
@@ -294,6 +320,14 @@ class Control:
 
     # Steps
 
+    async def _refuse_reorder(self, job: Job) -> None:
+        """What a job comes after also matters to those that come after it."""
+        followers = await self._parts.jobs.followers()
+        order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
+        behind = [one for one in followers if job.id in upstream_of(one.id, order)]
+        await self.refuse_disorder([job])
+        await self.refuse_disorder([job, *behind], all_known=False)
+
     def _made_runs(
         self,
         job: Job,
@@ -324,6 +358,11 @@ class Control:
                 run = replace(run, state=State.WAITING, after=after, start_by=None)
             runs.append(run)
         return runs
+
+    def _refuse_effect_once(self, job: Job) -> None:
+        why = self._parts.store.no_transactions
+        if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
+            raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
 
     async def _stored(self, job_id: str) -> Job | None:
         page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))

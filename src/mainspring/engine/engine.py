@@ -11,6 +11,7 @@ from typing import Any
 from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.bulk import Bulk
 from mainspring.engine.control import Control
+from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.parts import JobBook, Parts
 from mainspring.engine.patience import Patience
@@ -82,20 +83,29 @@ class Engine:
         await parts.store.open()
         try:
             parts.time.correct(await parts.store.now())
+            await self.control.refuse_disorder(drafts)
             for draft in drafts:
                 await self.control.define(draft)
         except BaseException:
             await parts.store.close()
             raise
-        runner = Runner(
-            home=home,
-            time=parts.time,
-            places=parts.settings.workers,
-            inline=inline,
-            over=self.worker.over,
-            freed=self.worker.freed,
+        self.worker.employ(
+            Runner(
+                Home(
+                    home,
+                    parts.clock,
+                    parts.time,
+                    safe=self.worker.leases.safe,
+                    began=self.worker.began,
+                    over=self.worker.over,
+                ),
+                parts.time,
+                places=parts.settings.workers,
+                inline=inline,
+                over=self.worker.over,
+                freed=self.worker.freed,
+            )
         )
-        self.worker.employ(runner)
         self._go(self._hinting)
         if parts.settings.workers > 0:
             for part in (

@@ -7,16 +7,18 @@ It is the plainest correct reading of the protocol; nothing in it is fast on pur
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import wraps
 from itertools import count
-from typing import Any
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
 from mainspring import codec
 from mainspring.clock import Clock, SystemClock
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, TransactionAborted
 from mainspring.model import (
     FINISHED,
     LIVE,
@@ -40,6 +42,7 @@ from mainspring.store import (
     JobQuery,
     NoteQuery,
     RunQuery,
+    ended,
     overlapped,
 )
 from mainspring.stores.waiters import Waiters
@@ -48,6 +51,9 @@ __all__ = ["MemoryStore"]
 
 
 _LimitKey = tuple[str, str]
+P = ParamSpec("P")
+T = TypeVar("T")
+_Doing = Coroutine[Any, Any, T]
 
 
 @dataclass(slots=True)
@@ -57,7 +63,20 @@ class _Term:
     until: datetime
 
 
+def _whole(method: Callable[P, _Doing[T]]) -> Callable[P, _Doing[T]]:
+    """Nothing of another thread comes between, either: handlers commit in theirs."""
+
+    @wraps(method)
+    async def locked(*given: P.args, **more: P.kwargs) -> T:
+        with given[0]._guard:  # type: ignore[attr-defined]
+            return await method(*given, **more)
+
+    return locked
+
+
 class MemoryStore:
+    """`data` is what handlers keep by their transactions: a dict, for tests and simulation."""
+
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._runs: dict[str, Run] = {}
@@ -68,6 +87,8 @@ class MemoryStore:
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
+        self.data: dict[Any, Any] = {}
+        self._guard = Lock()
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -78,6 +99,7 @@ class MemoryStore:
     async def now(self) -> datetime:
         return self._clock.now()
 
+    @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
         runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
@@ -92,6 +114,7 @@ class MemoryStore:
         self._waiters.wake()
         return [replace(item, run=_handed_out(item.run)) for item in added]
 
+    @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
@@ -130,6 +153,7 @@ class MemoryStore:
             default=None,
         )
 
+    @_whole
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         now = self._clock.now()
         mine = []
@@ -143,6 +167,7 @@ class MemoryStore:
                 mine.append(_handed_out(run))
         return mine
 
+    @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
         changes = [_storable_change(change) for change in changes]
@@ -185,6 +210,7 @@ class MemoryStore:
                 ended[run.state] += 1
         return Counts(runs, due, ended)
 
+    @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
         for key in [key for key, note in self._notes.items() if _over(note, now)]:
@@ -192,6 +218,7 @@ class MemoryStore:
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
         return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
 
+    @_whole
     async def drop_runs(self, ids: Iterable[str]) -> int:
         now = self._clock.now()
         return self._drop([i for i in dict.fromkeys(ids) if self._droppable(i, now)])
@@ -231,14 +258,18 @@ class MemoryStore:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = replace(
-            job,
-            payload=_through_codec(job.payload),
-            metadata=_through_codec(dict(job.metadata)),
-            version=job.version + 1,
-        )
+        self._jobs[job.id] = _storable_job(replace(job, version=job.version + 1))
         self._waiters.wake()
         return True
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        kept = [_storable_job(job) for job in jobs]
+        done = []
+        for job in kept:
+            done.append(job.id not in self._jobs)
+            self._jobs.setdefault(job.id, job)
+        self._waiters.wake()
+        return done
 
     async def drop_job(self, job_id: str) -> bool:
         return self._jobs.pop(job_id, None) is not None
@@ -256,6 +287,7 @@ class MemoryStore:
         full = found and len(found) == query.limit
         return Page([self._notes[query.kind, name] for name in found], found[-1] if full else None)
 
+    @_whole
     async def put_note(self, note: Note) -> int | None:
         stored = self._notes.get((note.kind, note.name))
         live = stored is not None and not _over(stored, self._clock.now())
@@ -266,9 +298,11 @@ class MemoryStore:
         self._notes[note.kind, note.name] = replace(note, value=value, version=version)
         return version
 
+    @_whole
     async def drop_note(self, kind: str, name: str) -> bool:
         return self._notes.pop((kind, name), None) is not None
 
+    @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._clock.now()
         fired: list[Fired] = []
@@ -293,6 +327,13 @@ class MemoryStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._waiters.wait(timeout)
+
+    no_transactions: str | None = None
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> _MemoryTransaction:
+        return _MemoryTransaction(self, held)
 
     def _add(self, run: Run, now: datetime) -> Added:
         if run.id in self._runs:
@@ -364,8 +405,7 @@ class MemoryStore:
             if run.job_id == job.id and run.source is Source.SCHEDULE and run.state in LIVE
         ]
         runs, changes = overlapped(firing, unfinished, now)
-        for change in changes:
-            self._commit(change, now)
+        replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
@@ -373,7 +413,43 @@ class MemoryStore:
             last_run_at=firing.last_run_at,
             version=job.version + 1,
         )
-        return Fired(True, stored)
+        return Fired(True, stored, replaced)
+
+
+class _MemoryTransaction:
+    """A copy of the store's data to write in. The first to commit wins; another that began
+    before that is aborted, as a database does it."""
+
+    def __init__(self, store: MemoryStore, held: Held) -> None:
+        self._store = store
+        self._held = held
+        self._before: dict[Any, Any] = {}
+        self._session: dict[Any, Any] = {}
+
+    async def begin(self) -> dict[Any, Any]:
+        run = self._store._runs.get(self._held.id)
+        mine = run and run.state is State.RUNNING and run.token == self._held.token
+        if run is None or not mine or run.cancel_requested:
+            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
+        self._before = self._store.data
+        self._session = deepcopy(self._before)
+        return self._session
+
+    async def commit(self, change: Change) -> bool:
+        store, change = self._store, _storable_change(change)
+        with store._guard:
+            if store.data is not self._before:
+                raise TransactionAborted("another transaction came between")
+            done = store._commit(change, store._clock.now())
+            if done:
+                store.data = deepcopy(self._session)
+        return done
+
+    async def rollback(self) -> None:
+        """Nothing was kept."""
+
+    def transient(self, error: BaseException) -> bool:
+        return False
 
 
 def _cursor(cursor: str | None) -> int | None:
@@ -410,6 +486,11 @@ def _through_codec(value: Any) -> Any:
 
 def _storable(run: Run) -> Run:
     return replace(run, payload=_through_codec(run.payload), duplicate=False)
+
+
+def _storable_job(job: Job) -> Job:
+    metadata = _through_codec(dict(job.metadata))
+    return replace(job, payload=_through_codec(job.payload), metadata=metadata)
 
 
 def _storable_change(change: Change) -> Change:

@@ -29,6 +29,7 @@ from mainspring.store import (
     NoteQuery,
     RunQuery,
     Store,
+    Transaction,
 )
 
 __all__ = ["FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"]
@@ -223,6 +224,9 @@ class FaultyStore:
     async def put_job(self, job: Job) -> bool:
         return await self._call("put_job", lambda: self.store.put_job(job))
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
+
     async def drop_job(self, job_id: str) -> bool:
         return await self._call("drop_job", lambda: self.store.drop_job(job_id))
 
@@ -243,3 +247,32 @@ class FaultyStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._call("wait", lambda: self.store.wait(timeout))
+
+    @property
+    def no_transactions(self) -> str | None:
+        return self.store.no_transactions
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        inner = self.store.transaction(held, limit, blocking=blocking)
+        return inner if blocking else _FaultyTransaction(inner, self._call)
+
+
+class _FaultyTransaction:
+    """Its steps meet the plan under the name `transaction`; to undo it never fails."""
+
+    def __init__(self, inner: Transaction, call: Callable[..., Any]) -> None:
+        self._inner = inner
+        self._call = call
+
+    async def begin(self) -> Any:
+        return await self._call("transaction", self._inner.begin)
+
+    async def commit(self, change: Change) -> bool:
+        done: bool = await self._call("transaction", lambda: self._inner.commit(change))
+        return done
+
+    async def rollback(self) -> None:
+        await self._inner.rollback()
+
+    def transient(self, error: BaseException) -> bool:
+        return self._inner.transient(error)

@@ -11,7 +11,7 @@ import base64
 import contextlib
 import email.utils
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from mainspring.clock import Clock
 from mainspring.context import RunContext
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, NotFound, Retry, WebhookFailed
+from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Webhook
 from mainspring.webhooks.define import check_body
@@ -75,7 +75,7 @@ class WebhookHandler(Handler):
             raise
         finally:
             seconds = self._clock.monotonic() - began
-            ctx.detail = _detail(request, heard, opened.traces, seconds)
+            _keep(ctx, _detail(request, heard, opened.traces, seconds))
         assert heard.status is not None
         if _within(heard.status, webhook.success):
             return {"status": heard.status}
@@ -153,7 +153,7 @@ def _detail(
         "request": {
             "method": request.method,
             "url": request.url,
-            "headers": request.shown_headers(),
+            "headers": _within_bounds(request.shown_headers()),
             **_kept(request.body, secrets),
         },
         "response": None,
@@ -168,6 +168,16 @@ def _detail(
             "address": heard.address,
         }
     return made
+
+
+def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
+    """The call is over: what cannot be kept of it must not change how it ended."""
+    try:
+        ctx.detail = detail
+    except InvalidPayload as error:
+        answer = detail["response"]
+        status = None if answer is None else {"status": answer["status"]}
+        ctx.detail = {"request": None, "response": status, "dropped": str(error)[:500]}
 
 
 def _clean(text: str, secrets: Sequence[str]) -> str:
@@ -206,10 +216,18 @@ def _kept_headers(
     headers: Sequence[tuple[str, str]], secrets: Sequence[str]
 ) -> list[tuple[str, str]]:
     """An answer's headers in their order (a name may come twice), as many as fit."""
+    cleaned = ((name, _clean(text, secrets)) for name, text in without_secrets(headers))
+    return _fitting(cleaned)
+
+
+def _within_bounds(headers: Mapping[str, str]) -> dict[str, str]:
+    return dict(_fitting(headers.items()))
+
+
+def _fitting(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     kept: list[tuple[str, str]] = []
     size = 0
-    for name, text in without_secrets(headers):
-        text = _clean(text, secrets)
+    for name, text in headers:
         size += len(name) + len(text)
         if size > MOST_KEPT_HEADERS:
             break

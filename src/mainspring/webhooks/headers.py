@@ -20,6 +20,7 @@ ANSWERED_SECRET = frozenset({"set-cookie", "authorization", "cookie", "x-api-key
 
 MOST = 50
 LONGEST_VALUE = 8_000
+MOST_CHARACTERS = 32_000
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
@@ -46,6 +47,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     if len(headers) > MOST:
         raise InvalidInput(f"a webhook has at most {MOST} headers, not {len(headers)}")
     seen: set[str] = set()
+    size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidInput(
@@ -63,6 +65,9 @@ def check_headers(headers: Mapping[str, str]) -> None:
             raise InvalidInput(
                 f"the header {name} has {len(value):,} characters; {LONGEST_VALUE:,} are allowed"
             )
+        size += len(name) + len(value)
+        if size > MOST_CHARACTERS:
+            raise InvalidInput(f"a webhook's headers have at most {MOST_CHARACTERS:,} characters")
         if not _VALUE.fullmatch(value) or not _encodes(value):
             raise InvalidInput(
                 f"the header {name} has a line break or another character that no header can hold"

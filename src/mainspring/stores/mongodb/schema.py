@@ -13,7 +13,16 @@ from mainspring.errors import StoreTooNew
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import OLDEST, too_old
 
-__all__ = ["INDEXES", "SHARDED", "VERSION", "Index", "index_script", "prepare"]
+__all__ = [
+    "INDEXES",
+    "SHARDED",
+    "VERSION",
+    "Index",
+    "index_script",
+    "is_there",
+    "prepare",
+    "stands_alone",
+]
 
 VERSION = 1
 WAKEUPS_BYTES = 64 * 1024
@@ -67,6 +76,11 @@ INDEXES = (
 )
 
 
+async def is_there(database: Database) -> bool:
+    """Whether `prepare` has ever been through."""
+    return await database.meta.find_one({"_id": "schema"}) is not None
+
+
 async def prepare(database: Database) -> None:
     """Make what is missing. Every step may be taken by several clients at once, and again."""
     await _check_version(database)
@@ -88,6 +102,12 @@ async def prepare(database: Database) -> None:
             f"the database was written by a newer Mainspring (version {found['version']} of its"
             f" layout; this one knows {VERSION}). Upgrade this program"
         )
+
+
+async def stands_alone(database: Database) -> bool:
+    """Whether the server is neither a member of a replica set nor a cluster's router."""
+    told: dict[str, Any] = await database.client.admin.command("hello")
+    return "setName" not in told and told.get("msg") != "isdbgrid"
 
 
 async def _check_version(database: Database) -> None:

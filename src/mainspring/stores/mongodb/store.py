@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -47,6 +48,7 @@ from mainspring.stores.mongodb.address import Address, driver_defaults, without_
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
+from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
 from mainspring.stores.mongodb.wakeups import Bell
 
 __all__ = ["MongoStore"]
@@ -58,6 +60,9 @@ class _Session:
 
     db: Database
     bell: Bell
+    clients: Clients
+    loop: asyncio.AbstractEventLoop
+    alone: bool
     crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
@@ -77,22 +82,28 @@ class MongoStore:
         """What `open` makes, for an operator who would rather make it by hand."""
         return schema.index_script(self.address.database, self.address.prefix)
 
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        db = self._connect()
+        try:
+            with translating():
+                return await schema.is_there(db)
+        finally:
+            await db.client.close()
+
     async def open(self) -> None:
         if self._session is not None:
             return
-        url = self.address.url
-        try:
-            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
-        except (PyMongoError, ValueError) as error:
-            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
-        db = Database(client, client[self.address.database], self.address.prefix, self._time)
+        db = self._connect()
         try:
             with translating():
                 await schema.prepare(db)
+                alone = await schema.stands_alone(db)
         except BaseException:
-            await client.close()
+            await db.client.close()
             raise
-        self._session = _Session(db, Bell(db))
+        clients = Clients(self.address, db)
+        self._session = _Session(db, Bell(db), clients, asyncio.get_running_loop(), alone)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -100,6 +111,7 @@ class MongoStore:
             return
         await asyncio.gather(*session.unheard, return_exceptions=True)
         await session.bell.close()
+        await session.clients.close()
         await session.db.client.close()
 
     async def now(self) -> datetime:
@@ -172,6 +184,12 @@ class MongoStore:
         self._ring()
         return done
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        with translating():
+            done = await firing.add_jobs(self._db, jobs)
+        self._ring()
+        return done
+
     async def drop_job(self, job_id: str) -> bool:
         with translating():
             return await firing.drop_job(self._db, job_id)
@@ -200,6 +218,34 @@ class MongoStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().bell.wait(timeout)
+
+    @property
+    def no_transactions(self) -> str | None:
+        if self._session is None or not self._session.alone:
+            return None
+        return (
+            "MongoDB has transactions on a replica set or a sharded cluster only, and this server"
+            " stands alone (a replica set of one member is enough)"
+        )
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> MongoTransaction:
+        session = self._open_session()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the store was closed meanwhile
+                session.loop.call_soon_threadsafe(session.bell.ring)
+
+        return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
+
+    def _connect(self) -> Database:
+        url = self.address.url
+        try:
+            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
+        except (PyMongoError, ValueError) as error:
+            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
+        return Database(client, client[self.address.database], self.address.prefix, self._time)
 
     def _open_session(self) -> _Session:
         if self._session is None:

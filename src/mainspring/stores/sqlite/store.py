@@ -17,7 +17,7 @@ from typing import Any
 from mainspring import states
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import StoreError
-from mainspring.model import Job, Note, Page, Run
+from mainspring.model import Job, Note, Page, Run, replace
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -34,7 +34,9 @@ from mainspring.stores.sqlite import changes as committing
 from mainspring.stores.sqlite import firing, notes, reads, writes
 from mainspring.stores.sqlite.reader import Reader
 from mainspring.stores.sqlite.rows import job_row, span_us, to_us
+from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
+from mainspring.stores.sqlite.turns import Turn
 from mainspring.stores.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -59,6 +61,10 @@ class SqliteStore:
     @property
     def path(self) -> Path:
         return self._path
+
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        return await asyncio.to_thread(exists, self._path.absolute())
 
     async def open(self) -> None:
         if self._session is not None:
@@ -133,6 +139,11 @@ class SqliteStore:
         [done] = await self._write(firing.put_jobs, [job_row(job)])
         return bool(done)
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        rows = [job_row(replace(job, version=job.version - 1)) for job in jobs]
+        done: list[bool] = await self._write(firing.add_jobs, rows)
+        return done
+
     async def drop_job(self, job_id: str) -> bool:
         [done] = await self._write(firing.drop_jobs, [job_id])
         return bool(done)
@@ -159,6 +170,12 @@ class SqliteStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().writer.bell.wait(timeout)
+
+    no_transactions: str | None = None
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Turn:
+        ask = self._open_session().writer.ask_turn
+        return Turn(ask, held, limit, blocking=blocking)
 
     async def _write(
         self,
