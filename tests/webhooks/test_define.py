@@ -115,6 +115,7 @@ def test_urls_are_kept_as_they_are_sent(url: str, kept: str) -> None:
         ({"X": "1", "x": "2"}, "is given twice"),
         ({"X": "{{nope}}"}, "the header X has {{nope}}"),
         ({f"X-{n}": "v" for n in range(51)}, "at most 50 headers"),
+        ({f"X-{n}": "v" * 8_000 for n in range(5)}, "at most 32,000 characters"),
         ("X: 1", "headers is an object"),
     ],
 )

@@ -278,6 +278,24 @@ async def test_any_method(method: str) -> None:
     assert "content-type" not in end.requests[0].headers
 
 
+async def test_the_largest_of_everything_is_kept_within_bounds() -> None:
+    """Whatever was said, how the call ended stands."""
+    odd = '"\\\n' * 30_000
+    answer = response(200, odd.encode(), *(f"X-{n}: {'é' * 3_000}" for n in range(90)))
+    async with endpoint(lambda _: answer) as end, scheduler() as mainspring:
+        webhook = {
+            "url": end.url + "?" + "q" * 1_900,
+            "headers": {f"X-{n}": '"' * 7_900 for n in range(4)},
+            "body": odd,
+        }
+        run = await called(mainspring, webhook)
+    assert run.state is State.SUCCEEDED
+    detail = run.attempts[0].detail
+    assert detail["request"]["truncated"] is detail["response"]["truncated"] is True
+    assert len(detail["request"]["body"]) == len(detail["response"]["body"]) == 16_384
+    assert len(json.dumps(detail["response"]["headers"], ensure_ascii=False)) < 10_000
+
+
 async def test_connections_are_kept_and_used_again() -> None:
     end: Endpoint
     async with endpoint() as end, scheduler() as mainspring:

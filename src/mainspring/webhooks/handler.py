@@ -11,7 +11,7 @@ import base64
 import contextlib
 import email.utils
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -19,13 +19,13 @@ from typing import Any
 from mainspring.clock import Clock
 from mainspring.context import RunContext
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, NotFound, Retry, WebhookFailed
+from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Webhook
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
-from mainspring.webhooks.headers import redacted, without_secrets
-from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
+from mainspring.webhooks.headers import MASK, redacted, without_secrets
+from mainspring.webhooks.render import Facts, Prepared, prepare
 
 __all__ = ["MOST_KEPT", "WebhookHandler"]
 
@@ -71,11 +71,11 @@ class WebhookHandler(Handler):
         try:
             await self._webhooks.client.send(request, heard, patience=patience)
         except WebhookFailed as error:
-            error.args = (redacted(str(error), opened.headers.values()),)
+            error.args = (redacted(str(error), opened.traces),)
             raise
         finally:
             seconds = self._clock.monotonic() - began
-            ctx.detail = _detail(request, heard, opened, seconds)
+            _keep(ctx, _detail(request, heard, opened.traces, seconds))
         assert heard.status is not None
         if _within(heard.status, webhook.success):
             return {"status": heard.status}
@@ -146,13 +146,14 @@ def _named(status: int) -> str:
 # -- what is kept ---------------------------------------------------------------------------
 
 
-def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> dict[str, Any]:
-    secrets = list(opened.headers.values())
+def _detail(
+    request: Prepared, heard: Any, secrets: Sequence[str], seconds: float
+) -> dict[str, Any]:
     made: dict[str, Any] = {
         "request": {
             "method": request.method,
             "url": request.url,
-            "headers": request.shown_headers(),
+            "headers": _within_bounds(request.shown_headers()),
             **_kept(request.body, secrets),
         },
         "response": None,
@@ -169,16 +170,26 @@ def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> di
     return made
 
 
+def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
+    """The call is over: what cannot be kept of it must not change how it ended."""
+    try:
+        ctx.detail = detail
+    except InvalidPayload as error:
+        answer = detail["response"]
+        status = None if answer is None else {"status": answer["status"]}
+        ctx.detail = {"request": None, "response": status, "dropped": str(error)[:500]}
+
+
 def _clean(text: str, secrets: Sequence[str]) -> str:
     """Text of an answer without secrets, and without what is no Unicode."""
-    return redacted(text, secrets).encode("utf-8", "replace").decode()
+    text = redacted(text, secrets)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _kept(body: bytes, secrets: Sequence[str], *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body: as text, or what is no text in base64."""
-    if secrets:
-        text = redacted(body.decode("utf-8", "surrogateescape"), secrets)
-        body = text.encode("utf-8", "surrogateescape")
+    for secret in secrets:
+        body = body.replace(secret.encode(), MASK.encode())
     part = body[:MOST_KEPT]
     made: dict[str, Any] = {"truncated": more or len(body) > MOST_KEPT}
     try:
@@ -205,10 +216,18 @@ def _kept_headers(
     headers: Sequence[tuple[str, str]], secrets: Sequence[str]
 ) -> list[tuple[str, str]]:
     """An answer's headers in their order (a name may come twice), as many as fit."""
+    cleaned = ((name, _clean(text, secrets)) for name, text in without_secrets(headers))
+    return _fitting(cleaned)
+
+
+def _within_bounds(headers: Mapping[str, str]) -> dict[str, str]:
+    return dict(_fitting(headers.items()))
+
+
+def _fitting(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     kept: list[tuple[str, str]] = []
     size = 0
-    for name, text in without_secrets(headers):
-        text = _clean(text, secrets)
+    for name, text in headers:
         size += len(name) + len(text)
         if size > MOST_KEPT_HEADERS:
             break
