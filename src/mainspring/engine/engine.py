@@ -70,6 +70,11 @@ class Engine:
         return self._parts.store
 
     @property
+    def time(self) -> CarriedClock:
+        """The store's time, carried on between readings."""
+        return self._parts.time
+
+    @property
     def away(self) -> bool:
         """Whether the store failed the last call."""
         return self._parts.patience.away
