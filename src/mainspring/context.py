@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-from mainspring.errors import InvalidInput, InvalidState
-from mainspring.model import Progress, Run
+import msgspec
 
-__all__ = ["MAX_LOG_BYTES", "HandlerTransaction", "RunContext", "Transact"]
+from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
+from mainspring.model import Job, Progress, Run
+
+__all__ = ["MAX_DETAIL_BYTES", "MAX_LOG_BYTES", "HandlerTransaction", "RunContext", "Transact"]
 
 MAX_LOG_BYTES = 64 * 1024
+MAX_DETAIL_BYTES = 128 * 1024
 
 
 class HandlerTransaction(Protocol):
@@ -35,10 +38,12 @@ class RunContext:
 
     `results` holds the results of the runs this one came after, by job id. `cancelled` turns
     true when somebody asks for the run to stop; a sync handler in a thread looks at it, an
-    async one is cancelled anyway.
+    async one is cancelled anyway. `job` is the definition that the attempt was begun under (None
+    in a process of its own).
     """
 
     __slots__ = (
+        "_detail",
         "_lines",
         "_log",
         "_result",
@@ -46,6 +51,7 @@ class RunContext:
         "attempt",
         "cancelled",
         "in_transaction",
+        "job",
         "job_id",
         "latest_progress",
         "payload",
@@ -62,9 +68,11 @@ class RunContext:
         run: Run,
         resources: Mapping[str, Any] | None = None,
         results: Mapping[str, Any] | None = None,
+        job: Job | None = None,
         transact: Transact | None = None,
     ) -> None:
         self.run_id: str = run.id
+        self.job: Job | None = job
         self.job_id: str = run.job_id
         self.attempt: int = run.attempt
         self.scheduled_at: datetime = run.scheduled_at
@@ -76,6 +84,7 @@ class RunContext:
         self.in_transaction: bool = False
         self.will_retry: bool = False
         self.latest_progress: Progress | None = None
+        self._detail: Any = None
         self._log: logging.Logger | None = None
         self._lines: _Lines | None = None
         self._result: Any = None
@@ -129,6 +138,25 @@ class RunContext:
     @property
     def log_lines(self) -> tuple[str, ...]:
         return self._lines.taken() if self._lines is not None else ()
+
+    @property
+    def detail(self) -> Any:
+        """What is kept with the attempt beside its log, however it ends: JSON, at most 128 KiB."""
+        return self._detail
+
+    @detail.setter
+    def detail(self, value: Any) -> None:
+        # Refused here, in the handler that gave it, and copied: what is changed later is not kept.
+        try:
+            text = msgspec.json.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidPayload(f"the detail of an attempt is not JSON: {error}") from None
+        if len(text) > MAX_DETAIL_BYTES:
+            raise InvalidPayload(
+                f"the detail of an attempt is {len(text):,} bytes of JSON; at most"
+                f" {MAX_DETAIL_BYTES:,} are kept"
+            )
+        self._detail = msgspec.json.decode(text)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the work has come; kept with the run at its next renewal."""

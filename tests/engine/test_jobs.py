@@ -18,6 +18,8 @@ from mainspring.errors import (
     JobOwnedByCode,
 )
 from mainspring.handlers import Registry
+from mainspring.stores.memory import MemoryStore
+from mainspring.webhooks.desk import Webhooks
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -156,7 +158,7 @@ async def test_bad_jobs_are_refused_and_leave_nothing(make: Make) -> None:
 
     past = at(datetime(2001, 1, 1, tzinfo=UTC))
     async with scheduler:
-        with pytest.raises(HandlerNotFound, match=r"no handler 'nope'.*registered: work"):
+        with pytest.raises(HandlerNotFound, match=r"no handler 'nope'.*registered: .*work"):
             await scheduler.add_job("x", handler="nope")
         with pytest.raises(InvalidSchedule, match="is over: it would never fire"):
             await scheduler.add_job("x", handler=work, schedule=past)
@@ -211,7 +213,11 @@ def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
         schedule=cron("*/5 * * * * *").bind("job", due),
         next_run_at=due,
     )
-    same = edited(job, {"schedule": "*/5 * * * * *"}, Registry(), "UTC", now)
+    same = edited(
+        job, {"schedule": "*/5 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
+    )
     assert same.next_run_at == due
-    other = edited(job, {"schedule": "*/6 * * * * *"}, Registry(), "UTC", now)
+    other = edited(
+        job, {"schedule": "*/6 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
+    )
     assert other.next_run_at == now + timedelta(seconds=5)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.bulk import Bulk
 from mainspring.engine.control import Control
 from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
@@ -62,6 +63,16 @@ class Engine:
         self.worker = Worker(self._parts, self._settler, self._finished)
         self.keeper = Keeper(self._parts, self._finished)
         self.control = Control(self._parts, self.worker, self.keeper)
+        self.bulk = Bulk(self._parts, self.control)
+
+    @property
+    def store(self) -> Store:
+        return self._parts.store
+
+    @property
+    def time(self) -> CarriedClock:
+        """The store's time, carried on between readings."""
+        return self._parts.time
 
     @property
     def away(self) -> bool:
@@ -76,15 +87,7 @@ class Engine:
         `home` is the loop that async handlers run on.
         """
         parts = self._parts
-        await parts.store.open()
-        try:
-            parts.time.correct(await parts.store.now())
-            await self.control.refuse_disorder(drafts)
-            for draft in drafts:
-                await self.control.define(draft)
-        except BaseException:
-            await parts.store.close()
-            raise
+        await parts.patience.first(parts.settings.wait_for_store, lambda: self._open(drafts))
         self.worker.employ(
             Runner(
                 Home(
@@ -119,6 +122,12 @@ class Engine:
             await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         parts.emit("scheduler.started")
 
+    async def drain(self, *, timeout: float) -> None:
+        """Take no more work and wait for what runs; questions are still answered."""
+        if self._parts.settings.workers > 0:
+            await self.worker.drain(graceful=True, timeout=timeout)
+            await self._flush()
+
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
         parts = self._parts
@@ -142,6 +151,18 @@ class Engine:
             await parts.store.close()
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
+
+    async def _open(self, drafts: Sequence[Job]) -> None:
+        parts = self._parts
+        await parts.store.open()
+        try:
+            parts.time.correct(await parts.store.now())
+            await self.control.refuse_disorder(drafts)
+            for draft in drafts:
+                await self.control.define(draft)
+        except BaseException:
+            await parts.store.close()
+            raise
 
     async def _flush(self) -> None:
         """A store that is away must not keep a program from stopping: leases will lapse."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -13,7 +12,8 @@ from msgspec import Struct
 
 from mainspring.context import RunContext
 from mainspring.engine.processes import RemoteError
-from mainspring.errors import GiveUp, RemoteFailure, Retry
+from mainspring.engine.traces import trace_of
+from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -46,18 +46,19 @@ class Problem:
     retry_after: Any = None
     asks_retry: bool = False
     gives_up: bool = False
+    snoozes: bool = False
     exception: BaseException | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        lines = traceback.format_exception(error)
         return cls(
             error=_in_words(error),
             names=error_names(error),
-            traceback="".join(lines)[-16_000:],
-            retry_after=error.after if isinstance(error, Retry) else None,
+            traceback=trace_of(error, 16_000),
+            retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),
+            snoozes=isinstance(error, Snooze),
             exception=error,
         )
 
@@ -70,6 +71,7 @@ class Problem:
             retry_after=error.retry_after,
             asks_retry=error.kind == "retry",
             gives_up=error.kind == "give_up",
+            snoozes=error.kind == "snooze",
             exception=RemoteFailure(error.message),
         )
 
@@ -83,6 +85,8 @@ class Work(Struct, eq=False):
     context: RunContext
     held_since: float
     began_at: datetime | None = None
+    took: float | None = None
+    """Seconds on the program's loop."""
     result: Any = None
     problem: Problem | None = None
     stop: Stop | None = None

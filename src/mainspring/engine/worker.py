@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime
 from typing import Any
 
 from mainspring import states
@@ -24,7 +24,7 @@ from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
 from mainspring.engine.transactions import Transacting
-from mainspring.engine.verdict import Verdict, judge
+from mainspring.engine.verdict import LEAST_SNOOZE, Verdict, judge
 from mainspring.engine.work import Stop, Work
 from mainspring.model import Run
 from mainspring.store import Claim
@@ -41,10 +41,6 @@ MOST_AHEAD = 1000
 
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
-
-LEAST_SNOOZE = timedelta(seconds=0.1)
-"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
-claimed and snoozed as fast as the store can."""
 
 
 class Worker:
@@ -165,8 +161,10 @@ class Worker:
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
+        registry = self._parts.registry
+        newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
         jobs = await self._parts.patience.call(
-            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs})
+            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs}, newest)
         )
         results = await self._upstream_results(runs)
         for run in runs:
@@ -175,8 +173,10 @@ class Worker:
                 now = self._parts.time.now()
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
-            handler = self._parts.registry.get(run.handler)
-            context = RunContext(run, self._parts.resources, results.get(run.id), self._transact)
+            handler = registry.get(run.handler)
+            context = RunContext(
+                run, self._parts.resources, results.get(run.id), job, self._transact
+            )
             work = Work(run, job, handler, context, sent)
             if not self._put_off(work):
                 self.leases.hold(work)
@@ -303,12 +303,12 @@ class Worker:
             await rest(self._wake, max(left, 0.001))
 
     def _note_pace(self, works: list[Work]) -> None:
-        """A running mean of what handlers take (of those that end at once, the first speaks for
-        all), which sets how far ahead to claim."""
-        began = next((work.began_at for work in works if work.began_at is not None), None)
-        if began is not None:
-            seconds = max((self._parts.time.now() - began).total_seconds(), 1e-4)
-            self._handler_seconds += (seconds - self._handler_seconds) * 0.5
+        """A running mean of what handlers take, which sets how far ahead to claim."""
+        if not works:
+            return
+        now = self._parts.time.now()
+        seconds = sum(_seconds(work, now) for work in works) / len(works)
+        self._handler_seconds += (max(seconds, 1e-5) - self._handler_seconds) * 0.5
 
     def _note_stuck(self, work: Work) -> None:
         self._stuck.add(work)
@@ -320,3 +320,9 @@ class Worker:
                 len(self._stuck),
                 self._settings.workers,
             )
+
+
+def _seconds(work: Work, now: datetime) -> float:
+    if work.took is not None:
+        return work.took
+    return (now - work.began_at).total_seconds() if work.began_at is not None else 0.0

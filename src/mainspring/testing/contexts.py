@@ -44,7 +44,7 @@ def make_context(
     )
     if transaction is None:
         return RunContext(run, resources, results)
-    return RunContext(run, resources, results, lambda ctx: _Given(ctx, transaction))
+    return RunContext(run, resources, results, transact=lambda ctx: _Given(ctx, transaction))
 
 
 class _Given:

@@ -26,7 +26,7 @@ __all__ = [
 
 VERSION = 1
 WAKEUPS_BYTES = 64 * 1024
-SHARDED = ("runs", "jobs", "keys", "limits")
+SHARDED = ("runs", "jobs", "keys", "limits", "notes")
 """What a cluster may spread over its shards, each by the hash of its `_id`."""
 
 
@@ -63,12 +63,16 @@ INDEXES = (
         [("job_id", 1), ("source", 1), ("state", 1)],
         {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
     ),
-    # What can be pruned.
-    Index("runs", "finished", [("finished_at", 1)], {"finished_at": {"$gt": 0}}),
+    # What can be pruned; what ended since a moment, counted without the documents.
+    Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
+    # Runs with a failed attempt, whatever became of them.
+    Index("runs", "failing", [("created_at", -1), ("_id", -1)], {"failures": {"$gt": 0}}),
     Index("jobs", "due", [("enabled", 1), ("next_run_at", 1), ("_id", 1)]),
     Index("jobs", "limit", [("limit.key", 1)], {"limit.key": {"$exists": True}}),
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
     Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
+    Index("notes", "of_kind", [("kind", 1), ("name", 1)]),
+    Index("notes", "expiring", [("expires_at", 1)], {"expires_at": {"$gt": 0}}),
 )
 
 

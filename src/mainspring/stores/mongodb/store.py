@@ -19,14 +19,25 @@ from pymongo.errors import PyMongoError
 from mainspring import states
 from mainspring.clock import Clock
 from mainspring.errors import InvalidInput, MainspringError, StoreError
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Note, Page, Run
 from mainspring.states import Change
-from mainspring.store import Added, Claim, Counts, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.store import (
+    Added,
+    Claim,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    NoteQuery,
+    RunQuery,
+)
 from mainspring.stores.mongodb import (
     adding,
     changes,
     claims,
     firing,
+    notes,
     reads,
     renewals,
     reserved,
@@ -151,13 +162,17 @@ class MongoStore:
                 await reserved.sweep(self._db)
             return await reads.find(self._db, query)
 
-    async def counts(self) -> Counts:
+    async def counts(self, since: datetime | None = None) -> Counts:
         with translating():
-            return await reads.counts(self._db)
+            return await reads.counts(self._db, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         with translating():
             return await upkeep.prune(self._db, before, limit)
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        with translating():
+            return await upkeep.drop_runs(self._db, ids)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         with translating():
@@ -178,6 +193,18 @@ class MongoStore:
     async def drop_job(self, job_id: str) -> bool:
         with translating():
             return await firing.drop_job(self._db, job_id)
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        with translating():
+            return await notes.find(self._db, query)
+
+    async def put_note(self, note: Note) -> int | None:
+        with translating():
+            return await notes.put(self._db, note)
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        with translating():
+            return await notes.drop(self._db, kind, name)
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():

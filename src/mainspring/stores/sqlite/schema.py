@@ -115,7 +115,27 @@ CREATE TABLE mainspring_terms (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: list[str] = [_FIRST]
+# Notes; runs that failed at least once; and what has ended, counted without the table.
+_NOTES = """
+CREATE TABLE mainspring_notes (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    expires_at INTEGER,
+    value TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+CREATE INDEX mainspring_notes_expiring ON mainspring_notes (expires_at)
+    WHERE expires_at IS NOT NULL;
+CREATE INDEX mainspring_runs_failing ON mainspring_runs (seq) WHERE failures > 0;
+CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
+    WHERE finished_at IS NOT NULL;
+DROP INDEX mainspring_runs_finished;
+"""
+
+_WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

@@ -16,6 +16,8 @@ from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
 from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
 from mainspring.testing.conformance.jobs import Electing, Firing, KeepingJobs, Waking
 from mainspring.testing.conformance.keeping import Keeping
+from mainspring.testing.conformance.listing import ListingJobs
+from mainspring.testing.conformance.notes import Noting
 from mainspring.testing.conformance.racing import Racing
 from mainspring.testing.conformance.reading import Counting, Finding, Pruning
 from mainspring.testing.conformance.transacting import Transacting
@@ -36,10 +38,12 @@ class StoreConformance(
     Counting,
     Pruning,
     KeepingJobs,
+    ListingJobs,
     Firing,
     Electing,
     Waking,
     Keeping,
+    Noting,
     Racing,
     Transacting,
 ):
