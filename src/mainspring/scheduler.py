@@ -50,7 +50,8 @@ class Scheduler(Asking):
 
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how
     many runs this process works on at once; 0 makes it a producer, which only enqueues.
-    `resources` is handed to handlers as `ctx.resources`.
+    `resources` is handed to handlers as `ctx.resources`. A store that is away at the start is
+    waited for, as long as `wait_for_store` says.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Scheduler(Asking):
         poll: Span = "1s",
         retention: Span = "30d",
         leader_election: bool = True,
+        wait_for_store: Span = "30s",
         resources: Mapping[str, Any] | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
@@ -84,6 +86,7 @@ class Scheduler(Asking):
             poll=poll,
             retention=retention,
             leader_election=leader_election,
+            wait_for_store=wait_for_store,
         )
         self._resources: Mapping[str, Any] = dict(resources or {})
         self._inline = inline
@@ -171,11 +174,19 @@ class Scheduler(Asking):
         """The queues this process takes from; None is all of them."""
         return self._settings.queues
 
-    def configure(self, *, workers: int | None = None, queues: Iterable[str] | None = None) -> Self:
+    def configure(
+        self,
+        *,
+        workers: int | None = None,
+        queues: Iterable[str] | None = None,
+        wait_for_store: Span | None = None,
+    ) -> Self:
         """Set what an operator may choose over the code, before start; None leaves it."""
         if self._portal is not None:
             raise InvalidState("the scheduler is running: configure it before start")
-        self._settings = self._settings.changed(workers=workers, queues=queues)
+        self._settings = self._settings.changed(
+            workers=workers, queues=queues, wait_for_store=wait_for_store
+        )
         return self
 
     # Life
