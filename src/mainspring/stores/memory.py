@@ -16,9 +16,8 @@ from itertools import count
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from mainspring import codec
 from mainspring.clock import Clock, SystemClock
-from mainspring.errors import InvalidInput, TransactionAborted
+from mainspring.errors import TransactionAborted
 from mainspring.model import (
     FINISHED,
     LIVE,
@@ -44,6 +43,17 @@ from mainspring.store import (
     RunQuery,
     ended,
     overlapped,
+)
+from mainspring.stores.memory_values import (
+    Notebook,
+    handed_out,
+    lapsed,
+    mentions,
+    read_cursor,
+    storable,
+    storable_change,
+    storable_job,
+    takes,
 )
 from mainspring.stores.waiters import Waiters
 
@@ -83,7 +93,7 @@ class MemoryStore:
         self._number: dict[str, int] = {}  # in which order they came, for cursors
         self._numbers = count(1)
         self._jobs: dict[str, Job] = {}
-        self._notes: dict[tuple[str, str], Note] = {}
+        self._notes = Notebook()
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
@@ -102,7 +112,7 @@ class MemoryStore:
     @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
-        runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
+        runs = [storable(run) for run in runs]  # refused before the first is there, or not at all
         refused: set[str] = set()
         added = []
         for run in runs:
@@ -112,13 +122,13 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=_handed_out(item.run)) for item in added]
+        return [replace(item, run=handed_out(item.run)) for item in added]
 
     @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
-            (r for r in self._runs.values() if r.run_at <= now and _takes(claim, r)),
+            (r for r in self._runs.values() if r.run_at <= now and takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
@@ -143,13 +153,13 @@ class MemoryStore:
                 progress=None,
             )
             self._runs[run.id] = run
-            taken.append(_handed_out(run))
+            taken.append(handed_out(run))
         return taken
 
     async def next_due(self, claim: Claim) -> datetime | None:
         now = self._clock.now()
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and _takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > now and takes(claim, r)),
             default=None,
         )
 
@@ -160,33 +170,33 @@ class MemoryStore:
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                if _lapsed(run, now) and not self._has_room(run, now):
+                if lapsed(run, now) and not self._has_room(run, now):
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
-                mine.append(_handed_out(run))
+                mine.append(handed_out(run))
         return mine
 
     @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
-        changes = [_storable_change(change) for change in changes]
+        changes = [storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return {i: _handed_out(self._runs[i]) for i in ids if i in self._runs}
+        return {i: handed_out(self._runs[i]) for i in ids if i in self._runs}
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._clock.now()
-        before = _cursor(query.cursor)
+        before = read_cursor(query.cursor)
         found = [
             run
             for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
-            and (not query.lapsed or _lapsed(run, now))
+            and (not query.lapsed or lapsed(run, now))
             and (not query.failing or run.failures)
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
@@ -194,7 +204,7 @@ class MemoryStore:
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        return Page([_handed_out(run) for run in found], cursor)
+        return Page([handed_out(run) for run in found], cursor)
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = self._clock.now()
@@ -213,8 +223,7 @@ class MemoryStore:
     @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
-        for key in [key for key, note in self._notes.items() if _over(note, now)]:
-            del self._notes[key]
+        self._notes.prune(now)
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
         return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
 
@@ -242,7 +251,7 @@ class MemoryStore:
             and (query.tag is None or query.tag in job.tags)
             and (not query.follows or job.policy.after)
             and (query.enabled is None or job.enabled is query.enabled)
-            and (query.text is None or _mentions(job, query.text))
+            and (query.text is None or mentions(job, query.text))
         ]
         total = len(found) if query.counted else None
         if query.due is not None:
@@ -258,12 +267,12 @@ class MemoryStore:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = _storable_job(replace(job, version=job.version + 1))
+        self._jobs[job.id] = storable_job(replace(job, version=job.version + 1))
         self._waiters.wake()
         return True
 
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        kept = [_storable_job(job) for job in jobs]
+        kept = [storable_job(job) for job in jobs]
         done = []
         for job in kept:
             done.append(job.id not in self._jobs)
@@ -275,32 +284,15 @@ class MemoryStore:
         return self._jobs.pop(job_id, None) is not None
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        now = self._clock.now()
-        found = sorted(
-            name
-            for (kind, name), note in self._notes.items()
-            if kind == query.kind
-            and not _over(note, now)
-            and (query.names is None or name in query.names)
-            and (query.cursor is None or name > query.cursor)
-        )[: query.limit]
-        full = found and len(found) == query.limit
-        return Page([self._notes[query.kind, name] for name in found], found[-1] if full else None)
+        return self._notes.find(query, self._clock.now())
 
     @_whole
     async def put_note(self, note: Note) -> int | None:
-        stored = self._notes.get((note.kind, note.name))
-        live = stored is not None and not _over(stored, self._clock.now())
-        if (stored.version if stored and live else 0) != note.version:
-            return None
-        version = (stored.version if stored else 0) + 1
-        value = _through_codec(note.value)
-        self._notes[note.kind, note.name] = replace(note, value=value, version=version)
-        return version
+        return self._notes.put(note, self._clock.now())
 
     @_whole
     async def drop_note(self, kind: str, name: str) -> bool:
-        return self._notes.pop((kind, name), None) is not None
+        return self._notes.drop(kind, name)
 
     @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -406,7 +398,7 @@ class MemoryStore:
         ]
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
-        stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
+        stored = tuple(handed_out(self._add(storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,
@@ -436,7 +428,7 @@ class _MemoryTransaction:
         return self._session
 
     async def commit(self, change: Change) -> bool:
-        store, change = self._store, _storable_change(change)
+        store, change = self._store, storable_change(change)
         with store._guard:
             if store.data is not self._before:
                 raise TransactionAborted("another transaction came between")
@@ -450,57 +442,3 @@ class _MemoryTransaction:
 
     def transient(self, error: BaseException) -> bool:
         return False
-
-
-def _cursor(cursor: str | None) -> int | None:
-    try:
-        return None if cursor is None else int(cursor)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave") from None
-
-
-def _mentions(job: Job, text: str) -> bool:
-    return text.lower() in job.id.lower() or text.lower() in job.description.lower()
-
-
-def _over(note: Note, now: datetime) -> bool:
-    return note.expires_at is not None and note.expires_at <= now
-
-
-def _takes(claim: Claim, run: Run) -> bool:
-    return (
-        run.state is State.PENDING
-        and run.handler in claim.handlers
-        and (claim.queues is None or run.queue in claim.queues)
-    )
-
-
-def _lapsed(run: Run, now: datetime) -> bool:
-    return run.state is State.RUNNING and run.lease_until is not None and run.lease_until <= now
-
-
-def _through_codec(value: Any) -> Any:
-    """What would come back from a store that outlives the process."""
-    return codec.decode(codec.encode(value))
-
-
-def _storable(run: Run) -> Run:
-    return replace(run, payload=_through_codec(run.payload), duplicate=False)
-
-
-def _storable_job(job: Job) -> Job:
-    metadata = _through_codec(dict(job.metadata))
-    return replace(job, payload=_through_codec(job.payload), metadata=metadata)
-
-
-def _storable_change(change: Change) -> Change:
-    if "result" not in change.set:
-        return change
-    return replace(change, set={**change.set, "result": _through_codec(change.set["result"])})
-
-
-def _handed_out(run: Run) -> Run:
-    """The run with values of its own: what a handler does to its payload stays with it."""
-    if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
-        return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))
-    return run
