@@ -5,6 +5,7 @@ knows a repeat by that id. `pip install 'mainspring[server]'`
 """
 
 import asyncio
+import hmac
 
 from aiohttp import web
 
@@ -26,7 +27,8 @@ class Receiver:
         body = await request.read()
         name, sent_at = request.headers["webhook-id"], int(request.headers["webhook-timestamp"])
         expected = signature(signing_bytes(SECRET), name, sent_at, body)
-        if expected not in request.headers["webhook-signature"].split():
+        given = request.headers["webhook-signature"].split()
+        if not any(hmac.compare_digest(expected, one) for one in given):
             return web.Response(status=401)
         self.seen[name] = self.seen.get(name, 0) + 1
         if self.seen[name] == 1:

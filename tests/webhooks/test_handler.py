@@ -11,7 +11,9 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from mainspring import Event, Run, Scheduler, State
+from mainspring.clock import SystemClock
 from mainspring.errors import InvalidInput
+from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
 from tests.webhooks.kit import Endpoint, endpoint, response, scheduler
@@ -294,6 +296,20 @@ async def test_the_largest_of_everything_is_kept_within_bounds() -> None:
     assert detail["request"]["truncated"] is detail["response"]["truncated"] is True
     assert len(detail["request"]["body"]) == len(detail["response"]["body"]) == 16_384
     assert len(json.dumps(detail["response"]["headers"], ensure_ascii=False)) < 10_000
+
+
+async def test_the_signatures_time_is_the_stores() -> None:
+    """A worker whose clock is an hour off is believed all the same."""
+
+    class Wrong(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=1)
+
+    secret = new_signing_secret()
+    async with endpoint() as end, scheduler(store=MemoryStore(), clock=Wrong()) as mainspring:
+        webhook = {"url": end.url, "body": {"n": 1}, "signing_secret": secret}
+        await called(mainspring, webhook)
+    assert Verifier(secret).verify(end.requests[0].body, end.requests[0].headers) == {"n": 1}
 
 
 async def test_connections_are_kept_and_used_again() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -13,6 +12,7 @@ from msgspec import Struct
 
 from mainspring.context import RunContext
 from mainspring.engine.processes import RemoteError
+from mainspring.engine.traces import trace_of
 from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
@@ -51,11 +51,10 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        lines = traceback.format_exception(error)
         return cls(
             error=_in_words(error),
             names=error_names(error),
-            traceback="".join(lines)[-16_000:],
+            traceback=trace_of(error, 16_000),
             retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),

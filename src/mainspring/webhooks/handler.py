@@ -11,17 +11,17 @@ import base64
 import contextlib
 import email.utils
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from mainspring.clock import Clock
 from mainspring.context import RunContext
 from mainspring.durations import duration
 from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
-from mainspring.model import Webhook
+from mainspring.model import Job, Webhook
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
 from mainspring.webhooks.headers import MASK, redacted, without_secrets
@@ -36,7 +36,13 @@ MOST_KEPT_HEADERS = 8 * 1024
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-Pause = Callable[[str], Awaitable[object]]
+
+class Host(Protocol):
+    """What the handler asks of the scheduler."""
+
+    def store_time(self) -> datetime: ...
+
+    async def pause_job(self, id: str) -> Job: ...
 
 
 class WebhookHandler(Handler):
@@ -44,11 +50,11 @@ class WebhookHandler(Handler):
 
     reads_job = True
 
-    def __init__(self, webhooks: Webhooks, clock: Clock, pause: Pause) -> None:
+    def __init__(self, webhooks: Webhooks, host: Host, clock: Clock) -> None:
         super().__init__(HANDLER, self.send)
         self._webhooks = webhooks
+        self._host = host
         self._clock = clock
-        self._pause = pause
 
     def check(self, payload: Any) -> None:
         check_body(payload)
@@ -58,7 +64,8 @@ class WebhookHandler(Handler):
         from mainspring.webhooks.client import PATIENCE, Heard
 
         assert ctx.job is not None
-        job, began, now = ctx.job, self._clock.monotonic(), self._clock.now()
+        # The store's time: of many workers' clocks one may be wrong, and its signatures with it.
+        job, began, now = ctx.job, self._clock.monotonic(), self._host.store_time()
         webhook = job.webhook
         if webhook is None:
             raise GiveUp(f"job {job.id!r} is no webhook any more")
@@ -88,11 +95,11 @@ class WebhookHandler(Handler):
         answered = f"the endpoint answered {_named(status)}"
         if status == HTTPStatus.GONE:
             with contextlib.suppress(NotFound):  # the job may be gone as well
-                await self._pause(ctx.job_id)
+                await self._host.pause_job(ctx.job_id)
             return GiveUp(f"{answered}: it wants no more calls, so the job is paused")
         if webhook.retry_on is not None and not _within(status, webhook.retry_on):
             return GiveUp(f"{answered}, which is not retried (retry_on)")
-        wait = retry_after(headers, self._clock.now())
+        wait = retry_after(headers, self._host.store_time())
         if wait is None:
             return WebhookFailed(answered)
         cap = duration(self._webhooks.settings.retry_after_cap)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
@@ -17,7 +16,6 @@ from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 from mainspring.clock import Clock, SystemClock
-from mainspring.errors import TransactionAborted
 from mainspring.model import (
     FINISHED,
     LIVE,
@@ -44,17 +42,8 @@ from mainspring.store import (
     ended,
     overlapped,
 )
-from mainspring.stores.memory_values import (
-    Notebook,
-    handed_out,
-    lapsed,
-    mentions,
-    read_cursor,
-    storable,
-    storable_change,
-    storable_job,
-    takes,
-)
+from mainspring.stores.memory import values
+from mainspring.stores.memory.transaction import MemoryTransaction
 from mainspring.stores.waiters import Waiters
 
 __all__ = ["MemoryStore"]
@@ -93,7 +82,7 @@ class MemoryStore:
         self._number: dict[str, int] = {}  # in which order they came, for cursors
         self._numbers = count(1)
         self._jobs: dict[str, Job] = {}
-        self._notes = Notebook()
+        self._notes: dict[tuple[str, str], Note] = {}
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
@@ -112,7 +101,9 @@ class MemoryStore:
     @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
-        runs = [storable(run) for run in runs]  # refused before the first is there, or not at all
+        runs = [
+            values.storable(run) for run in runs
+        ]  # refused before the first is there, or not at all
         refused: set[str] = set()
         added = []
         for run in runs:
@@ -122,13 +113,13 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=handed_out(item.run)) for item in added]
+        return [replace(item, run=values.handed_out(item.run)) for item in added]
 
     @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
-            (r for r in self._runs.values() if r.run_at <= now and takes(claim, r)),
+            (r for r in self._runs.values() if r.run_at <= now and values.takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
@@ -153,13 +144,13 @@ class MemoryStore:
                 progress=None,
             )
             self._runs[run.id] = run
-            taken.append(handed_out(run))
+            taken.append(values.handed_out(run))
         return taken
 
     async def next_due(self, claim: Claim) -> datetime | None:
         now = self._clock.now()
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > now and values.takes(claim, r)),
             default=None,
         )
 
@@ -170,33 +161,33 @@ class MemoryStore:
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                if lapsed(run, now) and not self._has_room(run, now):
+                if values.lapsed(run, now) and not self._has_room(run, now):
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
-                mine.append(handed_out(run))
+                mine.append(values.handed_out(run))
         return mine
 
     @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
-        changes = [storable_change(change) for change in changes]
+        changes = [values.storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return {i: handed_out(self._runs[i]) for i in ids if i in self._runs}
+        return {i: values.handed_out(self._runs[i]) for i in ids if i in self._runs}
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._clock.now()
-        before = read_cursor(query.cursor)
+        before = values.cursor(query.cursor)
         found = [
             run
             for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
-            and (not query.lapsed or lapsed(run, now))
+            and (not query.lapsed or values.lapsed(run, now))
             and (not query.failing or run.failures)
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
@@ -204,7 +195,7 @@ class MemoryStore:
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        return Page([handed_out(run) for run in found], cursor)
+        return Page([values.handed_out(run) for run in found], cursor)
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = self._clock.now()
@@ -223,7 +214,8 @@ class MemoryStore:
     @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
-        self._notes.prune(now)
+        for key in [key for key, note in self._notes.items() if values.over(note, now)]:
+            del self._notes[key]
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
         return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
 
@@ -251,7 +243,7 @@ class MemoryStore:
             and (query.tag is None or query.tag in job.tags)
             and (not query.follows or job.policy.after)
             and (query.enabled is None or job.enabled is query.enabled)
-            and (query.text is None or mentions(job, query.text))
+            and (query.text is None or values.mentions(job, query.text))
         ]
         total = len(found) if query.counted else None
         if query.due is not None:
@@ -267,12 +259,12 @@ class MemoryStore:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = storable_job(replace(job, version=job.version + 1))
+        self._jobs[job.id] = values.storable_job(replace(job, version=job.version + 1))
         self._waiters.wake()
         return True
 
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        kept = [storable_job(job) for job in jobs]
+        kept = [values.storable_job(job) for job in jobs]
         done = []
         for job in kept:
             done.append(job.id not in self._jobs)
@@ -284,15 +276,32 @@ class MemoryStore:
         return self._jobs.pop(job_id, None) is not None
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        return self._notes.find(query, self._clock.now())
+        now = self._clock.now()
+        found = sorted(
+            name
+            for (kind, name), note in self._notes.items()
+            if kind == query.kind
+            and not values.over(note, now)
+            and (query.names is None or name in query.names)
+            and (query.cursor is None or name > query.cursor)
+        )[: query.limit]
+        full = found and len(found) == query.limit
+        return Page([self._notes[query.kind, name] for name in found], found[-1] if full else None)
 
     @_whole
     async def put_note(self, note: Note) -> int | None:
-        return self._notes.put(note, self._clock.now())
+        stored = self._notes.get((note.kind, note.name))
+        live = stored is not None and not values.over(stored, self._clock.now())
+        if (stored.version if stored and live else 0) != note.version:
+            return None
+        version = (stored.version if stored else 0) + 1
+        value = values.through_codec(note.value)
+        self._notes[note.kind, note.name] = replace(note, value=value, version=version)
+        return version
 
     @_whole
     async def drop_note(self, kind: str, name: str) -> bool:
-        return self._notes.drop(kind, name)
+        return self._notes.pop((kind, name), None) is not None
 
     @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -324,8 +333,8 @@ class MemoryStore:
 
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False
-    ) -> _MemoryTransaction:
-        return _MemoryTransaction(self, held)
+    ) -> MemoryTransaction:
+        return MemoryTransaction(self, held)
 
     def _add(self, run: Run, now: datetime) -> Added:
         if run.id in self._runs:
@@ -398,7 +407,7 @@ class MemoryStore:
         ]
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
-        stored = tuple(handed_out(self._add(storable(run), now).run) for run in runs)
+        stored = tuple(values.handed_out(self._add(values.storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,
@@ -406,39 +415,3 @@ class MemoryStore:
             version=job.version + 1,
         )
         return Fired(True, stored, replaced)
-
-
-class _MemoryTransaction:
-    """A copy of the store's data to write in. The first to commit wins; another that began
-    before that is aborted, as a database does it."""
-
-    def __init__(self, store: MemoryStore, held: Held) -> None:
-        self._store = store
-        self._held = held
-        self._before: dict[Any, Any] = {}
-        self._session: dict[Any, Any] = {}
-
-    async def begin(self) -> dict[Any, Any]:
-        run = self._store._runs.get(self._held.id)
-        mine = run and run.state is State.RUNNING and run.token == self._held.token
-        if run is None or not mine or run.cancel_requested:
-            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
-        self._before = self._store.data
-        self._session = deepcopy(self._before)
-        return self._session
-
-    async def commit(self, change: Change) -> bool:
-        store, change = self._store, storable_change(change)
-        with store._guard:
-            if store.data is not self._before:
-                raise TransactionAborted("another transaction came between")
-            done = store._commit(change, store._clock.now())
-            if done:
-                store.data = deepcopy(self._session)
-        return done
-
-    async def rollback(self) -> None:
-        """Nothing was kept."""
-
-    def transient(self, error: BaseException) -> bool:
-        return False
