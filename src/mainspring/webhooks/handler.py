@@ -21,7 +21,8 @@ from mainspring.context import RunContext
 from mainspring.durations import duration
 from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
-from mainspring.model import Job, Webhook
+from mainspring.model import Job, Webhook, replace
+from mainspring.tracing import sent_on
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
 from mainspring.webhooks.headers import MASK, redacted, without_secrets
@@ -71,6 +72,7 @@ class WebhookHandler(Handler):
             raise GiveUp(f"job {job.id!r} is no webhook any more")
         opened = self._webhooks.opened(job, now)
         request = prepare(webhook, _facts(ctx, now), opened)
+        request = replace(request, headers={**sent_on(), **request.headers})
         heard = Heard()
         patience = PATIENCE
         if job.policy.timeout is not None:
