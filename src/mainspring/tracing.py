@@ -1,7 +1,7 @@
-"""A span for each attempt, where the program has OpenTelemetry at work (extra `otel`).
+"""A span for each attempt, where the program has set up OpenTelemetry (extra `otel`;
+`opentelemetry-instrument mainspring serve` does). A webhook's call is a span inside it.
 
-Spans that nobody records are nothing, so nothing is done until the program has loaded an SDK
-(`opentelemetry-instrument mainspring serve` does): the hot path pays one look into a dict.
+Spans that nobody records are nothing: without a tracer provider nothing is loaded or done.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-__all__ = ["sent_on", "traced", "tracing"]
+__all__ = ["traced", "tracing"]
 
 
 def tracing() -> bool:
-    return "opentelemetry.sdk.trace" in sys.modules
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return False
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def traced(
@@ -37,14 +40,3 @@ def _span(name: str, facts: Mapping[str, str | int]) -> Any:
 
     tracer = trace.get_tracer("mainspring")
     return tracer.start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=dict(facts))
-
-
-def sent_on() -> dict[str, str]:
-    """The headers that carry the current span to whoever is called (`traceparent`)."""
-    if not tracing():
-        return {}
-    from opentelemetry import propagate
-
-    headers: dict[str, str] = {}
-    propagate.inject(headers)
-    return headers

@@ -56,12 +56,13 @@ async def main() -> None:
             await scheduler.wait(run.id, 20)
     await runner.cleanup()
     spans = {span.name: span for span in kept.get_finished_spans()}
-    assert set(spans) == {"run on_the_loop", "run in_a_thread", "run hook"}, set(spans)
+    assert set(spans) == {"run on_the_loop", "run in_a_thread", "run hook", "POST"}, set(spans)
     assert spans["run on_the_loop"].context == inside["loop"]
     assert spans["run in_a_thread"].context == inside["thread"]
     assert not spans["run in_a_thread"].status.is_ok
     assert spans["run hook"].attributes["mainspring.job.id"] == "hook"
-    context = spans["run hook"].context
+    context = spans["POST"].context
+    assert spans["POST"].parent.span_id == spans["run hook"].context.span_id
     [told] = heard
     assert told.startswith(f"00-{context.trace_id:032x}-{context.span_id:016x}-0")
 
