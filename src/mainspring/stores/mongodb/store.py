@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -18,14 +19,25 @@ from pymongo.errors import PyMongoError
 from mainspring import states
 from mainspring.clock import Clock
 from mainspring.errors import InvalidInput, MainspringError, StoreError
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Note, Page, Run
 from mainspring.states import Change
-from mainspring.store import Added, Claim, Counts, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.store import (
+    Added,
+    Claim,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    NoteQuery,
+    RunQuery,
+)
 from mainspring.stores.mongodb import (
     adding,
     changes,
     claims,
     firing,
+    notes,
     reads,
     renewals,
     reserved,
@@ -36,6 +48,7 @@ from mainspring.stores.mongodb.address import Address, driver_defaults, without_
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
+from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
 from mainspring.stores.mongodb.wakeups import Bell
 
 __all__ = ["MongoStore"]
@@ -47,6 +60,9 @@ class _Session:
 
     db: Database
     bell: Bell
+    clients: Clients
+    loop: asyncio.AbstractEventLoop
+    alone: bool
     crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
@@ -82,10 +98,12 @@ class MongoStore:
         try:
             with translating():
                 await schema.prepare(db)
+                alone = await schema.stands_alone(db)
         except BaseException:
             await db.client.close()
             raise
-        self._session = _Session(db, Bell(db))
+        clients = Clients(self.address, db)
+        self._session = _Session(db, Bell(db), clients, asyncio.get_running_loop(), alone)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -93,6 +111,7 @@ class MongoStore:
             return
         await asyncio.gather(*session.unheard, return_exceptions=True)
         await session.bell.close()
+        await session.clients.close()
         await session.db.client.close()
 
     async def now(self) -> datetime:
@@ -143,13 +162,17 @@ class MongoStore:
                 await reserved.sweep(self._db)
             return await reads.find(self._db, query)
 
-    async def counts(self) -> Counts:
+    async def counts(self, since: datetime | None = None) -> Counts:
         with translating():
-            return await reads.counts(self._db)
+            return await reads.counts(self._db, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         with translating():
             return await upkeep.prune(self._db, before, limit)
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        with translating():
+            return await upkeep.drop_runs(self._db, ids)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         with translating():
@@ -171,6 +194,18 @@ class MongoStore:
         with translating():
             return await firing.drop_job(self._db, job_id)
 
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        with translating():
+            return await notes.find(self._db, query)
+
+    async def put_note(self, note: Note) -> int | None:
+        with translating():
+            return await notes.put(self._db, note)
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        with translating():
+            return await notes.drop(self._db, kind, name)
+
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():
             fired = await firing.fire(self._db, firings)
@@ -183,6 +218,26 @@ class MongoStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().bell.wait(timeout)
+
+    @property
+    def no_transactions(self) -> str | None:
+        if self._session is None or not self._session.alone:
+            return None
+        return (
+            "MongoDB has transactions on a replica set or a sharded cluster only, and this server"
+            " stands alone (a replica set of one member is enough)"
+        )
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> MongoTransaction:
+        session = self._open_session()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the store was closed meanwhile
+                session.loop.call_soon_threadsafe(session.bell.ring)
+
+        return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
 
     def _connect(self) -> Database:
         url = self.address.url

@@ -9,8 +9,9 @@ from typing import Any
 from mainspring.model import Run
 from mainspring.policy import Overlap
 from mainspring.store import Fired, Firing, ended, overlapped
+from mainspring.stores.sqlite.bulk import bulk
 from mainspring.stores.sqlite.changes import Written, commit
-from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, bulk, read_runs, to_us
+from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, read_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
 from mainspring.stores.waves import waves
@@ -53,7 +54,7 @@ def _write_job(tx: Transaction, row: Mapping[str, Any], was_limited: bool) -> No
 _STORED = "SELECT version, concurrency IS NOT NULL FROM mainspring_jobs WHERE id = ?"
 _COLUMNS = (
     "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
-    "payload", "metadata",
+    "payload", "metadata", "webhook",
 )  # fmt: skip
 _PUT = (
     f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)})"

@@ -11,6 +11,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
 from mainspring.stores.sqlite.faults import translated
@@ -114,7 +115,27 @@ CREATE TABLE mainspring_terms (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: list[str] = [_FIRST]
+# Notes; runs that failed at least once; and what has ended, counted without the table.
+_NOTES = """
+CREATE TABLE mainspring_notes (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    expires_at INTEGER,
+    value TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+CREATE INDEX mainspring_notes_expiring ON mainspring_notes (expires_at)
+    WHERE expires_at IS NOT NULL;
+CREATE INDEX mainspring_runs_failing ON mainspring_runs (seq) WHERE failures > 0;
+CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
+    WHERE finished_at IS NOT NULL;
+DROP INDEX mainspring_runs_finished;
+"""
+
+_WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 
@@ -158,9 +179,9 @@ def exists(path: Path) -> bool:
         raise translated(error, path) from error
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512
+def connect(path: Path, **options: Any) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512, **options
     )
     # 16 MB of write-ahead log between checkpoints: fewer of them, and none is long.
     connection.executescript(
