@@ -31,8 +31,8 @@ from mainspring.model import Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
-from mainspring.stores import memory
-from mainspring.stores.memory import MemoryStore
+from mainspring.stores.memory import MemoryStore, values
+from mainspring.stores.memory import store as memory
 from tests.simulation.monitor import Proxy
 from tests.simulation.world import MakeStore, Report, simulate
 
@@ -230,7 +230,7 @@ def _rescued_by_age() -> Patches:
         began = run.started_at
         return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
 
-    return [patch.object(memory, "_lapsed", lapsed)]
+    return [patch.object(values, "lapsed", lapsed)]
 
 
 def _rescued_by_own_clock() -> Patches:

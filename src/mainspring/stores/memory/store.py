@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
@@ -16,9 +15,7 @@ from itertools import count
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from mainspring import codec
 from mainspring.clock import Clock, SystemClock
-from mainspring.errors import InvalidInput, TransactionAborted
 from mainspring.model import (
     FINISHED,
     LIVE,
@@ -45,6 +42,8 @@ from mainspring.store import (
     ended,
     overlapped,
 )
+from mainspring.stores.memory import values
+from mainspring.stores.memory.transaction import MemoryTransaction
 from mainspring.stores.waiters import Waiters
 
 __all__ = ["MemoryStore"]
@@ -102,7 +101,9 @@ class MemoryStore:
     @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
-        runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
+        runs = [
+            values.storable(run) for run in runs
+        ]  # refused before the first is there, or not at all
         refused: set[str] = set()
         added = []
         for run in runs:
@@ -112,13 +113,13 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=_handed_out(item.run)) for item in added]
+        return [replace(item, run=values.handed_out(item.run)) for item in added]
 
     @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
-            (r for r in self._runs.values() if r.run_at <= now and _takes(claim, r)),
+            (r for r in self._runs.values() if r.run_at <= now and values.takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
@@ -143,13 +144,13 @@ class MemoryStore:
                 progress=None,
             )
             self._runs[run.id] = run
-            taken.append(_handed_out(run))
+            taken.append(values.handed_out(run))
         return taken
 
     async def next_due(self, claim: Claim) -> datetime | None:
         now = self._clock.now()
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and _takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > now and values.takes(claim, r)),
             default=None,
         )
 
@@ -160,33 +161,33 @@ class MemoryStore:
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                if _lapsed(run, now) and not self._has_room(run, now):
+                if values.lapsed(run, now) and not self._has_room(run, now):
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
-                mine.append(_handed_out(run))
+                mine.append(values.handed_out(run))
         return mine
 
     @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
-        changes = [_storable_change(change) for change in changes]
+        changes = [values.storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return {i: _handed_out(self._runs[i]) for i in ids if i in self._runs}
+        return {i: values.handed_out(self._runs[i]) for i in ids if i in self._runs}
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._clock.now()
-        before = _cursor(query.cursor)
+        before = values.cursor(query.cursor)
         found = [
             run
             for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
-            and (not query.lapsed or _lapsed(run, now))
+            and (not query.lapsed or values.lapsed(run, now))
             and (not query.failing or run.failures)
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
@@ -194,7 +195,7 @@ class MemoryStore:
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        return Page([_handed_out(run) for run in found], cursor)
+        return Page([values.handed_out(run) for run in found], cursor)
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = self._clock.now()
@@ -213,7 +214,7 @@ class MemoryStore:
     @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
-        for key in [key for key, note in self._notes.items() if _over(note, now)]:
+        for key in [key for key, note in self._notes.items() if values.over(note, now)]:
             del self._notes[key]
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
         return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
@@ -242,7 +243,7 @@ class MemoryStore:
             and (query.tag is None or query.tag in job.tags)
             and (not query.follows or job.policy.after)
             and (query.enabled is None or job.enabled is query.enabled)
-            and (query.text is None or _mentions(job, query.text))
+            and (query.text is None or values.mentions(job, query.text))
         ]
         total = len(found) if query.counted else None
         if query.due is not None:
@@ -258,12 +259,12 @@ class MemoryStore:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = _storable_job(replace(job, version=job.version + 1))
+        self._jobs[job.id] = values.storable_job(replace(job, version=job.version + 1))
         self._waiters.wake()
         return True
 
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        kept = [_storable_job(job) for job in jobs]
+        kept = [values.storable_job(job) for job in jobs]
         done = []
         for job in kept:
             done.append(job.id not in self._jobs)
@@ -280,7 +281,7 @@ class MemoryStore:
             name
             for (kind, name), note in self._notes.items()
             if kind == query.kind
-            and not _over(note, now)
+            and not values.over(note, now)
             and (query.names is None or name in query.names)
             and (query.cursor is None or name > query.cursor)
         )[: query.limit]
@@ -290,11 +291,11 @@ class MemoryStore:
     @_whole
     async def put_note(self, note: Note) -> int | None:
         stored = self._notes.get((note.kind, note.name))
-        live = stored is not None and not _over(stored, self._clock.now())
+        live = stored is not None and not values.over(stored, self._clock.now())
         if (stored.version if stored and live else 0) != note.version:
             return None
         version = (stored.version if stored else 0) + 1
-        value = _through_codec(note.value)
+        value = values.through_codec(note.value)
         self._notes[note.kind, note.name] = replace(note, value=value, version=version)
         return version
 
@@ -332,8 +333,8 @@ class MemoryStore:
 
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False
-    ) -> _MemoryTransaction:
-        return _MemoryTransaction(self, held)
+    ) -> MemoryTransaction:
+        return MemoryTransaction(self, held)
 
     def _add(self, run: Run, now: datetime) -> Added:
         if run.id in self._runs:
@@ -406,7 +407,7 @@ class MemoryStore:
         ]
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
-        stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
+        stored = tuple(values.handed_out(self._add(values.storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,
@@ -414,93 +415,3 @@ class MemoryStore:
             version=job.version + 1,
         )
         return Fired(True, stored, replaced)
-
-
-class _MemoryTransaction:
-    """A copy of the store's data to write in. The first to commit wins; another that began
-    before that is aborted, as a database does it."""
-
-    def __init__(self, store: MemoryStore, held: Held) -> None:
-        self._store = store
-        self._held = held
-        self._before: dict[Any, Any] = {}
-        self._session: dict[Any, Any] = {}
-
-    async def begin(self) -> dict[Any, Any]:
-        run = self._store._runs.get(self._held.id)
-        mine = run and run.state is State.RUNNING and run.token == self._held.token
-        if run is None or not mine or run.cancel_requested:
-            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
-        self._before = self._store.data
-        self._session = deepcopy(self._before)
-        return self._session
-
-    async def commit(self, change: Change) -> bool:
-        store, change = self._store, _storable_change(change)
-        with store._guard:
-            if store.data is not self._before:
-                raise TransactionAborted("another transaction came between")
-            done = store._commit(change, store._clock.now())
-            if done:
-                store.data = deepcopy(self._session)
-        return done
-
-    async def rollback(self) -> None:
-        """Nothing was kept."""
-
-    def transient(self, error: BaseException) -> bool:
-        return False
-
-
-def _cursor(cursor: str | None) -> int | None:
-    try:
-        return None if cursor is None else int(cursor)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave") from None
-
-
-def _mentions(job: Job, text: str) -> bool:
-    return text.lower() in job.id.lower() or text.lower() in job.description.lower()
-
-
-def _over(note: Note, now: datetime) -> bool:
-    return note.expires_at is not None and note.expires_at <= now
-
-
-def _takes(claim: Claim, run: Run) -> bool:
-    return (
-        run.state is State.PENDING
-        and run.handler in claim.handlers
-        and (claim.queues is None or run.queue in claim.queues)
-    )
-
-
-def _lapsed(run: Run, now: datetime) -> bool:
-    return run.state is State.RUNNING and run.lease_until is not None and run.lease_until <= now
-
-
-def _through_codec(value: Any) -> Any:
-    """What would come back from a store that outlives the process."""
-    return codec.decode(codec.encode(value))
-
-
-def _storable(run: Run) -> Run:
-    return replace(run, payload=_through_codec(run.payload), duplicate=False)
-
-
-def _storable_job(job: Job) -> Job:
-    metadata = _through_codec(dict(job.metadata))
-    return replace(job, payload=_through_codec(job.payload), metadata=metadata)
-
-
-def _storable_change(change: Change) -> Change:
-    if "result" not in change.set:
-        return change
-    return replace(change, set={**change.set, "result": _through_codec(change.set["result"])})
-
-
-def _handed_out(run: Run) -> Run:
-    """The run with values of its own: what a handler does to its payload stays with it."""
-    if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
-        return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))
-    return run
