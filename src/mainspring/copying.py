@@ -1,4 +1,4 @@
-"""From one store to another: every job and every run, as they are.
+"""From one store to another: every job, note and run, as they are.
 
 A scheduler that starts on the copy goes on as if nothing had happened: tokens, attempts, versions,
 dedupe keys and slots are those of the original. It needs the methods of the protocol alone:
@@ -29,9 +29,9 @@ from typing import Any, TypeVar
 from mainspring import codec
 from mainspring.engine.keeper import LEADER
 from mainspring.errors import CopyRefused, StoreUnavailable
-from mainspring.model import Job, Run, State, replace
+from mainspring.model import Job, Note, Run, State, replace
 from mainspring.states import Change
-from mainspring.store import JobQuery, RunQuery, Store
+from mainspring.store import JobQuery, NoteQuery, RunQuery, Store
 
 __all__ = ["Copied", "Look", "copy", "look"]
 
@@ -72,6 +72,9 @@ class Copied:
     """What became of a copy: how much was written, was there already, was there and made equal."""
 
     jobs: int = 0
+    notes: int = 0
+    sealed: bool = False
+    """Whether jobs hold secrets, which only the key of the source opens."""
     runs: Counter[State] = field(default_factory=Counter)
     written: int = 0
     mended: int = 0
@@ -107,6 +110,7 @@ async def copy(
         await _refuse_strangers(source, target)
         work = _Copy(source, target)
         await work.copy_jobs()
+        await work.copy_notes()
         for number, cursor in enumerate(reversed(seen.pages), start=1):
             await still_alone()
             runs, _ = await _page(source, cursor)
@@ -141,6 +145,18 @@ class _Copy:
             missing = [job for job in jobs if job.id not in there or job in changed]
             await _patiently(self._target.add_jobs, missing)
             self.copied.jobs += len(jobs)
+            self.copied.sealed |= any(_sealed(job) for job in jobs)
+
+    async def copy_notes(self) -> None:
+        """API keys and the like. Their versions begin anew: who compares them reads them first."""
+        async for notes in _all_notes(self._source):
+            there = await _same_notes(self._target, notes)
+            for note in notes:
+                kept = there.get(note.name)
+                fresh = replace(note, version=kept.version if kept else 0)
+                if fresh != kept:
+                    await _patiently(self._target.put_note, fresh)
+            self.copied.notes += len(notes)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:
         """Write a page, oldest first. Those whose key is another's now come last."""
@@ -202,6 +218,10 @@ class _Copy:
                     " using it"
                 )
         return len(differ)
+
+
+def _sealed(job: Job) -> bool:
+    return job.webhook is not None and bool(job.webhook.secret_headers or job.webhook.signing)
 
 
 def _unlike(kept: Run, run: Run) -> dict[str, Any]:
@@ -294,6 +314,9 @@ async def _refuse_strangers(source: Store, target: Store) -> None:
         query = JobQuery(ids=ids, limit=len(ids))
         known = {job.id for job in await _patiently(_jobs, source, query)}
         _refuse_stranger("job", ids - known)
+    async for notes in _all_notes(target):
+        known = set(await _same_notes(source, notes))
+        _refuse_stranger("note", frozenset(note.name for note in notes) - known)
     cursor: str | None = None
     while True:
         runs, cursor = await _page(target, cursor)
@@ -385,6 +408,25 @@ async def _all_jobs(store: Store) -> AsyncIterator[list[Job]]:
             yield page.items
         if (cursor := page.cursor) is None:
             return
+
+
+async def _all_notes(store: Store) -> AsyncIterator[list[Note]]:
+    for kind in await _patiently(store.note_kinds):
+        cursor: str | None = None
+        while True:
+            query = NoteQuery(kind=kind, cursor=cursor, limit=PAGE)
+            page = await _patiently(store.notes, query)
+            if page.items:
+                yield page.items
+            if (cursor := page.cursor) is None:
+                break
+
+
+async def _same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:
+    """The notes of the same kind (it is one) and names, by name."""
+    names = frozenset(note.name for note in notes)
+    query = NoteQuery(kind=notes[0].kind, names=names, limit=len(names))
+    return {note.name: note for note in (await _patiently(store.notes, query)).items}
 
 
 async def _patiently(operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:

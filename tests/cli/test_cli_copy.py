@@ -26,6 +26,7 @@ def test_there_and_back(
         "from": cluster,
         "to": THERE,
         "jobs": 5,
+        "notes": 0,
         "runs": {"failed": 1, "succeeded": 1},
         "written": 2,
         "there": 0,

@@ -12,8 +12,8 @@ import pytest
 from mainspring import Scheduler, states
 from mainspring.copying import PAGE, copy
 from mainspring.errors import CopyRefused
-from mainspring.model import State, replace
-from mainspring.store import Claim, JobQuery, Store
+from mainspring.model import Note, State, replace
+from mainspring.store import Claim, JobQuery, NoteQuery, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.sqlite import SqliteStore
@@ -110,6 +110,29 @@ async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -
         copied = await copy(source, target)
         assert (copied.mended, copied.written) == (2, 1)
         assert await everything(target) == await everything(source)
+
+
+async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
+    """API keys among them: one that was revoked meanwhile must not live on."""
+    source, target = on_disk("a"), on_mongo("b")
+    async with opened(source, target):
+        ends = await source.now() + timedelta(hours=1)
+        notes = [Note(kind="api-key", name=f"{n:04}", value={"$n": n}) for n in range(PAGE + 3)]
+        notes.append(Note(kind="other", name="0001", value="x", expires_at=ends))
+        for note in notes:
+            await source.put_note(note)
+        assert (await copy(source, target)).notes == len(notes)
+        await source.put_note(replace(notes[0], value="changed", version=1))
+        await copy(source, target)
+        query = NoteQuery(kind="api-key", limit=1000)
+        assert [(note.name, note.value) for note in (await target.notes(query)).items] == [
+            (note.name, note.value) for note in (await source.notes(query)).items
+        ]
+        [other] = (await target.notes(NoteQuery(kind="other"))).items
+        assert (other.value, other.expires_at) == ("x", ends)
+        await source.drop_note("api-key", "0007")
+        with pytest.raises(CopyRefused, match="note 0007 is there, and not in the source"):
+            await copy(source, target)
 
 
 async def test_a_key_that_was_given_on_and_taken_back(on_disk: Make, on_mongo: Make) -> None:

@@ -46,6 +46,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         "from": here.name,
         "to": there.name,
         "jobs": copied.jobs,
+        "notes": copied.notes,
         "runs": {str(state): count for state, count in sorted(copied.runs.items())},
         "written": copied.written,
         "there": copied.there,
@@ -62,6 +63,11 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
             " gone on since and were made equal"
         )
     output.line("counted on both sides, and equal")
+    if copied.sealed:
+        output.note(
+            "jobs hold secrets: give the programs on TO the key they are sealed with, as"
+            " MAINSPRING_SECRET_KEY (on SQLite it lies in a file beside the database)"
+        )
 
 
 def _tell(output: Output, seen: Look, *, source: str, target: str, already: int) -> None:
