@@ -93,7 +93,7 @@ class Scheduler(Asking):
         self._registry = Registry()
         self.webhooks = Webhooks(self._store, webhooks)
         if self.webhooks.available:
-            self._registry.add(WebhookHandler(self.webhooks, self._clock, pause=self.pause_job))
+            self._registry.add(WebhookHandler(self.webhooks, self, self._clock))
         self._events = Events()
         self._drafts: dict[str, Job] = {}
         self._portal: Portal | None = None
@@ -341,6 +341,10 @@ class Scheduler(Asking):
         return await self._call(self._running().control.retry(run_id))
 
     # Steps
+
+    def store_time(self) -> datetime:
+        """The store's time by its last reading; this machine's before start."""
+        return self._clock.now() if self._engine is None else self._engine.time.now()
 
     def _running(self) -> Engine:
         if self._engine is None:

@@ -11,9 +11,10 @@ import pytest
 from mainspring import RunContext, State
 from mainspring.errors import StoreDamaged, StoreUnavailable
 from mainspring.store import Store
+from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, ScriptedFaults
 from tests.engine.conftest import Make
-from tests.engine.kit import Heard, Weather, ended, opened, until
+from tests.engine.kit import LONG, Heard, Weather, ended, opened, until
 
 
 @pytest.mark.parametrize("error", ["before", "after"])
@@ -170,3 +171,21 @@ async def test_what_waiting_cannot_mend_is_told_at_once(
     with pytest.raises(StoreDamaged):
         await make(f"sqlite:///{tmp_path}/other.db").start()
     assert "waiting for the store" not in caplog.text
+
+
+async def test_a_driver_that_takes_a_cancellation_for_an_error_keeps_nobody_from_stopping(
+    make: Make,
+) -> None:
+    """pymongo does, now and then."""
+
+    class Deaf(MemoryStore):
+        async def wait(self, timeout: float) -> bool:
+            try:
+                return await super().wait(3600)
+            except asyncio.CancelledError:
+                raise StoreUnavailable("operation cancelled") from None
+
+    scheduler = make(Deaf())
+    await scheduler.start()
+    async with asyncio.timeout(LONG):
+        await scheduler.stop()

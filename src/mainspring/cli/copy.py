@@ -51,6 +51,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         "written": copied.written,
         "there": copied.there,
         "mended": copied.mended,
+        "jobs_with_secrets": copied.secrets,
     }
     if output.as_json:
         output.document(document)
@@ -63,11 +64,17 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
             " gone on since and were made equal"
         )
     output.line("counted on both sides, and equal")
-    if copied.sealed:
-        output.note(
-            "jobs hold secrets: give the programs on TO the key they are sealed with, as"
-            " MAINSPRING_SECRET_KEY (on SQLite it lies in a file beside the database)"
+    if copied.secrets:
+        output.line(
+            f"{copied.secrets} jobs have secrets, encrypted with the key of {here.name}: give every"
+            f" process on {there.name} the same one ({_key_of(source)})"
         )
+
+
+def _key_of(source: str) -> str:
+    path = database_file(source)
+    variable = "MAINSPRING_SECRET_KEY"
+    return variable if path is None else f"{variable}, or what is in {path}.key"
 
 
 def _tell(output: Output, seen: Look, *, source: str, target: str, already: int) -> None:

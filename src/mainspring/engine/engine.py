@@ -28,6 +28,8 @@ __all__ = ["Engine"]
 
 log = logging.getLogger("mainspring")
 
+CANCEL_AGAIN_AFTER = 0.5
+
 
 class Engine:
     """Made, started, used and stopped on one loop: its own, or inline on the program's."""
@@ -66,6 +68,11 @@ class Engine:
     @property
     def store(self) -> Store:
         return self._parts.store
+
+    @property
+    def time(self) -> CarriedClock:
+        """The store's time, carried on between readings."""
+        return self._parts.time
 
     @property
     def away(self) -> bool:
@@ -128,9 +135,12 @@ class Engine:
             await self.worker.drain(graceful=graceful, timeout=timeout)
             await self._flush()
             parts.emit("worker.stopped", worker=parts.settings.worker_id)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A store's driver may take a cancellation for an error of its own, and the part goes on:
+        # it is sent until all have ended.
+        while left := [task for task in self._tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=CANCEL_AGAIN_AFTER)
         await self.worker.close()
         try:
             await self.keeper.resign()

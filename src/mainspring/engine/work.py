@@ -85,6 +85,8 @@ class Work(Struct, eq=False):
     context: RunContext
     held_since: float
     began_at: datetime | None = None
+    took: float | None = None
+    """Seconds on the program's loop."""
     result: Any = None
     problem: Problem | None = None
     stop: Stop | None = None

@@ -7,11 +7,13 @@ be careful.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -125,7 +127,9 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 self._answered(method, message["status"])
-            await send(message)
+            # A request that broke HTTP half way was answered by the server itself.
+            with contextlib.suppress(LocalProtocolError):
+                await send(message)
 
         return sending
 
