@@ -143,7 +143,7 @@ def test_what_is_installed_serves_from_an_empty_folder_and_drains(
             made = client.post("/api/jobs", json=body)
             assert made.status_code == 201, made.text
             started = client.post(f"/api/jobs/{made.json()['data']['jobId']}/trigger")
-            run_id = started.json()["data"]["_id"]
+            run_id = started.json()["data"]["id"]
             assert endpoint.called.wait(LONG)
             served.send_signal(signal.SIGTERM)
             while client.get("/readyz").status_code == 200:
