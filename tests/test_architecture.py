@@ -29,7 +29,7 @@ FLOORS: list[set[str]] = [
     {"model"},
     {"policy"},
     {"schedules"},
-    {"codec", "durations", "tracing"},
+    {"codec", "durations"},
     {"clock"},
     {"errors"},
 ]

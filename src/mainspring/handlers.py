@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mainspring import tracing
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
 
@@ -99,19 +98,7 @@ class Handler:
     def call(self, context: RunContext, payload: Any) -> Any:
         arguments = self.stored_arguments(payload)
         given = (context,) if self.takes_context else ()
-        if not tracing.tracing():
-            return self.function(*given, **arguments)
-        facts: dict[str, str | int] = {
-            "mainspring.job.id": context.job_id,
-            "mainspring.run.id": context.run_id,
-            "mainspring.run.attempt": context.attempt,
-        }
-        return tracing.traced(
-            f"run {context.job_id}",
-            facts,
-            lambda: self.function(*given, **arguments),
-            is_async=self.is_async,
-        )
+        return self.function(*given, **arguments)
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         names = given.keys()

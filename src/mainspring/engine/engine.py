@@ -17,6 +17,7 @@ from mainspring.engine.parts import JobBook, Parts
 from mainspring.engine.patience import Patience
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
+from mainspring.engine.tracing import Tracing
 from mainspring.engine.worker import Worker
 from mainspring.events import Events
 from mainspring.handlers import Registry
@@ -88,6 +89,7 @@ class Engine:
         """
         parts = self._parts
         await parts.patience.first(parts.settings.wait_for_store, lambda: self._open(drafts))
+        tracing = self.worker.tracing = Tracing.found()
         self.worker.employ(
             Runner(
                 Home(
@@ -97,12 +99,14 @@ class Engine:
                     safe=self.worker.leases.safe,
                     began=self.worker.began,
                     over=self.worker.over,
+                    tracing=tracing,
                 ),
                 parts.time,
                 places=parts.settings.workers,
                 inline=inline,
                 over=self.worker.over,
                 freed=self.worker.freed,
+                tracing=tracing,
             )
         )
         self._go(self._hinting)

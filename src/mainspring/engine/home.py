@@ -22,6 +22,7 @@ from typing import Any
 from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.hooks import call_hook
 from mainspring.engine.portal import soon
+from mainspring.engine.tracing import Tracing, traced
 from mainspring.engine.work import Problem, Stop, Work
 
 __all__ = ["Home"]
@@ -50,6 +51,7 @@ class Home:
         safe: Callable[[Work], bool],
         began: Callable[[Work], None],
         over: Callable[[list[Work], int], None],
+        tracing: Tracing | None = None,
     ) -> None:
         self.loop = loop
         self._engine = asyncio.get_running_loop()
@@ -58,6 +60,7 @@ class Home:
         self._safe = safe
         self._began = began
         self._over = over
+        self._tracing = tracing
         self._context = contextvars.copy_context()
         # Drawn from by the program's loop, added to and taken back from by the engine's: each of
         # a deque's methods is one step to other threads.
@@ -173,15 +176,16 @@ class Home:
         try:
             work.unless_stopped()
             self._began(work)
-            if work.handler.hooks.on_start is not None:
-                work.waited = True
-                await call_hook(work.handler.hooks.on_start, work.context)
-            answer = work.handler.call(work.context, work.run.payload)
-            if work.handler.is_async:
-                answer = await self._awaited(answer, work)
-            elif inspect.isawaitable(answer):
-                work.waited = True
-                answer = await answer
+            with traced(self._tracing, work):
+                if work.handler.hooks.on_start is not None:
+                    work.waited = True
+                    await call_hook(work.handler.hooks.on_start, work.context)
+                answer = work.handler.call(work.context, work.run.payload)
+                if work.handler.is_async:
+                    answer = await self._awaited(answer, work)
+                elif inspect.isawaitable(answer):
+                    work.waited = True
+                    answer = await answer
             work.result = answer
         except BaseException as error:  # SystemExit too: a handler must not end the program
             work.waited = True

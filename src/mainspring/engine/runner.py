@@ -16,6 +16,7 @@ from mainspring.engine.hooks import Hook, call_hook, start_hook
 from mainspring.engine.portal import soon
 from mainspring.engine.processes import ProcessPool, Target
 from mainspring.engine.threads import Threads
+from mainspring.engine.tracing import Tracing, traced
 from mainspring.engine.work import Problem, Stop, Work
 from mainspring.policy import Isolation
 
@@ -37,6 +38,7 @@ class Runner:
         inline: bool,
         over: Callable[[list[Work], int], None],
         freed: Callable[[Work], None],
+        tracing: Tracing | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._home = home
@@ -44,6 +46,7 @@ class Runner:
         self._inline = inline
         self._over = over
         self._freed = freed
+        self._tracing = tracing
         self._threads = Threads()
         self._processes = ProcessPool(size=max(places, 1))
 
@@ -115,9 +118,10 @@ class Runner:
             if (hook := work.handler.hooks.on_start) is not None:
                 told = call_hook(hook, work.context)
                 asyncio.run_coroutine_threadsafe(told, self._home.loop).result()
-            result = work.handler.call(work.context, work.run.payload)
-            if inspect.isawaitable(result):  # an async handler that asked for a thread
-                result = asyncio.run(_awaited(result))
+            with traced(self._tracing, work):
+                result = work.handler.call(work.context, work.run.payload)
+                if inspect.isawaitable(result):  # an async handler that asked for a thread
+                    result = asyncio.run(_awaited(result))
         except BaseException as error:
             problem = Problem.of(error)
         soon(self._loop, self._thread_over, work, result, problem)
@@ -145,15 +149,16 @@ class Runner:
         try:
             work.unless_stopped()
             self.tell(work.handler.hooks.on_start, work.context)
-            reply = await self._processes.run(
-                Target.of(work.handler.function),
-                work.run,
-                context=work.context,
-                takes_context=work.handler.takes_context,
-                arguments=work.handler.stored_arguments(work.run.payload),
-                results=work.context.results,
-                memory_limit=work.job.policy.memory_limit,
-            )
+            with traced(self._tracing, work):
+                reply = await self._processes.run(
+                    Target.of(work.handler.function),
+                    work.run,
+                    context=work.context,
+                    takes_context=work.handler.takes_context,
+                    arguments=work.handler.stored_arguments(work.run.payload),
+                    results=work.context.results,
+                    memory_limit=work.job.policy.memory_limit,
+                )
             work.result = reply.result
             work.problem = Problem.remote(reply.error) if reply.error else None
         except BaseException as error:

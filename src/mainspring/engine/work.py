@@ -103,6 +103,8 @@ class Work(Struct, eq=False):
     """The handler gave way to others on the program's loop, or failed there."""
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
+    span: Any = None
+    """Of OpenTelemetry, where the program uses it."""
 
     @property
     def isolation(self) -> Isolation:

@@ -23,6 +23,7 @@ from mainspring.engine.record import Record
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
+from mainspring.engine.tracing import Tracing
 from mainspring.engine.transactions import Transacting
 from mainspring.engine.verdict import LEAST_SNOOZE, Verdict, judge
 from mainspring.engine.work import Stop, Work
@@ -60,6 +61,7 @@ class Worker:
         self._draining = False
         self._handler_seconds = 1.0
         self._runner: Runner
+        self.tracing: Tracing | None = None
 
     @property
     def running(self) -> int:
@@ -249,13 +251,17 @@ class Worker:
             self._active.pop(work, None)
             if work.lingering:
                 self._note_stuck(work)
+            verdict = None
             if work.stop is Stop.LOST and not work.committed:
                 self.leases.let_go(work)
                 self._record.breakers.abandon(work.run.job_id)
             elif work.stop is Stop.LATE:
                 self._give_back(work)
             else:
-                self._record.settle(work, judge(work, now, self._parts.rng))
+                verdict = judge(work, now, self._parts.rng)
+                self._record.settle(work, verdict)
+            if self.tracing is not None:
+                self.tracing.end(work, verdict)
         self._note_pace(works)
         self._begin()
         self._wake.set()
