@@ -21,11 +21,12 @@ from mainspring.context import RunContext
 from mainspring.durations import duration
 from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
-from mainspring.model import Job, Webhook
+from mainspring.model import Job, Webhook, replace
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
 from mainspring.webhooks.headers import MASK, redacted, without_secrets
 from mainspring.webhooks.render import Facts, Prepared, prepare
+from mainspring.webhooks.tracing import traced
 
 __all__ = ["MOST_KEPT", "WebhookHandler"]
 
@@ -48,6 +49,7 @@ class Host(Protocol):
 class WebhookHandler(Handler):
     """The handler `webhook`, built in. A run's payload, where there is one, is its body."""
 
+    built_in = True
     reads_job = True
 
     def __init__(self, webhooks: Webhooks, host: Host, clock: Clock) -> None:
@@ -75,18 +77,22 @@ class WebhookHandler(Handler):
         patience = PATIENCE
         if job.policy.timeout is not None:
             patience = min(patience, job.policy.timeout.total_seconds() / 4)
-        try:
-            await self._webhooks.client.send(request, heard, patience=patience)
-        except WebhookFailed as error:
-            error.args = (redacted(str(error), opened.traces),)
-            raise
-        finally:
-            seconds = self._clock.monotonic() - began
-            _keep(ctx, _detail(request, heard, opened.traces, seconds))
-        assert heard.status is not None
-        if _within(heard.status, webhook.success):
-            return {"status": heard.status}
-        raise await self._failure(ctx, webhook, heard.status, heard.headers)
+        with traced(request, ctx) as (span, trace_headers):
+            if trace_headers:
+                request = replace(request, headers={**request.headers, **trace_headers})
+            try:
+                await self._webhooks.client.send(request, heard, patience=patience)
+            except WebhookFailed as error:
+                error.args = (redacted(str(error), opened.traces),)
+                raise
+            finally:
+                seconds = self._clock.monotonic() - began
+                _keep(ctx, _detail(request, heard, opened.traces, seconds))
+            assert heard.status is not None
+            span.set_attribute("http.response.status_code", heard.status)
+            if _within(heard.status, webhook.success):
+                return {"status": heard.status}
+            raise await self._failure(ctx, webhook, heard.status, heard.headers)
 
     async def _failure(
         self, ctx: RunContext, webhook: Webhook, status: int, headers: Sequence[tuple[str, str]]
