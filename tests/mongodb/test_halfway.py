@@ -17,7 +17,7 @@ from mainspring import states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Firing, Held, JobQuery, RunQuery
+from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery
 from mainspring.stores.mongodb import MongoStore, claims, firing, keys, reserved
 from mainspring.testing import FakeClock
 from tests.servers.mongodb import with_database
@@ -174,7 +174,7 @@ def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Fi
     )
 
 
-@pytest.mark.parametrize("step", ["_advance", "carry_out"])
+@pytest.mark.parametrize("step", ["_advance", "fill"])
 async def test_a_firing_that_was_cut_off(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -185,7 +185,7 @@ async def test_a_firing_that_was_cut_off(
         await store.fire([fired])
     assert await store.get([fired.runs[0].id]) == {}
     [again] = await store.fire([fired])
-    advanced = step == "carry_out"
+    advanced = step == "fill"
     assert again.done is not advanced
     await store.find(RunQuery(lapsed=True))
     assert [held.id for held in await store.claim(CLAIM)] == [fired.runs[0].id]
@@ -197,7 +197,7 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
 ) -> None:
     made = await job(store, clock)
     first = firing_of(made, clock, overlap)
-    Death(monkeypatch, firing, "carry_out")
+    Death(monkeypatch, firing, "fill")
     with pytest.raises(StoreUnavailable):
         await store.fire([first])
     clock.advance(60)
@@ -212,6 +212,49 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
     }
     earlier = (await store.get([first.runs[0].id]))[first.runs[0].id]
     assert (earlier.state, second.runs[0].state) == expected[overlap]
+
+
+async def test_what_a_plan_left_that_never_came_true_does_not_count(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot's run is reserved as pending; then its maker dies. Until another fires the slot it is
+    part of a gap: the record of that gap is what must be there."""
+    made = await job(store, clock)
+    never = firing_of(made, clock)
+    Death(monkeypatch, firing, "_advance")
+    with pytest.raises(StoreUnavailable):
+        await store.fire([never])
+    missed = {"first": clock.now(), "last": clock.now() + timedelta(seconds=60), "count": 2}
+    gap = replace(
+        never.runs[0],
+        state=State.SKIPPED,
+        finished_at=clock.now(),
+        reason="misfire",
+        result=missed,
+    )
+    [fired] = await store.fire([replace(never, runs=(gap,))])
+    assert fired == Fired(True, (gap,))
+    assert (await store.find(RunQuery())).items == [gap]
+    assert await store.claim(CLAIM) == []
+
+
+async def test_a_sweep_also_cancels_what_a_slot_replaces(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await job(store, clock)
+    first = firing_of(made, clock, Overlap.REPLACE)
+    await store.fire([first])
+    clock.advance(60)
+    second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
+    Death(monkeypatch, firing, "commit")
+    with pytest.raises(StoreUnavailable):
+        await store.fire([second])
+    await store.find(RunQuery(lapsed=True))
+    found = await store.get([first.runs[0].id, second.runs[0].id])
+    assert [found[one.runs[0].id].state for one in (first, second)] == [
+        State.CANCELLED,
+        State.PENDING,
+    ]
 
 
 async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
@@ -243,13 +286,26 @@ async def test_a_place_reserved_by_the_dead_comes_free(
     with pytest.raises(StoreUnavailable):
         await store.claim(CLAIM)
     assert await store.claim(CLAIM) == []
-    [limit] = [kept async for kept in store._db.limits.find({})]
-    await store._db.limits.update_one(
-        {"_id": limit["_id"]},
-        {"$set": {"reserved.0.seen": 0}},  # as another client's claim notes it
-    )
     clock.advance(11)
     assert len(await store.claim(CLAIM)) == 1
+
+
+async def test_a_place_reserved_for_a_run_that_was_cancelled_is_free_at_once(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    whole = claims._take
+
+    async def too_late(*given: Any) -> Any:
+        monkeypatch.setattr(claims, "_take", whole)
+        [first] = (await store.get(["a"])).values()
+        assert await store.commit([states.cancelled(first, clock.now(), "no")]) == [True]
+        return await whole(*given)
+
+    monkeypatch.setattr(claims, "_take", too_late)
+    held = await store.claim(CLAIM) or await store.claim(CLAIM)
+    assert [one.id for one in held] == ["b"]
 
 
 async def test_a_write_that_comes_too_late_is_fenced_off(
@@ -269,7 +325,7 @@ async def test_a_write_that_comes_too_late_is_fenced_off(
     monkeypatch.setattr(claims, "_take", slow)
     with pytest.raises(StoreUnavailable):
         await store.claim(CLAIM)
-    await store._db.limits.update_one({"_id": "job:job"}, {"$set": {"reserved.0.seen": 0}})
+    assert await store.claim(CLAIM) == []
     clock.advance(11)
     [held] = await store.claim(CLAIM)
     assert await whole(*late[0]) == []

@@ -2,10 +2,12 @@
 
 A slot fires in three steps, and the second decides:
 
-1. Its runs are written down half made (reserved.py).
+1. Places for its runs are reserved (reserved.py).
 2. The job advances by compare-and-set on its version, and its document says what it fired:
-   `firing: {by, runs, replaces}`.
-3. What is to be replaced is cancelled, and the runs become what they are to be.
+   `firing: {by, runs, replaces, made}`.
+3. What is to be replaced is cancelled, and the runs become what they are `made` to be. What a
+   reserved run says of itself does not count: it may be left from a plan that never came true,
+   and the slot may be part of a gap by now, or overlap.
 
 A crash before the second step leaves reserved runs, which the next firing of the slot takes up or
 a sweep deletes; the job has not moved. A crash behind it leaves the third step to whoever fires,
@@ -30,16 +32,17 @@ from mainspring.model import LIVE, Job, Run, Source, State
 from mainspring.policy import Overlap
 from mainspring.states import Change
 from mainspring.store import Fired, Firing, overlapped
+from mainspring.stores.mongodb import keys, reserved
 from mainspring.stores.mongodb.adding import add, documents
 from mainspring.stores.mongodb.changes import commit
 from mainspring.stores.mongodb.claims import stamp_lanes
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.reads import get
-from mainspring.stores.mongodb.reserved import carry_out, half_made, reserve
+from mainspring.stores.mongodb.reserved import fill, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
 from mainspring.stores.waves import waves
 
-__all__ = ["drop_job", "fire", "live_slots", "put_job"]
+__all__ = ["drop_job", "fire", "live_slots", "put_job", "sweep"]
 
 TRIES = 20
 
@@ -79,6 +82,20 @@ async def drop_job(db: Database, job_id: str) -> bool:
     return False
 
 
+async def sweep(db: Database) -> None:
+    """Carry out what a crash left half made and decided, by a key or by a job."""
+    await reserved.sweep(db, _carry_out_decided)
+
+
+async def _carry_out_decided(db: Database, runs: Sequence[Document]) -> set[str]:
+    pointed = await keys.carry_out_pointed(db, runs)
+    fired = {"_id": {"$in": [run["job_id"] for run in runs]}, "firing": {"$exists": True}}
+    async for job in db.jobs.find(fired, {"firing": 1}):
+        await _finish(db, job)  # which also cancels what the slot replaces
+        pointed |= set(job["firing"]["runs"])
+    return pointed
+
+
 # -- fire -----------------------------------------------------------------------------------
 
 
@@ -102,10 +119,15 @@ class _Plan:
     firing: Firing
     runs: tuple[Run, ...]
     changes: list[Change]
+    made: list[Document]
 
     def record(self, by: ObjectId) -> Document:
-        runs = [run.id for run in self.runs]
-        return {"by": by, "runs": runs, "replaces": [change.id for change in self.changes]}
+        return {
+            "by": by,
+            "runs": [run.id for run in self.runs],
+            "replaces": [change.id for change in self.changes],
+            "made": self.made,
+        }
 
 
 async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]:
@@ -113,9 +135,7 @@ async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]
     if not plans:
         return {}
     nonce = ObjectId()
-    added = [run for plan in plans.values() for run in plan.runs]
-    keyless = [run for run in added if run.dedupe_key is None]
-    await reserve(db, await documents(db, keyless))
+    await reserve(db, [made for plan in plans.values() for made in plan.made])
     won = await _advance(db, plans, nonce)
     await commit(db, [change for at in won for change in plans[at].changes])
     for at in won:
@@ -152,7 +172,9 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
     for at, firing in due.items():
         earlier = unfinished.get(firing.job_id, [])
         now = from_us(jobs[firing.job_id]["now"])
-        plans[at] = _Plan(firing, *overlapped(firing, earlier, now))
+        runs, changes = overlapped(firing, earlier, now)
+        made = await documents(db, [run for run in runs if run.dedupe_key is None])
+        plans[at] = _Plan(firing, runs, changes, made)
     return plans
 
 
@@ -198,11 +220,11 @@ async def _finish(db: Database, job: Document) -> None:
     if firing is None:
         return
     waiting = {"_id": {"$in": firing["runs"]}, "state": RESERVED}
-    runs = [run async for run in db.runs.find(waiting) if half_made(run)]
-    if not runs:
+    reserved = {run["_id"] async for run in db.runs.find(waiting, {"_id": 1})}
+    if not reserved:
         return
     await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
-    await carry_out(db, runs)
+    await fill(db, [made for made in firing["made"] if made["_id"] in reserved])
 
 
 async def _replace(db: Database, ids: Sequence[str], reason: str) -> None:

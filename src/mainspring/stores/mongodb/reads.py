@@ -134,7 +134,7 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
     if query.limit <= 0:
         return Page([])
     order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
-    walk = db.jobs.find(listed_jobs(query)).sort(order).limit(query.limit)
+    walk = db.jobs.find(listed_jobs(query), {"firing": 0}).sort(order).limit(query.limit)
     found = [read_job(job) for job in await walk.to_list(query.limit)]
     full = query.due is None and len(found) == query.limit
     return Page(found, found[-1].id if full else None)

@@ -28,7 +28,6 @@ from mainspring.stores.mongodb import (
     firing,
     reads,
     renewals,
-    reserved,
     schema,
     upkeep,
 )
@@ -136,7 +135,7 @@ class MongoStore:
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
             if query.lapsed:  # the keeper's look for what the dead have left
-                await reserved.sweep(self._db)
+                await firing.sweep(self._db)
             return await reads.find(self._db, query)
 
     async def counts(self) -> Counts:
