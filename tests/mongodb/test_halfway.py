@@ -370,3 +370,26 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
     held = await store.claim(CLAIM)
     assert len(held) == 5
     assert all(await store.commit([states.succeeded(r, clock.now(), None) for r in held]))
+
+
+async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the answer nor the question after it comes through: the runs wait for no lapse."""
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    whole = claims._send
+
+    async def unheard(*given: Any) -> Any:
+        await whole(*given)
+        raise NetworkTimeout("the answer was lost")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(claims, "_send", unheard)
+        Death(outage, claims, "_bearing")
+        with pytest.raises(StoreUnavailable):
+            await store.claim(CLAIM)
+    other = replace(CLAIM, worker="other")
+    assert await store.claim(other) == []
+    held = await store.claim(CLAIM)
+    assert [(one.id, one.token) for one in held] == [(f"r{n}", 1) for n in range(5)]
+    assert await store.claim(CLAIM) == []

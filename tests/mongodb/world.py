@@ -7,23 +7,31 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
+from unittest.mock import patch
 
 from mainspring.store import Store
+from mainspring.stores.mongodb import changes, claims, firing
+from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.limits import Room
+from mainspring.stores.mongodb.reserved import carry_out
+from mainspring.stores.mongodb.rows import RESERVED
 from mainspring.testing import FaultyStore, Injection
 from tests.mongodb.signed import Breaks, SignedStore, seat
 from tests.mongodb.watch import Mirror, WatchClock, Watcher, WatchMonitor
 from tests.servers.mongodb import with_database
 from tests.simulation.cluster import Node
-from tests.simulation.machines import Machine, RealMachineLoop
+from tests.simulation.machines import RealMachineLoop
+from tests.simulation.monitor import Violation
 from tests.simulation.workload import Client, Workload
 from tests.simulation.world import Report, World, quiet
 
-__all__ = ["simulate_for_real"]
+__all__ = ["PLANTED", "Planted", "hunt", "simulate_for_real"]
 
 SCHEDULES = ("1s", "2s", "3s", "* * * * * *", "*/2 * * * * *", "*/5 * * * * *")
 PACE = 0.3
-CALM = 45.0
+CALM = 90.0
 """Seconds in which everything must have ended once the faults stop."""
 
 
@@ -62,7 +70,7 @@ class RealWorld(World):
         rng = self._rng
         self._url = with_database(url, f"sim_{seed}_{rng.getrandbits(32):08x}")
         self._span = rng.choice((6.0, 9.0))
-        self._settings["lease"] = rng.choice(("2s", "3s"))
+        self._settings["lease"] = "2s" if stress else rng.choice(("4s", "6s"))
         self._settings["retention"] = "30d"
         self._lease = float(self._settings["lease"][:-1])
         self._pace = PACE
@@ -70,7 +78,6 @@ class RealWorld(World):
         self._began = 0.0
         self._stores: list[SignedStore] = []
         self._nodes: list[RealNode] = []
-        self._machines: list[Machine] = []
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -132,6 +139,10 @@ class RealWorld(World):
         for node in self._nodes:
             node.breaks.on = False
 
+    @property
+    def violations(self) -> list[Violation]:
+        return self.monitor.violations if hasattr(self, "monitor") else []
+
     def report(self) -> Report:
         monitor = self.monitor
         return Report(
@@ -148,12 +159,17 @@ class RealWorld(World):
 def simulate_for_real(
     seeds: Sequence[int], url: str, *, trace: bool = False, stress: bool = False
 ) -> list[Report]:
-    """Run these seeds at the same time, each on a database of its own."""
+    """Run these seeds at the same time, each on a database of its own, until all have ended or
+    one of them has failed."""
     loop = RealMachineLoop()
     worlds = [RealWorld(seed, url, trace=trace, stress=stress) for seed in seeds]
 
     async def main() -> None:
-        await asyncio.gather(*(world.run() for world in worlds))
+        left = {loop.create_task(world.run()) for world in worlds}
+        while left and not any(world.violations for world in worlds):
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
 
     with quiet():
         asyncio.set_event_loop(loop)
@@ -182,3 +198,69 @@ def _wind_up(
     for close in closing:
         loop.run_until_complete(close())
     loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+# Bugs planted on purpose: the invariants must notice each, on this store too
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    story: str
+    caught_by: frozenset[str]
+    patched: tuple[object, str, Any]
+    stress: bool = False
+
+
+def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 3) -> Report | None:
+    """Run seeds with the bug planted until one of them fails."""
+    with patch.object(*bug.patched):
+        for first in range(0, most, at_once):
+            seeds = range(first, first + at_once)
+            for report in simulate_for_real(seeds, url, stress=bug.stress):
+                if report.violations:
+                    return report
+    return None
+
+
+async def _no_reservation(self: Room, db: Database, runs: Sequence[Document]) -> bool:
+    return True
+
+
+async def _whoever_holds_it(db: Database, chosen: Sequence[Document], change: Document) -> int:
+    where = {"_id": {"$in": [run["_id"] for run in chosen]}}
+    return (await db.runs.update_many(where, change)).matched_count
+
+
+async def _as_they_were_left(db: Database, documents: Sequence[Document]) -> None:
+    where = {"_id": {"$in": [one["_id"] for one in documents]}, "state": RESERVED}
+    await carry_out(db, [run async for run in db.runs.find(where)])
+
+
+PLANTED = (
+    Planted(
+        "no fence",
+        "a commit ignores what it expects",
+        frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion"}),
+        (changes, "expecting", lambda expect: {}),
+        stress=True,
+    ),
+    Planted(
+        "count then claim",
+        "the limit is counted, then the claim is made",
+        frozenset({"limit"}),
+        (Room, "reserve", _no_reservation),
+    ),
+    Planted(
+        "claim by id",
+        "a claim does not look whether another has come first",
+        frozenset({"lease", "tokens", "attempts", "finished", "fence", "early"}),
+        (claims, "_send", _whoever_holds_it),
+    ),
+    Planted(
+        "leftovers count",
+        "a slot's run is what an earlier plan wanted it to be",
+        frozenset({"slots", "overlap", "misfire"}),
+        (firing, "fill", _as_they_were_left),
+    ),
+)

@@ -47,6 +47,7 @@ class _Session:
     db: Database
     bell: Bell
     crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
+    doubts: claims.Doubts = field(default_factory=claims.Doubts)
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
 
@@ -102,7 +103,8 @@ class MongoStore:
 
     async def claim(self, claim: Claim) -> list[Run]:
         session = self._open_session()
-        work = asyncio.create_task(claims.claim(session.db, claim, session.crowd))
+        taking = claims.claim(session.db, claim, session.crowd, session.doubts)
+        work = asyncio.create_task(taking)
         try:
             with translating():
                 return await asyncio.shield(work)
