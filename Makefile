@@ -18,8 +18,8 @@ setup: .venv/ready ## make the virtual environment
 servers: .venv/ready ## fetch the servers that tests use (they would too, under their time limit)
 	-@$(BIN)/python -m tests.servers fetch
 
-run: .venv/ready ## start the quick-start example under `mainspring worker`
-	cd examples && ../$(BIN)/mainspring worker quickstart:scheduler
+run: .venv/ready ## start the service on http://127.0.0.1:3000, on the embedded store
+	$(BIN)/mainspring serve
 
 test: servers ## all tests, on a fresh machine too
 	$(BIN)/python -m pytest -n auto

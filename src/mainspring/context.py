@@ -6,16 +6,31 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
-from mainspring.errors import InvalidInput
-from mainspring.model import Progress, Run
+import msgspec
 
-__all__ = ["MAX_LOG_BYTES", "RunContext"]
+from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
+from mainspring.model import Job, Progress, Run
+
+__all__ = ["MAX_DETAIL_BYTES", "MAX_LOG_BYTES", "HandlerTransaction", "RunContext", "Transact"]
 
 MAX_LOG_BYTES = 64 * 1024
+MAX_DETAIL_BYTES = 128 * 1024
+
+
+class HandlerTransaction(Protocol):
+    """What `ctx.transaction()` gives: `async with` in an async handler, `with` in a plain one."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
 
 
 class RunContext:
@@ -23,14 +38,20 @@ class RunContext:
 
     `results` holds the results of the runs this one came after, by job id. `cancelled` turns
     true when somebody asks for the run to stop; a sync handler in a thread looks at it, an
-    async one is cancelled anyway.
+    async one is cancelled anyway. `job` is the definition that the attempt was begun under (None
+    in a process of its own).
     """
 
     __slots__ = (
+        "_detail",
         "_lines",
         "_log",
+        "_result",
+        "_transact",
         "attempt",
         "cancelled",
+        "in_transaction",
+        "job",
         "job_id",
         "latest_progress",
         "payload",
@@ -47,8 +68,11 @@ class RunContext:
         run: Run,
         resources: Mapping[str, Any] | None = None,
         results: Mapping[str, Any] | None = None,
+        job: Job | None = None,
+        transact: Transact | None = None,
     ) -> None:
         self.run_id: str = run.id
+        self.job: Job | None = job
         self.job_id: str = run.job_id
         self.attempt: int = run.attempt
         self.scheduled_at: datetime = run.scheduled_at
@@ -57,10 +81,43 @@ class RunContext:
         self.resources: Mapping[str, Any] = resources if resources is not None else {}
         self.results: Mapping[str, Any] = results if results is not None else {}
         self.cancelled: bool = False
+        self.in_transaction: bool = False
         self.will_retry: bool = False
         self.latest_progress: Progress | None = None
+        self._detail: Any = None
         self._log: logging.Logger | None = None
         self._lines: _Lines | None = None
+        self._result: Any = None
+        self._transact = transact
+
+    def transaction(self) -> HandlerTransaction:
+        """Writes of the handler that commit together with the run's completion, or not at all.
+
+        `async with ctx.transaction() as session:` (in a plain handler `with`). The session is
+        the store's: a connection to the scheduler's own file on SQLite, a client session on
+        MongoDB. The end of the block ends the run, so it is the handler's last act; the run's
+        result is what the block sets as `ctx.result`. See docs/effect-once.md.
+        """
+        if self._transact is None:
+            raise InvalidState(
+                "there is no transaction here: a worker gives one to handlers on its loop and in"
+                ' its threads, not with isolation="process"; in a test of a handler use'
+                " make_context(transaction=…)"
+            )
+        return self._transact(self)
+
+    @property
+    def result(self) -> Any:
+        return self._result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        """What the run is completed with at the end of its transaction."""
+        if not self.in_transaction:
+            raise InvalidState(
+                "ctx.result is set inside `with ctx.transaction()`; elsewhere return the result"
+            )
+        self._result = value
 
     @property
     def log(self) -> logging.Logger:
@@ -82,11 +139,33 @@ class RunContext:
     def log_lines(self) -> tuple[str, ...]:
         return self._lines.taken() if self._lines is not None else ()
 
+    @property
+    def detail(self) -> Any:
+        """What is kept with the attempt beside its log, however it ends: JSON, at most 128 KiB."""
+        return self._detail
+
+    @detail.setter
+    def detail(self, value: Any) -> None:
+        # Refused here, in the handler that gave it, and copied: what is changed later is not kept.
+        try:
+            text = msgspec.json.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidPayload(f"the detail of an attempt is not JSON: {error}") from None
+        if len(text) > MAX_DETAIL_BYTES:
+            raise InvalidPayload(
+                f"the detail of an attempt is {len(text):,} bytes of JSON; at most"
+                f" {MAX_DETAIL_BYTES:,} are kept"
+            )
+        self._detail = msgspec.json.decode(text)
+
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the work has come; kept with the run at its next renewal."""
         if total is not None:
             total = _number(total)
         self.latest_progress = Progress(_number(done), total, str(message))
+
+
+Transact = Callable[[RunContext], HandlerTransaction]
 
 
 def _number(given: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring import codec, schedules
@@ -16,16 +16,21 @@ from mainspring.handlers import Handler, Registry
 from mainspring.model import (
     Job,
     Owner,
+    Webhook,
     check_job_id,
     replace,
 )
 from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Schedule
+from mainspring.webhooks.desk import HANDLER, Webhooks
 
-__all__ = ["draft_job", "edited", "refuse_circles"]
+__all__ = ["draft_job", "edited"]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
+
+WEBHOOK_TIMEOUT = timedelta(seconds=30)
+LONGEST_WEBHOOK = timedelta(hours=1)
 
 
 def draft_job(
@@ -39,9 +44,12 @@ def draft_job(
     enabled: bool = True,
     timezone: str | None = None,
     jitter: Any = None,
+    webhook: Webhook | None = None,
     **given: Any,
 ) -> Job:
     """A job that was never stored: no times, no version."""
+    if webhook is not None:
+        given.setdefault("timeout", WEBHOOK_TIMEOUT)
     about = {name: given.pop(name) for name in _ABOUT if name in given}
     job = Job(
         id=check_job_id(job_id),
@@ -53,6 +61,7 @@ def draft_job(
         policy=Policy.make(**given),
         enabled=enabled,
         owner=owner,
+        webhook=webhook,
         **_about(about),
     )
     _check(job, handler)
@@ -60,15 +69,24 @@ def draft_job(
 
 
 def edited(
-    job: Job, changes: Mapping[str, Any], registry: Registry, default_zone: str, now: datetime
+    job: Job,
+    changes: Mapping[str, Any],
+    registry: Registry,
+    webhooks: Webhooks,
+    default_zone: str,
+    now: datetime,
 ) -> Job:
     """A stored job with changes; what is not named stays. A new schedule starts afresh."""
     given = dict(changes)
+    if "webhook" in given:
+        job = replace(job, webhook=webhooks.changed(job, given.pop("webhook")))
     about = _about({name: given.pop(name) for name in _ABOUT if name in given})
     handler = registry.find(job.handler)
     if "handler" in given:
         asked = given.pop("handler")
         handler = registry.get(getattr(asked, "id", asked))
+        if (handler.name == HANDLER) is not (job.webhook is not None):
+            raise InvalidInput(f"a job is a webhook for good, or never: {job.id!r} keeps its kind")
     fresh = {name: given.pop(name) for name in _WHEN if name in given}
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
@@ -82,27 +100,14 @@ def edited(
     )
     if fresh:
         after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
-    if fresh or enabled is not job.enabled:
+    # The same schedule named once more must not step over a slot that is due.
+    if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(now) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
             raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
         after = replace(after, next_run_at=upcoming)
     _check(after, handler)
     return after
-
-
-def refuse_circles(drafts: Mapping[str, Job]) -> None:
-    """Jobs that come after each other in a circle would never run, and say nothing of it."""
-    for start in drafts:
-        way = [start]
-        seen: set[str] = set()
-        while way:
-            for name in drafts[way.pop()].policy.after:
-                if name == start:
-                    raise InvalidInput(f"job {start!r} comes after itself, by way of others")
-                if name in drafts and name not in seen:
-                    seen.add(name)
-                    way.append(name)
 
 
 def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:
@@ -151,10 +156,7 @@ def _check(job: Job, handler: Handler | None) -> None:
         raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
     codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
-        raise InvalidInput(
-            'delivery="effect_once" needs a transaction shared with the handler, which no store'
-            " offers yet; use at_least_once with an idempotent handler, or at_most_once"
-        )
+        _check_effect_once(job, handler)
     if job.schedule is not None and job.policy.after:
         raise InvalidInput(
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
@@ -162,6 +164,8 @@ def _check(job: Job, handler: Handler | None) -> None:
         )
     if job.id in job.policy.after:
         raise InvalidInput(f"job {job.id!r} cannot come after itself")
+    if job.webhook is not None:
+        _check_webhook(job)
     if handler is None:
         return
     if job.schedule is not None or job.policy.after or job.policy.run_on_start:
@@ -173,3 +177,26 @@ def _check(job: Job, handler: Handler | None) -> None:
             ) from None
     if job.policy.isolation is Isolation.PROCESS:
         Target.check(handler.function)  # refused here, not when the first run is due
+
+
+def _check_effect_once(job: Job, handler: Handler | None) -> None:
+    if job.policy.isolation is Isolation.PROCESS:
+        raise InvalidInput(
+            f"job {job.id!r}: a transaction cannot be shared with another process, so"
+            ' delivery="effect_once" and isolation="process" do not go together'
+        )
+    if handler is not None and not handler.takes_context:
+        raise InvalidInput(
+            f'job {job.id!r}: with delivery="effect_once" the handler writes inside'
+            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`"
+        )
+
+
+def _check_webhook(job: Job) -> None:
+    timeout = job.policy.timeout
+    if timeout is None or timeout > LONGEST_WEBHOOK:
+        raise InvalidInput(f"a webhook's timeout is at most {LONGEST_WEBHOOK}, not {timeout}")
+    if job.payload is not None:
+        raise InvalidInput("a webhook sends its body: give it there, not as payload")
+    if job.policy.isolation is not Isolation.AUTO:
+        raise InvalidInput(f"a webhook needs no isolation: {job.policy.isolation} is for handlers")

@@ -4,7 +4,8 @@
     ├── InvalidInput (ValueError)      what was given cannot be used; nothing was changed
     │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire
     │   ├── InvalidPayload               not JSON, or too large
-    │   └── InvalidArguments             the handler does not take these arguments
+    │   ├── InvalidArguments             the handler does not take these arguments
+    │   └── SecretKeyMissing             no key to encrypt a secret with, or to open it
     ├── NotFound (LookupError)
     │   ├── JobNotFound
     │   ├── RunNotFound
@@ -12,6 +13,8 @@
     ├── Conflict
     │   ├── JobExists                    two jobs of one id with different handlers
     │   ├── JobOwnedByCode               an edit of a job that code owns
+    │   ├── CopyRefused                  a store that is in use, or holds something else
+    │   ├── JobChanged                   an edit of a job that was edited meanwhile
     │   └── InvalidState                 the run is not in a state that allows this
     ├── NotStarted                     the scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
@@ -19,12 +22,17 @@
     ├── MemoryExceeded                 process-isolated work outgrew its memory limit
     ├── ProcessDied                    a process died under its handler
     ├── RemoteFailure                  what a handler raised in a process of its own
+    ├── TransactionAborted             rolled back by no fault of the handler: it is tried again
+    ├── TransactionExpired (TimeoutError)  rolled back: a transaction lasted too long
+    ├── WebhookFailed                  an endpoint gave no answer, or not the one hoped for
+    │   └── AddressRefused               it lies at an address that webhooks may not call
     └── StoreError
         ├── StoreUnavailable             away for now: worth another try
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
         └── StoreTooNew                  written by a newer Mainspring
 
-Two more steer a run from inside a handler, and are no errors of ours: `Retry` and `GiveUp`.
+Three more steer a run from inside a handler, and are no errors of ours: `Retry`, `GiveUp` and
+`Snooze`.
 """
 
 from __future__ import annotations
@@ -32,7 +40,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 __all__ = [
+    "AddressRefused",
     "Conflict",
+    "CopyRefused",
     "GiveUp",
     "HandlerNotFound",
     "InvalidArguments",
@@ -40,6 +50,7 @@ __all__ = [
     "InvalidPayload",
     "InvalidSchedule",
     "InvalidState",
+    "JobChanged",
     "JobExists",
     "JobNotFound",
     "JobOwnedByCode",
@@ -53,10 +64,15 @@ __all__ = [
     "RunCancelled",
     "RunNotFound",
     "RunTimeout",
+    "SecretKeyMissing",
+    "Snooze",
     "StoreDamaged",
     "StoreError",
     "StoreTooNew",
     "StoreUnavailable",
+    "TransactionAborted",
+    "TransactionExpired",
+    "WebhookFailed",
 ]
 
 
@@ -85,6 +101,10 @@ class InvalidPayload(InvalidInput):
 
 class InvalidArguments(InvalidInput, TypeError):
     """The handler does not take these arguments."""
+
+
+class SecretKeyMissing(InvalidInput):
+    """There is no key to encrypt a secret with, or not the one that opens it."""
 
 
 class NotFound(MainspringError, LookupError):
@@ -127,6 +147,16 @@ class JobOwnedByCode(Conflict):
         self.job_id = job_id
 
 
+class CopyRefused(Conflict):
+    """A copy between stores that one of them stands against. What was copied so far is right."""
+
+
+class JobChanged(Conflict):
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id!r} was changed since you read it: read it again")
+        self.job_id = job_id
+
+
 class InvalidState(Conflict):
     """The run is not in a state that allows this."""
 
@@ -153,6 +183,20 @@ class ProcessDied(MainspringError):
 
 class RemoteFailure(MainspringError):
     """What a handler raised in a process of its own, in words: `ValueError: …`."""
+
+
+class TransactionAborted(MainspringError):
+    """A handler's transaction was rolled back by no fault of its own: another transaction came
+    between, the store went away, the run was cancelled or is somebody else's by now. What still
+    is this worker's is given back and tried again, and no retry is used up."""
+
+
+class TransactionExpired(MainspringError, TimeoutError):
+    """A handler's transaction lasted longer than it may, and was rolled back."""
+
+
+class WebhookFailed(MainspringError):
+    """An endpoint gave no answer, or not the one hoped for. It never names a secret."""
 
 
 class StoreError(MainspringError):
@@ -184,3 +228,16 @@ class Retry(Exception):
 
 class GiveUp(Exception):
     """Raise in a handler: fail now, whatever retries are left."""
+
+
+class Snooze(Exception):
+    """Raise in a handler that has done nothing yet: give the run back, and claim it again `after` a
+    time. No attempt is burnt, and nothing has failed."""
+
+    def __init__(self, reason: str = "", *, after: str | float | timedelta = 1) -> None:
+        super().__init__(reason or "the handler gave the run back for later")
+        self.after = after
+
+
+class AddressRefused(WebhookFailed, GiveUp):
+    """An endpoint lies at an address that webhooks may not call: another try changes nothing."""

@@ -27,6 +27,9 @@ class Hooks:
 class Handler:
     """A callable under a name, with what its signature says about payloads."""
 
+    reads_job = False
+    """Whether it reads `ctx.job`, and so wants the definition as it is now, not a moment old."""
+
     def __init__(self, name: str, function: Callable[..., Any], hooks: Hooks | None = None) -> None:
         if not callable(function):
             raise InvalidInput(f"a handler is a callable, not {function!r}")

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mainspring.clock import to_us
+from mainspring.clock import EPOCH, to_us
 from mainspring.errors import InvalidInput
 from mainspring.policy import Policy
 from mainspring.schedules import Schedule
@@ -28,13 +28,17 @@ __all__ = [
     "MAX_ATTEMPTS_KEPT",
     "Attempt",
     "Job",
+    "Note",
     "Outcome",
     "Owner",
     "Page",
     "Progress",
     "Run",
+    "Sealed",
+    "SigningSecret",
     "Source",
     "State",
+    "Webhook",
     "check_job_id",
     "new_run_id",
     "replace",
@@ -98,7 +102,10 @@ class Progress(Struct, frozen=True, gc=False):
 
 
 class Attempt(Struct, frozen=True, gc=False):
-    """One try of a run, as it is kept with it."""
+    """One try of a run, as it is kept with it.
+
+    `detail` is what the handler left there through its context: a webhook's request and answer.
+    """
 
     number: int
     worker: str
@@ -108,6 +115,7 @@ class Attempt(Struct, frozen=True, gc=False):
     error: str | None = None
     traceback: str | None = None
     log: tuple[str, ...] = ()
+    detail: Any = None
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
@@ -157,8 +165,42 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         return self.state in FINISHED
 
 
+class Sealed(Struct, frozen=True):
+    """A secret as it is kept: encrypted under the key of that id (see webhooks/secrets.py)."""
+
+    key: str
+    box: str
+
+    def __repr__(self) -> str:
+        return "********"
+
+
+class SigningSecret(Struct, frozen=True):
+    """What a webhook's requests are signed with; `until` is the end of one that was replaced."""
+
+    sealed: Sealed
+    until: datetime | None = None
+
+
+class Webhook(Struct, frozen=True, kw_only=True):
+    """The request that a webhook job makes, and how its answer is read.
+
+    Made from what people write by `mainspring.webhooks.define`. Codes are ranges, both ends
+    included; `retry_on=None` retries every answer outside `success`.
+    """
+
+    url: str
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    secret_headers: Mapping[str, Sealed] = field(default_factory=dict)
+    body: Any = None
+    success: tuple[tuple[int, int], ...] = ((200, 299),)
+    retry_on: tuple[tuple[int, int], ...] | None = None
+    signing: tuple[SigningSecret, ...] = ()
+
+
 class Job(Struct, frozen=True, kw_only=True):
-    """A stored definition: handler, payload, schedule and policy.
+    """A stored definition: handler, payload, schedule and policy; of a webhook, its request.
 
     `version` grows with every write and is what `put_job` compares.
     """
@@ -178,13 +220,33 @@ class Job(Struct, frozen=True, kw_only=True):
     description: str = ""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    webhook: Webhook | None = None
+
+    def definition(self) -> Job:
+        """The job without what time and firing do to it: equal until somebody edits it."""
+        return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
 
 
 class Page(Struct, Generic[T], frozen=True):
-    """Some items, and the cursor that fetches the next ones (None at the end)."""
+    """Some items, and the cursor that fetches the next ones (None at the end). `total`: how many
+    match in all, where that was asked."""
 
     items: list[T]
     cursor: str | None = None
+    total: int | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """A small named value kept beside jobs and runs: an API key, an idempotency record.
+
+    `version` is what `put_note` compares. Past `expires_at`, by the store's clock, it is gone.
+    """
+
+    kind: str
+    name: str
+    value: Any
+    version: int = 0
+    expires_at: datetime | None = None
 
 
 def check_job_id(job_id: object) -> str:

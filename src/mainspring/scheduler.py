@@ -11,29 +11,33 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any, Self, TypeVar
 
-from mainspring import reports
+from mainspring.asking import Asking
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited, refuse_circles
+from mainspring.drafts import draft_job, edited
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry, name_of
-from mainspring.model import Job, Owner, Page, Run, Source, State
+from mainspring.model import Job, Owner, Run, Source, check_job_id, replace
 from mainspring.options import Options
 from mainspring.policy import Span
-from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.schedules import Schedule
 from mainspring.schedules.zones import zone_named
 from mainspring.settings import Settings
 from mainspring.signals import run_until_signal
-from mainspring.store import JobQuery, RunQuery, Store
+from mainspring.store import Store
 from mainspring.stores import open_store
+from mainspring.webhooks.define import Given
+from mainspring.webhooks.desk import HANDLER, Webhooks
+from mainspring.webhooks.handler import WebhookHandler
+from mainspring.webhooks.settings import WebhookSettings
 
 __all__ = ["Scheduler"]
 
@@ -41,7 +45,7 @@ T = TypeVar("T")
 ScheduleLike = Schedule | str | float | timedelta | datetime | None
 
 
-class Scheduler:
+class Scheduler(Asking):
     """Jobs that run on time, once, everywhere.
 
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how
@@ -61,6 +65,7 @@ class Scheduler:
         retention: Span = "30d",
         leader_election: bool = True,
         resources: Mapping[str, Any] | None = None,
+        webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         inline: bool = False,
@@ -83,6 +88,9 @@ class Scheduler:
         self._resources: Mapping[str, Any] = dict(resources or {})
         self._inline = inline
         self._registry = Registry()
+        self.webhooks = Webhooks(self._store, webhooks)
+        if self.webhooks.available:
+            self._registry.add(WebhookHandler(self.webhooks, self._clock, pause=self.pause_job))
         self._events = Events()
         self._drafts: dict[str, Job] = {}
         self._portal: Portal | None = None
@@ -145,6 +153,20 @@ class Scheduler:
         return self._settings.workers
 
     @property
+    def poll(self) -> timedelta:
+        """How often the store is looked at where no hint came."""
+        return self._settings.poll
+
+    @property
+    def handlers(self) -> list[str]:
+        """The names that jobs can be added for in this process."""
+        return sorted(self._registry.names())
+
+    @property
+    def started(self) -> bool:
+        return self._engine is not None
+
+    @property
     def queues(self) -> frozenset[str] | None:
         """The queues this process takes from; None is all of them."""
         return self._settings.queues
@@ -163,6 +185,12 @@ class Scheduler:
         await self._start(asyncio.get_running_loop())
         return self
 
+    async def drain(self, *, timeout: Span = "30s") -> None:
+        """Take no more work, wait for what runs (at most `timeout`), give the rest back. What is
+        asked of the scheduler is still answered, until `stop`."""
+        seconds = duration(timeout, what="timeout").total_seconds()
+        await self._call(self._running().drain(timeout=seconds))
+
     async def stop(self, *, graceful: bool = True, timeout: Span = "30s") -> None:
         """Stop claiming, wait for running work (at most `timeout`), give the rest back."""
         seconds = duration(timeout, what="timeout").total_seconds()
@@ -178,6 +206,7 @@ class Scheduler:
             await asyncio.sleep(0)
             await self._events.drained()
             await portal.close()
+            await self.webhooks.close()
         finally:
             self._stopping = None
             stopping.set_result(None)
@@ -192,38 +221,71 @@ class Scheduler:
         """Start, and work until SIGTERM or SIGINT; a second signal ends at once."""
         asyncio.run(run_until_signal(self))
 
+    def asgi(self, *, auth: str | None = "keys") -> Any:
+        """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
+        (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself."""
+        if auth not in ("keys", None):
+            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}")
+        # By name: the service stands above the scheduler, and most programs never need it.
+        import_module("mainspring.service").require_server()
+        return import_module("mainspring.service.app").create_app(self, open=auth is None)
+
     # Jobs
 
     async def add_job(
         self,
         id: str,
         *,
-        handler: str | DecoratedJob[Any, Any, Any],
+        handler: str | DecoratedJob[Any, Any, Any] | None = None,
+        webhook: Given | None = None,
         schedule: ScheduleLike = None,
         payload: Any = None,
         **policy: Any,
     ) -> Job:
-        """Store a job for a registered handler. One of that id is an error."""
-        name = handler.id if isinstance(handler, DecoratedJob) else handler
-        known = self._registry.get(name)
+        """Store a job for a registered handler, or for a webhook: a URL, or an object with url,
+        method, headers, body and so on (docs/webhooks.md). One of that id is an error."""
+        if webhook is not None and handler in (None, HANDLER):
+            handler, policy["webhook"] = HANDLER, self.webhooks.define(check_job_id(id), webhook)
+        elif webhook is not None or handler in (None, HANDLER):
+            raise InvalidInput("give a job a handler, or a webhook=… to call")
+        known = self._registry.get(handler.id if isinstance(handler, DecoratedJob) else handler)
         zone = self._timezone
         draft = draft_job(id, known, Owner.API, zone, schedule=schedule, payload=payload, **policy)
         return await self._call(self._running().control.create(draft))
 
-    async def update_job(self, id: str, **changes: Any) -> Job:
-        """Change fields of a job made by `add_job`; what is not named stays."""
+    async def update_job(self, id: str, *, seen: Job | None = None, **changes: Any) -> Job:
+        """Change fields of a job made by `add_job`; what is not named stays. With the job as it
+        was `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
         zone = self._timezone
-        registry = self._registry
+        registry, webhooks = self._registry, self.webhooks
         return await self._call(
             self._running().control.edit(
-                id, lambda job, now: edited(job, changes, registry, zone, now)
+                id, lambda job, now: edited(job, changes, registry, webhooks, zone, now), seen=seen
             )
         )
 
-    async def remove_job(self, id: str, *, force: bool = False) -> None:
+    async def rotate_secret(self, id: str, *, keep: Span = "24h", secret: str | None = None) -> str:
+        """Give a webhook job another signing secret, and show it this once. The former one signs
+        beside it for `keep`, so that receivers have time to change."""
+        shown: list[str] = []
+
+        def rotate(job: Job, now: datetime) -> Job:
+            webhook, made = self.webhooks.rotated(job, now, keep=keep, secret=secret)
+            shown[:] = [made]
+            return replace(job, webhook=webhook)
+
+        await self._call(self._running().control.edit(id, rotate))
+        return shown[0]
+
+    async def reseal_secrets(self) -> int:
+        """Encrypt every secret that is under an older key with the newest; say of how many jobs."""
+        control, webhooks = self._running().control, self.webhooks
+        return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
+
+    async def remove_job(self, id: str, *, force: bool = False, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end. `force` also removes a
         job that code owns: for one whose code is gone."""
-        await self._call(self._running().control.remove(id, force=force))
+        await self._call(self._running().control.remove(id, force=force, seen=seen))
 
     async def pause_job(self, id: str) -> Job:
         """No more slots until it is resumed; it can still be triggered."""
@@ -234,12 +296,6 @@ class Scheduler:
 
     async def get_job(self, id: str) -> Job:
         return await self._call(self._running().control.job(id))
-
-    async def list_jobs(
-        self, *, tag: str | None = None, limit: int = 100, cursor: str | None = None
-    ) -> Page[Job]:
-        query = JobQuery(tag=tag, limit=_page(limit), cursor=cursor)
-        return await self._call(self._running().control.jobs(query))
 
     # Runs
 
@@ -260,18 +316,6 @@ class Scheduler:
     async def get_run(self, run_id: str) -> Run:
         return await self._call(self._running().control.run(run_id))
 
-    async def list_runs(
-        self,
-        *,
-        job: str | None = None,
-        state: State | str | Iterable[State | str] | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Page[Run]:
-        """Newest first; `cursor` of one page fetches the next."""
-        query = RunQuery(job=job, states=_states(state), limit=_page(limit), cursor=cursor)
-        return await self._call(self._running().control.runs(query))
-
     async def wait(self, run_id: str, timeout: Span | None = None) -> Run:
         """The run once it is finished; TimeoutError if that takes longer."""
         seconds = None if timeout is None else duration(timeout, what="timeout").total_seconds()
@@ -284,24 +328,6 @@ class Scheduler:
     async def retry(self, run_id: str) -> Run:
         """Try a failed or cancelled run again: the same run, its failures forgotten."""
         return await self._call(self._running().control.retry(run_id))
-
-    # How it stands
-
-    @property
-    def is_leader(self) -> bool:
-        return self._engine is not None and self._engine.keeper.leads
-
-    async def stats(self) -> Stats:
-        return await self._call(reports.stats(self._running(), self._settings))
-
-    async def health(self) -> SchedulerHealth:
-        return await self._call(reports.health(self._running(), self._settings))
-
-    async def job_health(self, id: str) -> JobHealth:
-        return await self._call(reports.job_health(self._running(), id))
-
-    async def job_metrics(self, id: str) -> JobMetrics:
-        return await self._call(reports.job_metrics(self._running(), id))
 
     # Steps
 
@@ -336,7 +362,6 @@ class Scheduler:
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
-        refuse_circles(self._drafts)
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)
@@ -363,7 +388,7 @@ class Scheduler:
     def _define_later(self, draft: Job) -> None:
         """Store a job that was decorated after start; whatever is asked next waits for it."""
         if self._engine is not None and self._portal is not None:
-            coroutine = self._engine.control.define(draft)
+            coroutine = self._engine.control.define_late(draft)
             self._registering.add(asyncio.run_coroutine_threadsafe(coroutine, self._portal.loop))
 
     async def _registered(self) -> None:
@@ -397,18 +422,3 @@ def _options(given: dict[str, Any]) -> Options:
     if unknown:
         raise InvalidInput(f"unknown option {', '.join(sorted(unknown))}")
     return Options(**given)
-
-
-def _states(given: State | str | Iterable[State | str] | None) -> frozenset[State] | None:
-    if given is None:
-        return None
-    try:
-        return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
-    except (ValueError, TypeError) as error:
-        raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
-
-
-def _page(limit: int) -> int:
-    if not isinstance(limit, int) or not 1 <= limit <= 1000:
-        raise InvalidInput(f"limit is 1 to 1000, not {limit!r}")
-    return limit

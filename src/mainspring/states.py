@@ -21,7 +21,9 @@ __all__ = [
     "MAX_LAPSES",
     "Change",
     "Failure",
+    "aborted",
     "cancelled",
+    "cancelling",
     "failed",
     "released",
     "request_cancel",
@@ -57,7 +59,9 @@ class Failure(Struct, frozen=True):
     outcome: Outcome = Outcome.FAILED
 
 
-def succeeded(run: Run, now: datetime, result: Any, log: tuple[str, ...] = ()) -> Change:
+def succeeded(
+    run: Run, now: datetime, result: Any, log: tuple[str, ...] = (), detail: Any = None
+) -> Change:
     return Change(
         run.id,
         _mine(run),
@@ -65,13 +69,18 @@ def succeeded(run: Run, now: datetime, result: Any, log: tuple[str, ...] = ()) -
             **_over(run, now, State.SUCCEEDED),
             "result": result,
             "error": None,
-            "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, log=log),
+            "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, log=log, detail=detail),
         },
     )
 
 
 def retrying(
-    run: Run, now: datetime, failure: Failure, run_at: datetime, log: tuple[str, ...] = ()
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    run_at: datetime,
+    log: tuple[str, ...] = (),
+    detail: Any = None,
 ) -> Change:
     """The attempt failed and another follows at `run_at`."""
     return Change(
@@ -81,13 +90,18 @@ def retrying(
             **_pending(run, run_at),
             "failures": run.failures + 1,
             "error": failure.error,
-            "attempts": _with_attempt(run, now, failure.outcome, failure, log),
+            "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
         },
     )
 
 
 def failed(
-    run: Run, now: datetime, failure: Failure, log: tuple[str, ...] = (), reason: str | None = None
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    log: tuple[str, ...] = (),
+    reason: str | None = None,
+    detail: Any = None,
 ) -> Change:
     """The last attempt failed: the run joins the dead letters."""
     return Change(
@@ -98,7 +112,7 @@ def failed(
             "failures": run.failures + 1,
             "error": failure.error,
             "reason": reason,
-            "attempts": _with_attempt(run, now, failure.outcome, failure, log),
+            "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
         },
     )
 
@@ -108,10 +122,21 @@ def request_cancel(run: Run, reason: str) -> Change:
     return Change(run.id, _mine(run), {"cancel_requested": True, "reason": reason})
 
 
-def cancelled(run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = ()) -> Change:
+def cancelling(run: Run, now: datetime, reason: str) -> Change:
+    """Cancel a live run: at once, or by asking its handler where it runs."""
+    if run.state is State.RUNNING:
+        return request_cancel(run, reason)
+    return cancelled(run, now, reason)
+
+
+def cancelled(
+    run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = (), detail: Any = None
+) -> Change:
     """End a run that nobody holds, or that its own worker has stopped."""
     running = run.state is State.RUNNING
-    attempts = _with_attempt(run, now, Outcome.CANCELLED, log=log) if running else run.attempts
+    attempts = run.attempts
+    if running:
+        attempts = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
     return Change(
         run.id,
         {"state": run.state, "token": run.token},
@@ -156,11 +181,26 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
     return Change(run.id, expect, {**end, "lapses": lapses, "attempts": attempts})
 
 
-def released(run: Run, now: datetime, *, began: bool, log: tuple[str, ...] = ()) -> Change:
+def aborted(
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    run_at: datetime,
+    log: tuple[str, ...] = (),
+    detail: Any = None,
+) -> Change:
+    """Give back a run whose transaction was rolled back by no fault of its handler."""
+    attempts = _with_attempt(run, now, Outcome.RELEASED, failure, log, detail)
+    return Change(run.id, _mine(run), {**_pending(run, run_at), "attempts": attempts})
+
+
+def released(
+    run: Run, now: datetime, *, began: bool, log: tuple[str, ...] = (), detail: Any = None
+) -> Change:
     """Give back a run that this worker holds but will not finish (it is draining)."""
     if not began:
         return Change(run.id, _mine(run), {**_pending(run, run.run_at), **_unstarted(run)})
-    attempts = _with_attempt(run, now, Outcome.RELEASED, log=log)
+    attempts = _with_attempt(run, now, Outcome.RELEASED, log=log, detail=detail)
     return Change(run.id, _mine(run), {**_pending(run, run.run_at), "attempts": attempts})
 
 
@@ -237,6 +277,7 @@ def _with_attempt(
     outcome: Outcome,
     failure: Failure | None = None,
     log: tuple[str, ...] = (),
+    detail: Any = None,
 ) -> tuple[Attempt, ...]:
     attempt = Attempt(
         number=run.attempt,
@@ -247,5 +288,6 @@ def _with_attempt(
         error=failure.error if failure else None,
         traceback=failure.traceback if failure else None,
         log=log,
+        detail=detail,
     )
     return (*run.attempts, attempt)[-MAX_ATTEMPTS_KEPT:]

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from mainspring import states
 from mainspring.model import (
     Job,
+    Note,
     Page,
     Progress,
     Run,
@@ -41,8 +42,11 @@ __all__ = [
     "Firing",
     "Held",
     "JobQuery",
+    "NoteQuery",
     "RunQuery",
     "Store",
+    "Transaction",
+    "ended",
     "overlapped",
 ]
 
@@ -90,30 +94,55 @@ class Firing(Struct, frozen=True, kw_only=True):
 
 
 class Fired(Struct, frozen=True):
-    """Whether this call fired it, and the runs as they were stored (overlap may have skipped)."""
+    """Whether this call fired it, and the runs as they were stored (overlap may have skipped).
+
+    `replaced` are the earlier runs that it has cancelled. Those that were running are not among
+    them: they are ended by their workers, who were asked to.
+    """
 
     done: bool
     runs: tuple[Run, ...] = ()
+    replaced: tuple[Run, ...] = ()
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Newest first. `lapsed`: running with a lease that is over by the store's clock."""
+    """Newest first. `lapsed`: running with a lease that is over by the store's clock.
+    `failing`: with a failed attempt since they were last made or revived, in whatever state.
+    `since` (inclusive) and `until` (exclusive) bound `created_at`."""
 
     job: str | None = None
     states: frozenset[State] | None = None
     lapsed: bool = False
+    failing: bool = False
+    since: datetime | None = None
+    until: datetime | None = None
     limit: int = 100
     cursor: str | None = None
 
 
 class JobQuery(Struct, frozen=True, kw_only=True):
     """By id. `due`: enabled, with a slot at or before that moment; those come earliest first.
-    `follows`: those that come after other jobs (`policy.after`)."""
+    `follows`: those that come after other jobs (`policy.after`). `text`: part of the id or the
+    description, upper or lower case alike. `offset` passes over so many, for lists with page
+    numbers; `counted` asks for the page's `total`."""
 
     ids: frozenset[str] | None = None
     due: datetime | None = None
     follows: bool = False
     tag: str | None = None
+    enabled: bool | None = None
+    text: str | None = None
+    limit: int = 100
+    cursor: str | None = None
+    offset: int = 0
+    counted: bool = False
+
+
+class NoteQuery(Struct, frozen=True, kw_only=True):
+    """Notes of a kind that have not expired, by name."""
+
+    kind: str
+    names: frozenset[str] | None = None
     limit: int = 100
     cursor: str | None = None
 
@@ -126,13 +155,50 @@ class Due(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """How many runs each job has in each state, and what is due of each handler."""
+    """How many runs each job has in each state, what is due of each handler, and how many runs
+    have ended in each state since the moment asked about."""
 
     runs: Mapping[str, Mapping[State, int]]
     due: Mapping[str, Due]
+    ended: Mapping[State, int] = {}
 
     def total(self, state: State) -> int:
         return sum(by_state.get(state, 0) for by_state in self.runs.values())
+
+
+class Transaction(Protocol):
+    """A handler's own writes and the completion of its run, as one.
+
+    Used where the handler runs: in another thread than the store's other calls, on another loop.
+    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
+    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its
+    coroutines never suspend, they block the thread that drives them.
+    """
+
+    async def begin(self) -> Any:
+        """Wait for its turn, and begin; the session that the handler writes with.
+
+        `TransactionAborted` where the run is no longer the caller's or is to be cancelled.
+        """
+        ...
+
+    async def commit(self, change: Change) -> bool:
+        """Apply the change and make it durable together with what the session wrote.
+
+        False: what it expects no longer stands, and nothing was written. `TransactionAborted`:
+        nothing was written, and another try may go through. `StoreUnavailable`: it may be
+        either way; a fenced change of the same run, sent later, decides it.
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Undo all of it. Harmless before `begin` and after the end."""
+        ...
+
+    def transient(self, error: BaseException) -> bool:
+        """Whether an error that the handler met at the session is no fault of its own: another
+        transaction came between, and the same may go through in another try."""
+        ...
 
 
 class Store(Protocol):
@@ -198,10 +264,17 @@ class Store(Protocol):
 
     async def find(self, query: RunQuery) -> Page[Run]: ...
 
-    async def counts(self) -> Counts: ...
+    async def counts(self, since: datetime | None = None) -> Counts:
+        """With `since`, also what has ended from that moment on."""
+        ...
 
     async def prune(self, before: datetime, limit: int) -> int:
-        """Delete up to `limit` runs that finished before that moment; say how many."""
+        """Delete up to `limit` runs that finished before that moment; say how many. Notes that
+        have expired go too."""
+        ...
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        """Delete those of the runs that have finished and hold no key; say how many."""
         ...
 
     async def jobs(self, query: JobQuery) -> Page[Job]: ...
@@ -211,8 +284,27 @@ class Store(Protocol):
         (0 for a new one), and is one higher afterwards. False if another write came first."""
         ...
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        """Insert jobs as they are, versions included: they come from another store.
+
+        One whose id is there already is left as it is, and answered by False.
+        """
+        ...
+
     async def drop_job(self, job_id: str) -> bool:
         """Delete the definition; its runs stay. False if there was none."""
+        ...
+
+    async def notes(self, query: NoteQuery) -> Page[Note]: ...
+
+    async def put_note(self, note: Note) -> int | None:
+        """Insert or replace by compare-and-set: `note.version` is the version it was read at (0
+        for a new one, or for one that has expired). The version it has now, or None if another
+        write came first."""
+        ...
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        """Delete a note. False if there was none."""
         ...
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -235,6 +327,19 @@ class Store(Protocol):
 
     async def wait(self, timeout: float) -> bool:
         """Return early (True) when something may have changed. A hint, never a promise."""
+        ...
+
+    @property
+    def no_transactions(self) -> str | None:
+        """Why there can be no transaction here, once the store is open; None where there can."""
+        ...
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        """A transaction for the handler of a run that the caller holds.
+
+        It lasts at most `limit` from its begin, or is rolled back; nobody's renewals wait for
+        it longer than that.
+        """
         ...
 
 
@@ -274,3 +379,13 @@ def overlapped(
                 else states.cancelled(r, now, reason)
                 for r in unfinished
             ]
+
+
+def ended(
+    unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
+) -> tuple[Run, ...]:
+    """Those of the runs that the changes have ended, as they are now."""
+    earlier = {run.id: run for run in unfinished}
+    pairs = zip(changes, done, strict=True)
+    after = [change.after(earlier[change.id]) for change, kept in pairs if kept]
+    return tuple(run for run in after if run.finished)

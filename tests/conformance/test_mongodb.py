@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from mainspring.store import Store
 from mainspring.stores.mongodb import MongoStore
@@ -30,6 +31,19 @@ class OnMongo(StoreConformance):
 
     def make_store(self) -> Store:
         return MongoStore(self.url, self.clock)
+
+    async def write_effect(self, session: Any, name: str) -> None:
+        await session.client.get_default_database().effects.insert_one(
+            {"name": name}, session=session
+        )
+
+    def write_effect_blocking(self, session: Any, name: str) -> None:
+        session.client.get_default_database().effects.insert_one({"name": name}, session=session)
+
+    async def effects(self, store: Store) -> list[str]:
+        async with AsyncMongoClient[Document](self.url) as client:
+            found = client.get_default_database().effects.find({}).sort("name")
+            return [effect["name"] async for effect in found]
 
 
 class TestReplicaSet(OnMongo):
@@ -56,6 +70,8 @@ def sharded_database(sharded_url: str) -> Iterator[str]:
             client.admin.command(
                 "shardCollection", f"{name}.{DEFAULT_PREFIX}{collection}", key={"_id": "hashed"}
             )
+        # What handlers write: a transaction over several shards cannot make a collection.
+        client.admin.command("shardCollection", f"{name}.effects", key={"_id": "hashed"})
         yield name
         client.drop_database(name)
 
@@ -66,6 +82,7 @@ def emptied(sharded_url: str, sharded_database: str) -> Iterator[str]:
     with MongoClient[Document](sharded_url) as client:
         for collection in (*SHARDED, "terms"):
             client[sharded_database][DEFAULT_PREFIX + collection].delete_many({})
+        client[sharded_database].effects.delete_many({})
 
 
 class TestSharded(OnMongo):

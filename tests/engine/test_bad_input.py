@@ -69,7 +69,7 @@ def test_a_store(url: str) -> None:
         ({"start_deadline": 0}, "start_deadline is longer than zero"),
         ({"delivery": "exactly_once"}, "delivery is one of at_least_once"),
         ({"delivery": "at_most_once", "retries": 1}, "takes no retries"),
-        ({"delivery": "effect_once"}, "which no store offers yet"),
+        ({"delivery": "effect_once"}, "give it a first parameter `ctx: RunContext`"),
         ({"isolation": "container"}, "isolation is one of auto, thread, process"),
         ({"memory_limit": "1GB"}, 'only be kept with isolation="process"'),
         ({"memory_limit": "lots", "isolation": "process"}, "'512MiB' or '2GB', not 'lots'"),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler
-from mainspring.engine.runner import Problem, Work
 from mainspring.engine.verdict import Verdict
+from mainspring.engine.work import Problem, Work
 from mainspring.model import Attempt, Run
 from mainspring.states import Change
 from mainspring.stores.memory import MemoryStore

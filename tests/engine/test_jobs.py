@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from mainspring import RunContext, State, at, cron
+from mainspring import Job, RunContext, State, at, cron
+from mainspring.drafts import edited
 from mainspring.errors import (
     HandlerNotFound,
     InvalidInput,
@@ -16,6 +17,9 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
 )
+from mainspring.handlers import Registry
+from mainspring.stores.memory import MemoryStore
+from mainspring.webhooks.desk import Webhooks
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -154,7 +158,7 @@ async def test_bad_jobs_are_refused_and_leave_nothing(make: Make) -> None:
 
     past = at(datetime(2001, 1, 1, tzinfo=UTC))
     async with scheduler:
-        with pytest.raises(HandlerNotFound, match=r"no handler 'nope'.*registered: work"):
+        with pytest.raises(HandlerNotFound, match=r"no handler 'nope'.*registered: .*work"):
             await scheduler.add_job("x", handler="nope")
         with pytest.raises(InvalidSchedule, match="is over: it would never fire"):
             await scheduler.add_job("x", handler=work, schedule=past)
@@ -196,3 +200,24 @@ async def test_the_same_function_under_two_ids(make: Make) -> None:
     async with scheduler:
         for name in ("one", "two"):
             assert (await ended(scheduler, await scheduler.enqueue(name))).result is True
+
+
+def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
+    now = datetime(2030, 1, 1, 12, 0, 7, tzinfo=UTC)
+    due = now - timedelta(seconds=7)
+    job = Job(
+        id="job",
+        handler="work",
+        created_at=due,
+        updated_at=due,
+        schedule=cron("*/5 * * * * *").bind("job", due),
+        next_run_at=due,
+    )
+    same = edited(
+        job, {"schedule": "*/5 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
+    )
+    assert same.next_run_at == due
+    other = edited(
+        job, {"schedule": "*/6 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
+    )
+    assert other.next_run_at == now + timedelta(seconds=5)

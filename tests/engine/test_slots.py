@@ -214,6 +214,26 @@ async def test_overlap_replace(world: World) -> None:
     found, _ = await overlapping(world, "replace")
     assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]
     assert found[0].reason == f"replaced by {found[1].id}"
+    assert [event.run and event.run.id for event in world.of("run.cancelled")] == [
+        run.id for run in found[:3]
+    ]
+
+
+@virtual
+async def test_a_pending_run_that_is_replaced_is_told_once(world: World) -> None:
+    """Both nodes look for due slots; the one that fires tells it, and wakes who waits for it."""
+    async with world.scheduler(queues="other") as one, world.scheduler(queues="other"):
+
+        @one.job("10s", overlap="replace")
+        async def slow() -> None: ...
+
+        while not (pending := (await one.list_runs(job="slow")).items):
+            await asyncio.sleep(1)
+        gone = await one.wait(pending[0].id, 60)
+        assert (gone.state, gone.attempts) == (State.CANCELLED, ())
+        await asyncio.sleep(1)
+        told = [event.run for event in world.of("run.cancelled")]
+        assert told == [gone]
 
 
 @virtual

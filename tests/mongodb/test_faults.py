@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
 from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
@@ -102,6 +103,24 @@ async def test_a_user_with_read_write_alone_can_do_everything(guarded: ReplicaSe
         assert (await store.counts()).runs
         assert await store.elect("lead", "me", timedelta(seconds=5)) == 1
         assert await store.wait(0.2) is False
+
+
+async def test_retention_needs_no_more_rights(guarded: ReplicaSet) -> None:
+    """An index that expires runs would: to change its time takes `collMod`."""
+    url = with_database(
+        guarded.add_user("keeper", "k", {"role": "readWrite", "db": "kept"}), "kept"
+    )
+    async with opened(url) as store:
+        await store.add(await some_runs(store, "a", "b", dedupe_key="k"))
+        held = await store.claim(CLAIM)
+        now = await store.now()
+        await store.commit([states.succeeded(run, now, None) for run in held])
+        assert await store.prune(now + timedelta(seconds=1), 10) == len(held)
+    with MongoClient[Document](url) as client:
+        index = {"name": "finished", "expireAfterSeconds": 60}
+        with pytest.raises(OperationFailure, match="not authorized"):
+            client["kept"].command("collMod", "mainspring_runs", index=index)
+        assert list(client["kept"]["mainspring_keys"].find()) == []
 
 
 async def test_a_user_who_may_not_write_is_told_so(guarded: ReplicaSet) -> None:

@@ -43,7 +43,8 @@ def run(kind: type[Topology]) -> None:
     with kind() as servers:
         seconds, megabytes = time.monotonic() - began, servers.memory() / 1e6
         say(f"{servers.url}\nready in {seconds:.1f} s, {megabytes:.0f} MB, logs: {servers.place}")
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell's `&` has had the first ignored
+            signal.signal(number, signal.default_int_handler)
         try:
             signal.pause()
         except KeyboardInterrupt:

@@ -196,3 +196,21 @@ def test_a_test_without_its_server_fails_with_advice(tmp_path: Path) -> None:
     assert "1 error" in done.stdout
     assert "npm comes with Node.js" in done.stdout
     assert "MAINSPRING_TEST_MONGODB" in done.stdout
+
+
+def test_a_server_started_by_hand_in_the_background_ends_on_ctrl_c(other_cache: Path) -> None:
+    """A shell starts `command &` with SIGINT ignored."""
+    env = {**os.environ, "MAINSPRING_TEST_CACHE": str(other_cache)}
+    quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    main = "import sys; from tests.servers.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", quiet + main, "run", "standalone"]
+    with subprocess.Popen(
+        words, cwd=CHECKOUT, env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("ready"):
+                process.send_signal(signal.SIGINT)
+                break
+        assert "stopping" in process.stdout.read()
+        assert process.wait(30) == 0

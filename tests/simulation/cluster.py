@@ -12,7 +12,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.store import Store
 from mainspring.testing import FaultyStore, Injection, RandomFaults, VirtualClock
 from tests.simulation.machines import Machine, machines_of, outside
-from tests.simulation.monitor import Monitor
+from tests.simulation.monitor import Monitor, Proxy
 
 __all__ = ["Bad", "Node", "Wire"]
 
@@ -62,9 +62,14 @@ class Wire:
 
     def __getattr__(self, name: str) -> Any:
         work = getattr(self._store, name)
-        if name == "wait":  # a hint that reaches nobody is no hint
+        if name in ("wait", "no_transactions"):  # a hint that reaches nobody is no hint
             return work
+        if name == "transaction":
+            sent = dict.fromkeys(("begin", "commit", "rollback"), self._sent)
+            return lambda *held, **how: Proxy(work(*held, **how), **sent)
+        return self._sent(work)
 
+    def _sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
         async def sent(*args: Any) -> Any:
             loop = asyncio.get_running_loop()
             task = loop.create_task(_guarded(work, args), context=self._context.copy())

@@ -24,7 +24,7 @@ from mainspring.store import Store
 from mainspring.stores.memory import MemoryStore
 from tests.simulation.machines import Machine
 
-__all__ = ["INVARIANTS", "Monitor", "Violation"]
+__all__ = ["INVARIANTS", "Monitor", "Proxy", "Violation"]
 
 INVARIANTS = {
     "fence": "only the holder of a run, or a rescue of a lapsed lease, changes a running run",
@@ -46,6 +46,7 @@ INVARIANTS = {
     "overrun": "a worker that is not frozen stops its handlers before their lease lapses",
     "alone": "no two handlers of a run at once, where no worker was frozen",
     "at most once": "an at-most-once handler starts at most once",
+    "effect": "an effect-once run has its effect if it succeeded, once, and none if it did not",
     "lost": "every accepted run is there and ends once the faults stop",
     "alive": "every worker works on, whatever the store did to it",
     "engine": "no error but the store's reaches the engine's loops",
@@ -107,6 +108,7 @@ class Monitor:
     _first: dict[str, datetime] = field(default_factory=dict)
     _edited: set[str] = field(default_factory=set)
     _pruned: set[str] = field(default_factory=set)
+    _data: Any = None
 
     # What others tell
 
@@ -208,6 +210,7 @@ class Monitor:
         if len(stored) != len(self._runs) + made:
             self._check_gone(method, now)
         self._runs = dict(stored)
+        self._check_effects([run for _, run in changed if run.job_id == "exact"])
         for run in joined:
             self._check_limit(run, now)
         self._check_made([run for old, run in changed if old is None], now)
@@ -361,6 +364,20 @@ class Monitor:
         if len(valid) > job.policy.concurrency:
             self.fail("limit", f"{len(valid)} of {job.policy.concurrency} of {name or job.id} run")
 
+    def _check_effects(self, changed: list[Run]) -> None:
+        data = self.store.data
+        for run in changed:
+            if data.get(run.id, 0) != (run.state is State.SUCCEEDED):
+                self.fail("effect", f"{run.id} is {run.state} with {data.get(run.id, 0)} effects")
+        if data is self._data:
+            return
+        self._data = data
+        for run_id, count in data.items():
+            kept = self._runs.get(run_id)
+            if count != 1 or (kept is not None and kept.state is not State.SUCCEEDED):
+                self.fail("effect", f"{run_id} has {count} effects, and is {kept and kept.state}")
+        self.counted["effects"] = len(data)
+
     def _check_key(self, run: Run, now: datetime) -> None:
         if run.dedupe_key is None:
             return
@@ -495,6 +512,18 @@ class Monitor:
                 self.fail("slots", f"{slot_run_id(job.id, slot)} is no slot of {job.id}")
 
 
+class Proxy:
+    """An object, some of whose methods go through others."""
+
+    def __init__(self, inner: Any, **through: Callable[[Any], Any]) -> None:
+        self._inner = inner
+        self._through = through
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._through[name](found) if name in self._through else found
+
+
 class _Seat:
     """The store with the monitor behind it. What a call did is looked at also when it failed."""
 
@@ -504,8 +533,13 @@ class _Seat:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         work = getattr(self._monitor.store, name)
+        if name == "transaction":
+            return lambda *held, **how: Proxy(work(*held, **how), commit=self._watched)
         if name not in MUTATORS:
             return cast(Callable[..., Any], work)
+        return self._watched(work, name)
+
+    def _watched(self, work: Callable[..., Any], name: str = "commit") -> Callable[..., Any]:
         monitor, author = self._monitor, self._author
 
         async def watched(*args: Any) -> Any:

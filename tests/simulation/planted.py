@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,18 +19,21 @@ from unittest.mock import patch
 
 from mainspring import states
 from mainspring.engine import firing as planning
+from mainspring.engine import verdict
 from mainspring.engine.engine import Engine
+from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.leases import Leases
 from mainspring.engine.patience import Patience
-from mainspring.engine.worker import Worker
+from mainspring.engine.transactions import Transacting
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
-from mainspring.stores import memory
-from mainspring.stores.memory import MemoryStore
+from mainspring.stores.memory import MemoryStore, values
+from mainspring.stores.memory import store as memory
+from tests.simulation.monitor import Proxy
 from tests.simulation.world import MakeStore, Report, simulate
 
 __all__ = ["PLANTED", "Planted", "hunt"]
@@ -164,6 +168,33 @@ class RenewBeyondLimit(MemoryStore):
         return True
 
 
+class EffectFirst(MemoryStore):
+    """Keeps what a handler wrote, and records the completion a moment later."""
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Any:
+        right = super().transaction(held, limit, blocking=blocking)
+
+        async def commit(change: Change) -> bool:
+            self.data = deepcopy(right._session)
+            await _nap()
+            return (await MemoryStore.commit(self, [change]))[0]
+
+        return Proxy(right, commit=lambda _: commit)
+
+
+class EffectUnfenced(MemoryStore):
+    """Keeps what a handler wrote, whether or not its run is still its own."""
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Any:
+        right = super().transaction(held, limit, blocking=blocking)
+
+        async def commit(change: Change) -> bool:
+            self.data = deepcopy(right._session)
+            return (await MemoryStore.commit(self, [change]))[0]
+
+        return Proxy(right, commit=lambda _: commit)
+
+
 def _unlucky(firings: Sequence[Firing]) -> bool:
     return bool(firings) and firings[0].version % 3 == 0
 
@@ -199,7 +230,7 @@ def _rescued_by_age() -> Patches:
         began = run.started_at
         return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
 
-    return [patch.object(memory, "_lapsed", lapsed)]
+    return [patch.object(values, "lapsed", lapsed)]
 
 
 def _rescued_by_own_clock() -> Patches:
@@ -281,13 +312,12 @@ def _holds_on() -> Patches:
 
 
 def _starts_late() -> Patches:
-    begin = Worker._begin
+    made = Home.__init__
 
-    def wrong(self: Worker) -> None:
-        with patch.object(Leases, "safe", lambda self, work: True):
-            begin(self)
+    def wrong(self: Home, *given: Any, **options: Any) -> None:
+        made(self, *given, **options | {"safe": lambda work: True})
 
-    return [patch.object(Worker, "_begin", wrong)]
+    return [patch.object(Home, "__init__", wrong)]
 
 
 def _lets_go_by_id() -> Patches:
@@ -295,6 +325,34 @@ def _lets_go_by_id() -> Patches:
         self._held.pop(work.run.id, None)
 
     return [patch.object(Leases, "let_go", let_go)]
+
+
+def _settled_outside() -> Patches:
+    """The transaction commits the handler's writes; the completion goes the usual way."""
+
+    async def complete(self: Transacting) -> None:
+        work = self._work
+        store: Any = self._transaction
+        await store.commit(Change(work.run.id, {}, {}))
+        work.problem = None
+
+    def untransacted(work: Any) -> None:
+        return None
+
+    return [
+        patch.object(Transacting, "_complete", complete),
+        patch.object(verdict, "_untransacted", untransacted),
+    ]
+
+
+def _aborted_without_fence() -> Patches:
+    right = states.aborted
+
+    def aborted(run: Run, *given: Any) -> Change:
+        change = right(run, *given)
+        return Change(change.id, {"token": run.token}, change.set)
+
+    return [patch.object(states, "aborted", aborted)]
 
 
 def _bugs() -> Iterator[Planted]:
@@ -345,6 +403,14 @@ def _bugs() -> Iterator[Planted]:
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
     yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
               patches=_overlap_unseen)  # fmt: skip
+    yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
+              make_store=EffectFirst)  # fmt: skip
+    yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
+              "effect", make_store=EffectUnfenced)  # fmt: skip
+    yield bug("completed outside", "a run is completed behind its transaction, not in it",
+              "fence", "effect", patches=_settled_outside)  # fmt: skip
+    yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
+              "finished", "effect", patches=_aborted_without_fence)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
               "alone", patches=_holds_on)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",

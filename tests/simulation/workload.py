@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler
-from mainspring.errors import Conflict, NotFound, StoreUnavailable
+from mainspring.errors import (
+    Conflict,
+    NotFound,
+    StoreUnavailable,
+    TransactionAborted,
+    TransactionExpired,
+)
 from mainspring.model import Run, State
 from tests.simulation.machines import Machine
 from tests.simulation.monitor import Monitor
@@ -47,6 +53,7 @@ class Workload:
             "pool_b": {**pool, "retries": 1, "retry_delay": "500ms"},
             "timed": {"timeout": "2s", "retries": 1, "retry_delay": "1s"},
             "once": {"delivery": "at_most_once"},
+            "exact": {"delivery": "effect_once", **retries},
             "expiring": {"start_deadline": "2s", "concurrency": 1},
             "broken": {"breaker": Breaker(failures=2, reset="5s"), **retries},
         }
@@ -54,13 +61,14 @@ class Workload:
             self.jobs[f"slot{number}"] = self._scheduled()
         if rng.random() < 0.5:
             self.jobs["after_slot"] = {"after": "slot0"}
-            self.jobs["after_plain"] = {"after": ["plain", "after_slot"]}
+            self.jobs["after_both"] = {"after": ["slot0", "after_slot"]}
 
     def register(self, scheduler: Scheduler, machine: Machine, author: str) -> None:
         """What a program does when it is imported."""
         handler = self._handler(machine, author)
         for job_id, policy in self.jobs.items():
-            scheduler.job(**{"schedule": None, **policy}, id=job_id)(handler)
+            work = self._exact(machine, author) if job_id == "exact" else handler
+            scheduler.job(**{"schedule": None, **policy}, id=job_id)(work)
         scheduler.job(id="spare")(handler)
 
     def _scheduled(self) -> dict[str, Any]:
@@ -102,6 +110,36 @@ class Workload:
                 self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
 
         return work
+
+    def _exact(self, machine: Machine, author: str) -> Callable[..., Any]:
+        """Counts itself in the store, in a transaction; often for longer than it may."""
+
+        async def exact(ctx: RunContext) -> None:
+            self.monitor.began(machine, author, ctx.run_id, ctx.token)
+            outcome = "stopped "
+            try:
+                await self._work(ctx)
+                async with ctx.transaction() as session:
+                    session[ctx.run_id] = session.get(ctx.run_id, 0) + 1
+                    rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}:inside")
+                    await asyncio.sleep(rng.choice((0.0, 0.01, 0.2, 1.5)))
+                    if rng.random() < 0.2:
+                        raise ValueError("no")
+                    # What is left is not the handler's any more.
+                    self.monitor.ended(ctx.run_id, ctx.token, "returned")
+            except TransactionAborted:
+                self.monitor.counted["aborted"] += 1
+                raise
+            except TransactionExpired:
+                self.monitor.counted["expired"] += 1
+                raise
+            except Exception:
+                outcome = "raised  "
+                raise
+            finally:
+                self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
+
+        return exact
 
     async def _work(self, ctx: RunContext) -> None:
         rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
@@ -178,7 +216,7 @@ class Client:
 
     async def _enqueue_many(self) -> None:
         count = self._rng.randrange(2, 6)
-        job_id = self._rng.choice(("limited", "pool_a", "pool_b", "plain"))
+        job_id = self._rng.choice(("limited", "pool_a", "pool_b", "plain", "exact", "exact"))
         self._accept(*await self._scheduler.enqueue_many(job_id, [None] * count))
 
     async def _enqueue_keyed(self) -> None:

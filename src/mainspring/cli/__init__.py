@@ -2,6 +2,7 @@
 
     program.py               the commands put together; errors become exit codes here
     worker.py supervise.py   work until a signal; several processes of it
+    serve.py keys.py         the HTTP service, and the keys to it
     jobs.py runs.py enqueue.py schedule.py doctor.py
     options.py connect.py loading.py completion.py    where the store is, and how to reach it
     output.py shapes.py times.py logs.py failures.py  what is said, and how

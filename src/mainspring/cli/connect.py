@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
     from mainspring.store import Store
 
-__all__ = ["Found", "check_exists", "existing_store", "find_store", "producer"]
+__all__ = ["Found", "check_exists", "database_file", "existing_store", "find_store", "producer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def check_exists(found: Found) -> None:
             code=BAD_INPUT,
             advice="name a shared one with --store, such as sqlite:///mainspring.db",
         )
-    path = _database_file(found.url or "")
+    path = database_file(found.url or "")
     if path is not None and not path.exists():
         raise CommandError(
             f"there is no database {path}",
@@ -87,7 +87,7 @@ def check_exists(found: Found) -> None:
         )
 
 
-def _database_file(url: str) -> Path | None:
+def database_file(url: str) -> Path | None:
     scheme, _, rest = url.partition("://")
     return Path(rest[1:]).absolute() if scheme == "sqlite" and len(rest) > 1 else None
 

@@ -8,7 +8,18 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from mainspring.cli import doctor, enqueue, failures, jobs, runs, schedule, store, worker
+from mainspring.cli import (
+    doctor,
+    enqueue,
+    failures,
+    jobs,
+    keys,
+    runs,
+    schedule,
+    serve,
+    store,
+    worker,
+)
 from mainspring.cli.options import JsonOption, example
 
 __all__ = ["app"]
@@ -60,6 +71,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=example(
+        "mainspring serve",
         "mainspring worker app:scheduler",
         'mainspring enqueue send_email \'{"to": "a@example.org"}\' --wait',
         "mainspring runs list --state failed",
@@ -102,6 +114,7 @@ def version(json: JsonOption = False) -> None:
     _print_version(as_json=json)
 
 
+serve.register(app)
 worker.register(app)
 app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
@@ -109,3 +122,4 @@ enqueue.register(app)
 schedule.register(app)
 doctor.register(app)
 app.add_typer(store.group, name="store")
+app.add_typer(keys.group, name="keys")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from mainspring.cli.connect import find_store
+from mainspring.cli.copy import copy_stores
 from mainspring.cli.failures import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
 from mainspring.cli.output import Output
 
 __all__ = ["group"]
@@ -17,6 +20,28 @@ group = typer.Typer(help="The store itself.", no_args_is_help=False)
 @group.callback()
 def store() -> None:
     """The store itself."""
+
+
+@group.command(
+    "copy",
+    epilog=example(
+        "mainspring store copy sqlite:///mainspring.db mongodb://db.example.org/jobs --dry-run",
+        "mainspring store copy sqlite:///mainspring.db mongodb://db.example.org/jobs",
+    ),
+)
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the store to copy.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The URL of an empty one.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look and count; write nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Copy every job and run from one store to another, as they are.
+
+    Stop all workers first. FROM is only read. If it was interrupted, the same command completes it.
+    """
+    finish(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
 
 
 @group.command(

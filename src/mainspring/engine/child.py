@@ -30,7 +30,7 @@ from typing import Any, Final
 from mainspring.codec import decode, encode
 from mainspring.context import MAX_LOG_BYTES, RunContext
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, MainspringError, Retry
+from mainspring.errors import GiveUp, MainspringError, Retry, Snooze
 from mainspring.model import Run
 from mainspring.policy import error_names
 
@@ -143,6 +143,15 @@ class _Context(RunContext):
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         super().progress(done, total, message)
         self.send({"type": "progress", "done": done, "total": total, "message": message})
+
+    @property
+    def detail(self) -> Any:
+        return self._detail
+
+    @detail.setter
+    def detail(self, value: Any) -> None:
+        RunContext.detail.fset(self, value)  # type: ignore[attr-defined]
+        self.send({"type": "detail", "value": self._detail})
 
     def send(self, message: Mapping[str, Any]) -> None:
         self._channel.send(message, self)
@@ -300,8 +309,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
     kind, after = "error", None
     if isinstance(error, GiveUp):
         kind = "give_up"
-    elif isinstance(error, Retry):
-        kind = "retry"
+    elif isinstance(error, Retry | Snooze):
+        kind = "retry" if isinstance(error, Retry) else "snooze"
         try:
             after = None if error.after is None else duration(error.after).total_seconds()
         except Exception as wrong:

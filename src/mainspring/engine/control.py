@@ -7,6 +7,7 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 from mainspring import codec, states
 from mainspring.engine.firing import make_run, with_followers
 from mainspring.engine.keeper import Keeper
+from mainspring.engine.order import refuse_disorder, upstream_of
 from mainspring.engine.parts import Parts
 from mainspring.engine.worker import Worker
 from mainspring.errors import (
     Conflict,
+    InvalidInput,
     InvalidSchedule,
     InvalidState,
+    JobChanged,
     JobExists,
     JobNotFound,
     JobOwnedByCode,
@@ -36,6 +40,7 @@ from mainspring.model import (
     replace,
 )
 from mainspring.options import Options
+from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery
 
@@ -105,22 +110,22 @@ class Control:
             run = await self.run(run_id)
             if run.finished:
                 return False
-            if run.state is State.RUNNING:
-                if run.cancel_requested:
-                    return True
-                change = states.request_cancel(run, reason)
-            else:
-                change = states.cancelled(run, await self._parts.store.now(), reason)
+            if run.cancel_requested:
+                return True
+            change = states.cancelling(run, await self._parts.store.now(), reason)
             if await self._committed(change):
-                after = change.after(run)
-                if after.finished:
-                    self.finished(run_id)
-                    self._keeper.unblock()
-                    self._parts.emit("run.cancelled", after)
-                else:
-                    self._worker.leases.heed([after])
+                self.tell_cancelled(change.after(run))
                 return True
         raise _contended(f"run {run_id}")
+
+    def tell_cancelled(self, after: Run) -> None:
+        """A cancel was committed: the run has ended, or is to be told to."""
+        if after.finished:
+            self.finished(after.id)
+            self._keeper.unblock()
+            self._parts.emit("run.cancelled", after)
+        else:
+            self._worker.leases.heed([after])
 
     async def retry(self, run_id: str) -> Run:
         """Bring a failed or cancelled run back: the same run, pending again."""
@@ -152,8 +157,8 @@ class Control:
     async def runs(self, query: RunQuery) -> Page[Run]:
         return await self._parts.store.find(query)
 
-    async def counts(self) -> Counts:
-        return await self._parts.store.counts()
+    async def counts(self, since: datetime | None = None) -> Counts:
+        return await self._parts.store.counts(since)
 
     async def wait(self, run_id: str, timeout: float | None) -> Run:
         """The run once it is finished; TimeoutError if that takes longer."""
@@ -198,8 +203,22 @@ class Control:
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._parts.store.jobs(query)
 
+    async def refuse_disorder(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
+        """Refuse jobs that could never run for what they come after. `all_known`: what they
+        name must be there, or among them."""
+        if not any(job.policy.after for job in jobs):
+            return
+        order = {job.id: job.policy.after for job in await self._parts.jobs.followers()}
+        order |= {job.id: job.policy.after for job in jobs}
+        names = frozenset(name for after in order.values() for name in after)
+        page = await self._parts.store.jobs(JobQuery(ids=names, limit=len(names)))
+        known = {job.id for job in page.items} | order.keys()
+        refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
+
     async def create(self, draft: Job) -> Job:
         """Store a new job; one of that id is an error, and so is a schedule that is over."""
+        await self.refuse_disorder([draft])
+        self._refuse_effect_once(draft)
         now = await self._parts.store.now()
         job = _fresh(draft, now)
         if job.schedule is not None and job.schedule.next(now) is None:
@@ -208,9 +227,15 @@ class Control:
             raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
         return self._changed(job, "job.created")
 
+    async def define_late(self, draft: Job) -> Job:
+        """Store a job that was decorated after the start: others may be on their way."""
+        await self.refuse_disorder([draft], all_known=False)
+        return await self.define(draft)
+
     async def define(self, draft: Job) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
         operator (`enabled`) and to time (creation, slots already named)."""
+        self._refuse_effect_once(draft)
         for _ in range(TRIES):
             now = await self._parts.store.now()
             stored = await self._stored(draft.id)
@@ -221,17 +246,36 @@ class Control:
                 return self._changed(job, "job.updated" if stored else "job.created")
         raise _contended(f"job {draft.id}")
 
-    async def edit(self, job_id: str, edit: Edit, *, operator: bool = False) -> Job:
-        """Change a stored job. What code owns only an operator's switch may change."""
+    async def edit(
+        self, job_id: str, edit: Edit, *, operator: bool = False, seen: Job | None = None
+    ) -> Job:
+        """Change a stored job. What code owns only an operator's switch may change. `seen`: only
+        while the job is still defined as it was in there, whatever it has fired meanwhile."""
         for _ in range(TRIES):
             job = await self.job(job_id)
+            _unchanged(job, seen)
             if job.owner is Owner.CODE and not operator:
                 raise JobOwnedByCode(job_id)
             now = await self._parts.store.now()
             edited = replace(edit(job, now), updated_at=now)
+            if edited.policy.after != job.policy.after:
+                await self._refuse_reorder(edited)
+            self._refuse_effect_once(edited)
             if await self._parts.store.put_job(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")
+
+    async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
+        """Change every job that needs it; say how many did. A job removed meanwhile needs none."""
+        count, cursor = 0, None
+        while True:
+            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            for job in filter(needed, page.items):
+                with contextlib.suppress(JobNotFound):
+                    await self.edit(job.id, lambda job, now: edit(job), operator=True)
+                    count += 1
+            if (cursor := page.cursor) is None:
+                return count
 
     async def switch(self, job_id: str, enabled: bool) -> Job:
         """Pause or resume: a paused job has no next slot, a resumed one none in the past."""
@@ -243,9 +287,10 @@ class Control:
 
         return await self.edit(job_id, flip, operator=True)
 
-    async def remove(self, job_id: str, *, force: bool) -> None:
+    async def remove(self, job_id: str, *, force: bool, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end."""
         job = await self.job(job_id)
+        _unchanged(job, seen)
         if job.owner is Owner.CODE and not force:
             raise JobOwnedByCode(job_id)
         await self._parts.store.drop_job(job_id)
@@ -274,6 +319,14 @@ class Control:
                 await self.enqueue(job_id, [None], once, UTC, Source.START)
 
     # Steps
+
+    async def _refuse_reorder(self, job: Job) -> None:
+        """What a job comes after also matters to those that come after it."""
+        followers = await self._parts.jobs.followers()
+        order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
+        behind = [one for one in followers if job.id in upstream_of(one.id, order)]
+        await self.refuse_disorder([job])
+        await self.refuse_disorder([job, *behind], all_known=False)
 
     def _made_runs(
         self,
@@ -305,6 +358,11 @@ class Control:
                 run = replace(run, state=State.WAITING, after=after, start_by=None)
             runs.append(run)
         return runs
+
+    def _refuse_effect_once(self, job: Job) -> None:
+        why = self._parts.store.no_transactions
+        if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
+            raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
 
     async def _stored(self, job_id: str) -> Job | None:
         page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
@@ -363,6 +421,11 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
 
 def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
     return job.schedule.next(now) if enabled and job.schedule is not None else None
+
+
+def _unchanged(job: Job, seen: Job | None) -> None:
+    if seen is not None and job.definition() != seen.definition():
+        raise JobChanged(job.id)
 
 
 def _contended(what: str) -> Conflict:

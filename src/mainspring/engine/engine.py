@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.bulk import Bulk
 from mainspring.engine.control import Control
+from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.parts import JobBook, Parts
 from mainspring.engine.patience import Patience
@@ -59,6 +61,11 @@ class Engine:
         self.worker = Worker(self._parts, self._settler, self._finished)
         self.keeper = Keeper(self._parts, self._finished)
         self.control = Control(self._parts, self.worker, self.keeper)
+        self.bulk = Bulk(self._parts, self.control)
+
+    @property
+    def store(self) -> Store:
+        return self._parts.store
 
     @property
     def away(self) -> bool:
@@ -76,20 +83,29 @@ class Engine:
         await parts.store.open()
         try:
             parts.time.correct(await parts.store.now())
+            await self.control.refuse_disorder(drafts)
             for draft in drafts:
                 await self.control.define(draft)
         except BaseException:
             await parts.store.close()
             raise
-        runner = Runner(
-            home=home,
-            time=parts.time,
-            places=parts.settings.workers,
-            inline=inline,
-            over=self.worker.over,
-            freed=self.worker.freed,
+        self.worker.employ(
+            Runner(
+                Home(
+                    home,
+                    parts.clock,
+                    parts.time,
+                    safe=self.worker.leases.safe,
+                    began=self.worker.began,
+                    over=self.worker.over,
+                ),
+                parts.time,
+                places=parts.settings.workers,
+                inline=inline,
+                over=self.worker.over,
+                freed=self.worker.freed,
+            )
         )
-        self.worker.employ(runner)
         self._go(self._hinting)
         if parts.settings.workers > 0:
             for part in (
@@ -106,6 +122,12 @@ class Engine:
             parts.emit("worker.started", worker=parts.settings.worker_id)
             await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         parts.emit("scheduler.started")
+
+    async def drain(self, *, timeout: float) -> None:
+        """Take no more work and wait for what runs; questions are still answered."""
+        if self._parts.settings.workers > 0:
+            await self.worker.drain(graceful=True, timeout=timeout)
+            await self._flush()
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""

@@ -21,10 +21,13 @@ from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import Fired, Firing, JobQuery, RunQuery
 
-__all__ = ["Keeper"]
+__all__ = ["LEADER", "Keeper"]
 
 log = logging.getLogger("mainspring")
 T = TypeVar("T")
+
+LEADER = "keeper"
+"""What a leader is elected to, in the store."""
 
 TERM = timedelta(seconds=15)
 FOLLOWER_GRACE = timedelta(seconds=2)
@@ -66,7 +69,7 @@ class Keeper:
         while settings.leader_election:
             before = self._parts.clock.monotonic()
             term = await self._call(
-                "elect", lambda: self._parts.store.elect("keeper", settings.worker_id, TERM)
+                "elect", lambda: self._parts.store.elect(LEADER, settings.worker_id, TERM)
             )
             # A term that took longer to get than it lasts is over already.
             slow = self._parts.clock.monotonic() - before > TERM.total_seconds() / 2
@@ -75,7 +78,7 @@ class Keeper:
 
     async def resign(self) -> None:
         if self._term is not None:
-            await self._parts.store.elect("keeper", self._parts.settings.worker_id, timedelta())
+            await self._parts.store.elect(LEADER, self._parts.settings.worker_id, timedelta())
             self._lead(None)
 
     async def firing(self) -> None:
@@ -124,6 +127,9 @@ class Keeper:
                 gaps[planned[0].runs[0].id] = gap
         fired: list[Fired] = await self._parts.store.fire(firings)
         for one in fired:
+            for run in one.replaced:
+                self._finished(run.id)
+                self._parts.emit("run.cancelled", run)
             for run in one.runs:
                 self._tell_fired(run, gaps.get(run.id))
         return True
@@ -173,7 +179,7 @@ class Keeper:
             delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
             changes.append(states.rescued(run, now, delivery))
         for run in await self._committed(page.items, changes):
-            log.warning("rescued run %s from %s: its lease had lapsed", run.id, run.worker)
+            log.warning("rescued run %s from %s: lapsed lease", run.id, run.attempts[-1].worker)
             self._parts.emit("run.rescued", run)
             if run.finished:
                 self._parts.emit(EVENT_OF[run.state], run)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from mainspring.context import RunContext
 from mainspring.engine.parts import Parts
-from mainspring.engine.runner import Stop, Work
+from mainspring.engine.work import Stop, Work
+from mainspring.errors import TransactionAborted
 from mainspring.model import Run, State, replace
 from mainspring.store import Held
 
@@ -42,6 +44,13 @@ class Leases:
         if self._held.get(work.run.id) is work:
             del self._held[work.run.id]
 
+    def of(self, context: RunContext) -> Work:
+        """The work that this context belongs to. From any thread."""
+        work = self._held.get(context.run_id)
+        if work is None or work.context is not context:
+            raise TransactionAborted(f"run {context.run_id} is no longer this worker's")
+        return work
+
     def look(self) -> None:
         """Something has changed in the store, perhaps by another process."""
         self._changed.set()
@@ -55,7 +64,7 @@ class Leases:
         """Stop what somebody asked to cancel, and what is no longer ours."""
         for run in runs:
             work = self._held.get(run.id)
-            if work is None or work.ended or run.token < work.run.token:
+            if work is None or _over(work) or run.token < work.run.token:
                 continue
             if run.token != work.run.token or run.state is not State.RUNNING:
                 self._lost(work)
@@ -77,7 +86,7 @@ class Leases:
         while True:
             await asyncio.sleep(self._parts.settings.lease.total_seconds() / 12)
             for work in list(self._held.values()):
-                if not work.ended and not self.safe(work):
+                if not _over(work) and not self.safe(work):
                     self._lost(work)
 
     async def watching(self) -> None:
@@ -99,7 +108,9 @@ class Leases:
     async def _renew(self) -> bool:
         """Whether the store has answered."""
         lease = self._parts.settings.lease
-        works = list(self._held.values())
+        # A run in its transaction is left alone: the two writes would come into conflict, and
+        # the transaction is over before the lease is half gone.
+        works = [work for work in self._held.values() if not work.context.in_transaction]
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         sent = self._parts.clock.monotonic()
         try:
@@ -114,7 +125,7 @@ class Leases:
             if work.run.id in still:
                 work.held_since = sent
                 self._tell_progress(work)
-            elif self._held.get(work.run.id) is work and not work.ended:
+            elif self._held.get(work.run.id) is work and not _over(work):
                 self._lost(work)
         self.heed(mine)
         return True
@@ -128,3 +139,9 @@ class Leases:
         if progress is not None and progress is not work.told_progress:
             work.told_progress = progress
             self._parts.emit("run.progress", replace(work.run, progress=progress))
+
+
+def _over(work: Work) -> bool:
+    """Whether nothing about the work can be lost or cancelled any more: it has ended, or it is
+    being completed by its transaction, whose own fence decides."""
+    return work.ended or work.completion is not None

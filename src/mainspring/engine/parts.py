@@ -73,7 +73,8 @@ class JobBook:
         self._known: dict[str, tuple[float, Job | None]] = {}
         self._followers: tuple[float, list[Job]] | None = None
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Job | None]:
+    async def get(self, ids: Iterable[str], newest: Iterable[str] = ()) -> dict[str, Job | None]:
+        """These jobs; those of `newest` are read again, however fresh they are."""
         now = self._clock.monotonic()
         wanted = set(ids)
         stale = {
@@ -81,6 +82,7 @@ class JobBook:
             for job_id in wanted
             if job_id not in self._known or now - self._known[job_id][0] > self.FRESH
         }
+        stale.update(newest)
         if stale:
             page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
             found = {job.id: job for job in page.items}

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from mainspring.errors import NotStarted
 
-__all__ = ["LoopThread", "Portal"]
+__all__ = ["LoopThread", "Portal", "soon"]
+
+log = logging.getLogger("mainspring")
 
 T = TypeVar("T")
 
@@ -73,6 +76,14 @@ class Portal:
     async def close(self) -> None:
         if self._host is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._host.close)
+
+
+def soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
+    """Hand a call to a loop in another thread; a loop that is closed has nobody to tell."""
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        log.debug("a loop was closed before %r could reach it", call)
 
 
 def _stopped() -> NotStarted:

@@ -43,7 +43,7 @@ class RemoteError:
     names: tuple[str, ...]
     message: str
     traceback: str
-    kind: Literal["error", "retry", "give_up"] = "error"
+    kind: Literal["error", "retry", "give_up", "snooze"] = "error"
     retry_after: float | None = None
 
 
@@ -232,6 +232,9 @@ class Child:
                     return None
                 case "progress":
                     context.progress(message["done"], message["total"], message["message"])
+                    return None
+                case "detail":
+                    context.detail = message["value"]
                     return None
                 case "done":
                     reply = Reply(result=decode(message["result"]))

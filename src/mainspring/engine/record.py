@@ -11,9 +11,9 @@ from mainspring import states
 from mainspring.engine.breakers import Breakers, Turn
 from mainspring.engine.leases import Leases
 from mainspring.engine.parts import EVENT_OF, Parts
-from mainspring.engine.runner import Stop, Work
 from mainspring.engine.settle import Settler
 from mainspring.engine.verdict import Verdict
+from mainspring.engine.work import Stop, Work
 from mainspring.model import Run, State
 from mainspring.states import Change
 
@@ -41,6 +41,10 @@ class Record:
     def settle(self, work: Work, verdict: Verdict) -> None:
         """Have the outcome of an attempt committed."""
         work.ended = True
+        if work.committed:
+            _warn_of_afterthoughts(work)
+            self._settled(work, verdict, True)
+            return
         self._settler.put(verdict.change, lambda kept: self._settled(work, verdict, kept))
 
     def settle_alone(self, run: Run, change: Change) -> None:
@@ -68,7 +72,7 @@ class Record:
             work.context.will_retry = verdict.will_retry
             self.tell(hooks.on_error, work.context, verdict.problem.exception)
         elif state is State.SUCCEEDED and hooks.on_success is not None:
-            self.tell(hooks.on_success, work.context, work.result)
+            self.tell(hooks.on_success, work.context, change.set["result"])
         judged = verdict.problem is not None or state is State.SUCCEEDED
         self._count(work, judged=judged, ok=verdict.problem is None)
         name = "run.retrying" if verdict.will_retry else EVENT_OF.get(state)
@@ -82,9 +86,16 @@ class Record:
     async def _refused(self, work: Work) -> None:
         """Our outcome did not stand: a cancel came first, or the run is somebody else's."""
         for run in await self._parts.get([work.run.id]):
-            if run.token == work.run.token and run.state is State.RUNNING and run.cancel_requested:
-                now, log_lines = self._parts.time.now(), work.context.log_lines
-                change = states.cancelled(work.run, now, run.reason, log_lines)
+            mine = run.token == work.run.token
+            if mine and run.state is State.SUCCEEDED and work.completion is not None:
+                # Its transaction was committed after all; only the answer was lost.
+                self._settled(work, Verdict(work.completion), True)
+                return
+            if mine and run.state is State.RUNNING and run.cancel_requested:
+                now, context = self._parts.time.now(), work.context
+                change = states.cancelled(
+                    work.run, now, run.reason, context.log_lines, context.detail
+                )
                 self.settle(work, Verdict(change))
                 return
         self._leases.let_go(work)
@@ -107,3 +118,20 @@ class Record:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _warn_of_afterthoughts(work: Work) -> None:
+    """Its transaction ended the run: nothing behind it can be recorded."""
+    if work.stop is None and work.problem is not None:
+        log.warning(
+            "run %s was completed by its transaction; what its handler raised behind it is"
+            " dropped: %s",
+            work.run.id,
+            work.problem.error,
+        )
+    elif work.result is not None:
+        log.warning(
+            "run %s was completed by its transaction; what its handler returned is dropped: set"
+            " ctx.result in the block instead",
+            work.run.id,
+        )

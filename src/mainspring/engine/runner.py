@@ -1,131 +1,41 @@
-"""Runs one handler: on the program's loop, in a thread, or in a process of its own.
+"""Has one handler run: on the program's loop, in a thread, or in a process of its own.
 
 The engine's loop says `begin` and `stop`; when the handler is over, the runner says so there.
-Ends are handed over in batches, so that a thousand short handlers cost one wake-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
-from enum import Enum
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from mainspring.clock import CarriedClock
-from mainspring.context import RunContext
-from mainspring.engine.processes import ProcessPool, RemoteError, Target
+from mainspring.engine.home import Home
+from mainspring.engine.hooks import Hook, call_hook, start_hook
+from mainspring.engine.portal import soon
+from mainspring.engine.processes import ProcessPool, Target
 from mainspring.engine.threads import Threads
-from mainspring.errors import GiveUp, RemoteFailure, Retry
-from mainspring.handlers import Handler
-from mainspring.model import Job, Progress, Run
-from mainspring.policy import Isolation, error_names
+from mainspring.engine.work import Problem, Stop, Work
+from mainspring.policy import Isolation
 
-__all__ = ["Problem", "Runner", "Stop", "Work"]
-
-log = logging.getLogger("mainspring")
-
-CANCEL_AGAIN_AFTER = 1.0
-"""A handler may swallow a cancellation; it is sent again until the handler ends."""
-
-
-LONGEST_ERROR = 8_000
-"""Characters of an error that are kept; its traceback keeps more."""
-
-
-class Stop(Enum):
-    """Why a handler was told to stop."""
-
-    TIMEOUT = "timeout"
-    CANCEL = "cancel"
-    LOST = "lost"
-    DRAIN = "drain"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error of a handler, wherever it ran, as the policy and the record need it."""
-
-    error: str
-    names: tuple[str, ...]
-    traceback: str | None = None
-    retry_after: Any = None
-    asks_retry: bool = False
-    gives_up: bool = False
-    exception: BaseException | None = None
-
-    @classmethod
-    def of(cls, error: BaseException) -> Problem:
-        lines = traceback.format_exception(error)
-        return cls(
-            error=_in_words(error),
-            names=error_names(error),
-            traceback="".join(lines)[-16_000:],
-            retry_after=error.after if isinstance(error, Retry) else None,
-            asks_retry=isinstance(error, Retry),
-            gives_up=isinstance(error, GiveUp),
-            exception=error,
-        )
-
-    @classmethod
-    def remote(cls, error: RemoteError) -> Problem:
-        return cls(
-            error=error.message,
-            names=error.names,
-            traceback=error.traceback,
-            retry_after=error.retry_after,
-            asks_retry=error.kind == "retry",
-            gives_up=error.kind == "give_up",
-            exception=RemoteFailure(error.message),
-        )
-
-
-class Work(Struct, eq=False):
-    """A claimed run on its way through this process. Mutable: it lives for one attempt."""
-
-    run: Run
-    job: Job
-    handler: Handler
-    context: RunContext
-    held_since: float
-    began_at: datetime | None = None
-    result: Any = None
-    problem: Problem | None = None
-    stop: Stop | None = None
-    ended: bool = False
-    lingering: bool = False
-    """The attempt is over, but its thread is not."""
-    told_progress: Progress | None = None
-    task: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def isolation(self) -> Isolation:
-        asked = self.job.policy.isolation
-        if asked is Isolation.AUTO and not self.handler.is_async:
-            return Isolation.THREAD
-        return asked
+__all__ = ["Runner"]
 
 
 class Runner:
-    """`over(works)` is called on the engine's loop when attempts end, and `freed(work)` when
-    a thread that had outlived its attempt gives its place back."""
+    """`over(works, places)` is called on the engine's loop when attempts end and places come
+    back, and `freed(work)` when a thread gives its place back, be it that it outlived its
+    attempt. What is `at_home` needs no place to be given to the runner: it waits for one there.
+    """
 
     def __init__(
         self,
-        *,
-        home: asyncio.AbstractEventLoop,
+        home: Home,
         time: CarriedClock,
+        *,
         places: int,
         inline: bool,
-        over: Callable[[list[Work]], None],
+        over: Callable[[list[Work], int], None],
         freed: Callable[[Work], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -136,25 +46,38 @@ class Runner:
         self._freed = freed
         self._threads = Threads()
         self._processes = ProcessPool(size=max(places, 1))
-        self._outbox: deque[Work] = deque()
-        self._collecting = False
 
     async def close(self) -> None:
         self._threads.close()
         await self._processes.close()
 
-    def begin(self, works: list[Work]) -> None:
-        on_loop = []
+    @property
+    def unbegun(self) -> int:
+        """How many works wait for a place on the program's loop."""
+        return self._home.unbegun
+
+    def at_home(self, work: Work) -> bool:
+        """Whether its handler runs on the program's loop."""
+        isolation = work.isolation
+        return isolation is Isolation.AUTO or (isolation is Isolation.THREAD and self._inline)
+
+    def begin(self, works: Sequence[Work], free: int) -> int:
+        """Begin these, with so many free places; says how many it took. Each work that is not
+        `at_home` takes one."""
+        homely = []
         for work in works:
-            isolation = work.isolation
-            if isolation is Isolation.PROCESS:
+            if self.at_home(work):
+                homely.append(work)
+            elif work.isolation is Isolation.PROCESS:
                 self._begin_in_process(work)
-            elif isolation is Isolation.THREAD and not self._inline:
-                self._begin_in_thread(work)
             else:
-                on_loop.append(work)
-        if on_loop:
-            self._on_home(self._begin_on_loop, on_loop)
+                self._begin_in_thread(work)
+        taken = len(works) - len(homely)
+        return taken + self._home.deal(homely, free - taken)
+
+    def take_back(self, work: Work) -> bool:
+        """Take back what has not begun; False if it has."""
+        return self.at_home(work) and self._home.take_back(work)
 
     def stop(self, work: Work, why: Stop) -> None:
         """Ask a handler to end. A thread cannot be stopped: it is told, and waited for."""
@@ -162,75 +85,19 @@ class Runner:
             return
         work.stop = why
         work.context.cancelled = True
-        if work.isolation is Isolation.PROCESS:
+        if self.at_home(work):
+            self._home.stop(work)
+        elif work.isolation is Isolation.PROCESS:
             if work.task is not None and work.began_at is not None:
                 work.task.cancel()
-        elif work.isolation is Isolation.THREAD and not self._inline:
-            if why is not Stop.CANCEL:
-                work.lingering = True
-                self._end(work)
-        else:
-            self._on_home(self._cancel, work)
+        elif why is not Stop.CANCEL:
+            work.lingering = True
+            self._end(work, places=0)
 
-    def tell(self, hook: Callable[..., Any] | None, *arguments: Any) -> None:
+    def tell(self, hook: Hook | None, *arguments: Any) -> None:
         """Call a hook on the program's loop; whatever it does, the run stands."""
         if hook is not None:
-            self._on_home(self._start_hook, hook, arguments)
-
-    # On the program's loop
-
-    def _begin_on_loop(self, works: list[Work]) -> None:
-        for work in works:
-            work.task = self._home.create_task(self._attempt(work))
-            if work.job.policy.timeout is not None:
-                seconds = work.job.policy.timeout.total_seconds()
-                work.timer = self._home.call_later(seconds, self._expire_on_loop, work)
-
-    async def _attempt(self, work: Work) -> None:
-        work.began_at = self._time.now()
-        try:
-            _unless_stopped(work)
-            if work.handler.hooks.on_start is not None:
-                await _hook(work.handler.hooks.on_start, (work.context,))
-            answer = work.handler.call(work.context, work.run.payload)
-            if work.handler.is_async or inspect.isawaitable(answer):
-                answer = await answer
-            work.result = answer
-        except BaseException as error:  # SystemExit too: a handler must not end the program
-            work.problem = Problem.of(error)
-        if work.timer is not None:
-            work.timer.cancel()
-        self._hand_over(work)
-
-    def _hand_over(self, work: Work) -> None:
-        # Append first, then look at the flag; `_collect` lowers the flag first, then takes:
-        # whichever way two threads meet here, nothing stays in the box.
-        self._outbox.append(work)
-        if not self._collecting:
-            self._collecting = True
-            if self._home is not self._loop:
-                _soon(self._loop, self._collect)
-            elif not self._loop.is_closed():  # a coroutine may be closed after its loop
-                self._loop.call_soon(self._collect)
-
-    def _expire_on_loop(self, work: Work) -> None:
-        if work.stop is None:
-            work.stop = Stop.TIMEOUT
-            work.context.cancelled = True
-            self._cancel(work)
-
-    def _cancel(self, work: Work) -> None:
-        if work.task is not None and not work.task.done():
-            if work.began_at is not None:
-                work.task.cancel()
-            if work.timer is not None:
-                work.timer.cancel()
-            work.timer = self._home.call_later(CANCEL_AGAIN_AFTER, self._cancel, work)
-
-    def _start_hook(self, hook: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        task = self._home.create_task(_hook(hook, arguments))
-        _HOOKS.add(task)
-        task.add_done_callback(_HOOKS.discard)
+            self._home.call(start_hook, self._home.loop, hook, *arguments)
 
     # In a thread
 
@@ -244,28 +111,23 @@ class Runner:
         work.began_at = self._time.now()
         result, problem = None, None
         try:
-            _unless_stopped(work)
-            if work.handler.hooks.on_start is not None:
-                self._hook_in_thread(work)
+            work.unless_stopped()
+            if (hook := work.handler.hooks.on_start) is not None:
+                told = call_hook(hook, work.context)
+                asyncio.run_coroutine_threadsafe(told, self._home.loop).result()
             result = work.handler.call(work.context, work.run.payload)
             if inspect.isawaitable(result):  # an async handler that asked for a thread
                 result = asyncio.run(_awaited(result))
         except BaseException as error:
             problem = Problem.of(error)
-        _soon(self._loop, self._thread_over, work, result, problem)
-
-    def _hook_in_thread(self, work: Work) -> None:
-        future = asyncio.run_coroutine_threadsafe(
-            _hook(work.handler.hooks.on_start, (work.context,)), self._home
-        )
-        future.result()
+        soon(self._loop, self._thread_over, work, result, problem)
 
     def _thread_over(self, work: Work, result: Any, problem: Problem | None) -> None:
         if work.ended:  # it was given up before; only its place comes back
             self._freed(work)
             return
         work.result, work.problem = result, problem
-        self._end(work)
+        self._end(work, places=0)
         self._freed(work)
 
     # In a process
@@ -281,7 +143,7 @@ class Runner:
                 timeout.total_seconds(), self.stop, work, Stop.TIMEOUT
             )
         try:
-            _unless_stopped(work)
+            work.unless_stopped()
             self.tell(work.handler.hooks.on_start, work.context)
             reply = await self._processes.run(
                 Target.of(work.handler.function),
@@ -296,69 +158,14 @@ class Runner:
             work.problem = Problem.remote(reply.error) if reply.error else None
         except BaseException as error:
             work.problem = Problem.of(error)
-        self._end(work)
+        self._end(work, places=1)
 
-    # On the engine's loop
-
-    def _collect(self) -> None:
-        self._collecting = False
-        works = []
-        while self._outbox:
-            work = self._outbox.popleft()
-            work.ended = True
-            works.append(work)
-        self._over(works)
-
-    def _end(self, work: Work) -> None:
+    def _end(self, work: Work, *, places: int) -> None:
         work.ended = True
         if work.timer is not None:
             work.timer.cancel()
-        self._over([work])
-
-    def _on_home(self, call: Callable[..., None], *arguments: Any) -> None:
-        if self._home is self._loop:
-            call(*arguments)
-        else:
-            _soon(self._home, call, *arguments)
-
-
-def _unless_stopped(work: Work) -> None:
-    """A task that is cancelled before its first step ends without a word, so it is not: it
-    looks itself whether it was stopped by then."""
-    if work.stop is not None:
-        raise asyncio.CancelledError
-
-
-_HOOKS: set[asyncio.Task[None]] = set()
-
-
-async def _hook(hook: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> None:
-    try:
-        answer = hook(*arguments) if hook is not None else None
-        if inspect.isawaitable(answer):
-            await answer
-    except BaseException as error:  # SystemExit too: a hook must not end the program
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        log.exception("a hook failed; the run is not touched by it")
+        self._over([work], places)
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be made)"
-    return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__
-
-
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
-    """Hand a call to a loop in another thread; a loop that is closed has nobody to tell."""
-    try:
-        loop.call_soon_threadsafe(call, *arguments)
-    except RuntimeError:
-        log.debug("a loop was closed before %r could reach it", call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from datetime import UTC, datetime, timedelta
 
@@ -9,8 +10,8 @@ from msgspec import Struct
 
 from mainspring import codec, states
 from mainspring.durations import duration
-from mainspring.engine.runner import Problem, Stop, Work
-from mainspring.errors import InvalidInput, RunTimeout
+from mainspring.engine.work import Problem, Stop, Work
+from mainspring.errors import InvalidInput, InvalidState, RunTimeout, TransactionAborted
 from mainspring.model import (
     Outcome,
     Run,
@@ -19,9 +20,16 @@ from mainspring.model import (
 from mainspring.policy import Delivery, Policy
 from mainspring.states import Change, Failure
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["LEAST_SNOOZE", "Verdict", "completed", "judge"]
+
+LEAST_SNOOZE = timedelta(seconds=0.1)
+"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
+claimed and snoozed as fast as the store can."""
 
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
+
+LONGEST_ABORT_WAIT = 5.0
+"""Seconds before a run is tried again whose transaction others keep coming between."""
 
 
 class Verdict(Struct, frozen=True):
@@ -34,50 +42,74 @@ class Verdict(Struct, frozen=True):
 
 def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
     """Not for work whose lease was lost: nothing about it is ours to write."""
-    run = replace(
+    if work.committed:  # by its transaction; what came behind that changes nothing
+        assert work.completion is not None
+        return Verdict(work.completion)
+    run = _as_it_went(work)
+    now = max(now, run.started_at or now)
+    log, detail = work.context.log_lines, work.context.detail
+    match work.stop:
+        case Stop.CANCEL:
+            return Verdict(states.cancelled(run, now, run.reason, log, detail))
+        case Stop.DRAIN if work.problem is not None or work.lingering:
+            return Verdict(_given_back(run, work, now))
+        case Stop.TIMEOUT:
+            return _failed(run, work, now, rng, _timed_out(work))
+    problem = work.problem or _unfit(work.result) or _untransacted(work)
+    if problem is not None and isinstance(problem.exception, TransactionAborted):
+        return Verdict(_aborted(run, work, now, rng, problem))
+    if problem is not None and problem.snoozes:
+        wait = max(_asked_delay(problem) or LEAST_SNOOZE, LEAST_SNOOZE)
+        return Verdict(states.snoozed(run, _later(now, wait)))
+    if problem is not None:
+        return _failed(run, work, now, rng, problem)
+    return Verdict(states.succeeded(run, now, work.result, log, detail))
+
+
+def completed(work: Work, now: datetime) -> Change:
+    """The change that a handler's transaction commits with its writes."""
+    run, context = _as_it_went(work), work.context
+    now = max(now, run.started_at or now)
+    return states.succeeded(run, now, context.result, context.log_lines, context.detail)
+
+
+def _as_it_went(work: Work) -> Run:
+    return replace(
         work.run,
         started_at=work.began_at or work.run.started_at,
         progress=work.context.latest_progress,
     )
-    now = max(now, run.started_at or now)
-    log = work.context.log_lines
-    match work.stop:
-        case Stop.CANCEL:
-            return Verdict(states.cancelled(run, now, run.reason, log))
-        case Stop.DRAIN if work.problem is not None or work.lingering:
-            return Verdict(_given_back(run, work.job.policy, now, log))
-        case Stop.TIMEOUT:
-            return _failed(run, work.job.policy, now, rng, _timed_out(work), log)
-    problem = work.problem or _unfit(work.result)
-    if problem is not None:
-        return _failed(run, work.job.policy, now, rng, problem, log)
-    return Verdict(states.succeeded(run, now, work.result, log))
 
 
-def _given_back(run: Run, policy: Policy, now: datetime, log: tuple[str, ...]) -> Change:
+def _aborted(run: Run, work: Work, now: datetime, rng: random.Random, problem: Problem) -> Change:
+    """Tried again soon, and later each time: those who collided must not do so in step."""
+    log, detail = work.context.log_lines, work.context.detail
+    failure = Failure(problem.error, None, Outcome.RELEASED)
+    if work.job.policy.delivery is Delivery.AT_MOST_ONCE:
+        return states.failed(run, now, failure, log, reason="lost", detail=detail)
+    seconds = min(0.01 * 2 ** min(run.attempt, 20), LONGEST_ABORT_WAIT) * rng.uniform(0.5, 1)
+    return states.aborted(run, now, failure, now + timedelta(seconds=seconds), log, detail)
+
+
+def _given_back(run: Run, work: Work, now: datetime) -> Change:
     """A handler that a drain interrupted is tried again elsewhere, unless it may start once."""
-    if policy.delivery is Delivery.AT_MOST_ONCE:
+    log, detail = work.context.log_lines, work.context.detail
+    if work.job.policy.delivery is Delivery.AT_MOST_ONCE:
         failure = Failure("the worker stopped before the handler ended", None, Outcome.RELEASED)
-        return states.failed(run, now, failure, log, reason="lost")
-    return states.released(run, now, began=True, log=log)
+        return states.failed(run, now, failure, log, reason="lost", detail=detail)
+    return states.released(run, now, began=True, log=log, detail=detail)
 
 
-def _failed(
-    run: Run,
-    policy: Policy,
-    now: datetime,
-    rng: random.Random,
-    problem: Problem,
-    log: tuple[str, ...],
-) -> Verdict:
+def _failed(run: Run, work: Work, now: datetime, rng: random.Random, problem: Problem) -> Verdict:
+    policy, log, detail = work.job.policy, work.context.log_lines, work.context.detail
     outcome = Outcome.TIMED_OUT if isinstance(problem.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(problem.error, problem.traceback, outcome)
     if not _another_try(run, policy, problem):
-        return Verdict(states.failed(run, now, failure, log), problem)
+        return Verdict(states.failed(run, now, failure, log, detail=detail), problem)
     wait = _asked_delay(problem)
     if wait is None:
         wait = policy.backoff.wait(run.failures + 1, rng)
-    change = states.retrying(run, now, failure, _later(now, wait), log)
+    change = states.retrying(run, now, failure, _later(now, wait), log, detail)
     return Verdict(change, problem, will_retry=True)
 
 
@@ -109,6 +141,20 @@ def _unfit(result: object) -> Problem | None:
     except InvalidInput as error:
         return Problem.of(error)
     return None
+
+
+def _untransacted(work: Work) -> Problem | None:
+    """No other try: whatever the handler did outside of a transaction would be done again."""
+    if work.job.policy.delivery is not Delivery.EFFECT_ONCE:
+        return None
+    problem = Problem.of(
+        InvalidState(
+            'the handler ended without a transaction, which delivery="effect_once" asks for. Put'
+            " its writes into `with ctx.transaction()` (a block may be empty), or use another"
+            " delivery"
+        )
+    )
+    return dataclasses.replace(problem, gives_up=True)
 
 
 def _timed_out(work: Work) -> Problem:

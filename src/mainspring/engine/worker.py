@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from mainspring import states
@@ -21,9 +20,11 @@ from mainspring.engine.leases import Leases
 from mainspring.engine.parts import Parts
 from mainspring.engine.record import Record
 from mainspring.engine.resting import rest
-from mainspring.engine.runner import Runner, Stop, Work
+from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
-from mainspring.engine.verdict import Verdict, judge
+from mainspring.engine.transactions import Transacting
+from mainspring.engine.verdict import LEAST_SNOOZE, Verdict, judge
+from mainspring.engine.work import Stop, Work
 from mainspring.model import Run
 from mainspring.store import Claim
 
@@ -40,10 +41,6 @@ MOST_AHEAD = 1000
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
-LEAST_SNOOZE = timedelta(seconds=0.1)
-"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
-claimed and snoozed as fast as the store can."""
-
 
 class Worker:
     """`finished(run_id)` is called when a run that was held here is over and recorded."""
@@ -55,6 +52,7 @@ class Worker:
         self._record = Record(parts, settler, self.leases, finished)
         self._ready: deque[Work] = deque()
         self._active: dict[Work, None] = {}  # a run may be here twice: lost, and claimed again
+        self._taken = 0  # places
         self._stuck: set[Work] = set()
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
@@ -64,7 +62,12 @@ class Worker:
 
     @property
     def running(self) -> int:
-        return len(self._active)
+        return len(self._active) - self._runner.unbegun
+
+    @property
+    def ahead(self) -> int:
+        """Runs that are held and wait for their place."""
+        return len(self._ready) + self._runner.unbegun
 
     @property
     def stuck(self) -> int:
@@ -93,8 +96,9 @@ class Worker:
                 await rest(self._wake, self._settings.poll.total_seconds())
             elif not await self._claim(room):
                 await self._sleep_until_due()
-        while self._ready:
-            self._give_back(self._ready.popleft())
+        for work in [*self._ready, *self._active]:
+            if self._taken_back(work):
+                self._give_back(work)
         self._claimed_last.set()
 
     async def drain(self, *, graceful: bool, timeout: float) -> None:
@@ -118,12 +122,12 @@ class Worker:
     # Claiming
 
     def _free(self) -> int:
-        return self._settings.workers - len(self._active) - len(self._stuck)
+        return self._settings.workers - self._taken
 
     def _room(self) -> int:
         """How many runs to claim. What waits ahead is refilled when half of it is gone: fewer
         and larger claims cost fewer commits."""
-        free, ready = max(self._free(), 0), len(self._ready)
+        free, ready = max(self._free(), 0), self.ahead
         asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
         ahead = min(int(asked), MOST_AHEAD)
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
@@ -156,8 +160,10 @@ class Worker:
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
+        registry = self._parts.registry
+        newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
         jobs = await self._parts.patience.call(
-            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs})
+            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs}, newest)
         )
         results = await self._upstream_results(runs)
         for run in runs:
@@ -166,13 +172,18 @@ class Worker:
                 now = self._parts.time.now()
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
-            handler = self._parts.registry.get(run.handler)
-            context = RunContext(run, self._parts.resources, results.get(run.id))
+            handler = registry.get(run.handler)
+            context = RunContext(
+                run, self._parts.resources, results.get(run.id), job, self._transact
+            )
             work = Work(run, job, handler, context, sent)
             if not self._put_off(work):
                 self.leases.hold(work)
                 self._ready.append(work)
         self._begin()
+
+    def _transact(self, context: RunContext) -> Transacting:
+        return Transacting(self._parts, self.leases.of(context))
 
     def _put_off(self, work: Work) -> bool:
         """Settle a run that is too late, or whose breaker is open."""
@@ -204,42 +215,53 @@ class Worker:
         }
 
     def _begin(self) -> None:
-        count = min(self._free(), len(self._ready))
-        if count <= 0 or self._draining:
+        """Give what is ready to the runner, in order, as far as there are places for it."""
+        if self._draining:
             return
         batch: list[Work] = []
-        while len(batch) < count and self._ready:
-            work = self._ready.popleft()
-            if not self.leases.safe(work):
-                self._give_back(work)
-                continue
-            batch.append(work)
+        free = self._free()
+        while self._ready:
+            work = self._ready[0]
+            if not self._runner.at_home(work):
+                if free <= 0:
+                    break
+                if not self.leases.safe(work):
+                    self._give_back(self._ready.popleft())
+                    continue
+                free -= 1
+                self.began(work)
+            batch.append(self._ready.popleft())
             self._active[work] = None
-        if self._parts.events.wanted("run.started"):
-            for work in batch:
-                self._parts.emit("run.started", work.run)
-        self._runner.begin(batch)
+        self._taken += self._runner.begin(batch, self._free())
+
+    def began(self, work: Work) -> None:
+        """A handler is about to begin. On any thread."""
+        self._parts.emit("run.started", work.run)
 
     # Ending
 
-    def over(self, works: list[Work]) -> None:
+    def over(self, works: list[Work], places: int) -> None:
         """Attempts have ended: decide what becomes of each run, and have it recorded."""
+        self._taken -= places
         now = self._parts.time.now()
         for work in works:
             self._active.pop(work, None)
             if work.lingering:
                 self._note_stuck(work)
-            if work.stop is Stop.LOST:
+            if work.stop is Stop.LOST and not work.committed:
                 self.leases.let_go(work)
                 self._record.breakers.abandon(work.run.job_id)
-                continue
-            self._record.settle(work, judge(work, now, self._parts.rng))
+            elif work.stop is Stop.LATE:
+                self._give_back(work)
+            else:
+                self._record.settle(work, judge(work, now, self._parts.rng))
         self._note_pace(works)
         self._begin()
         self._wake.set()
 
     def freed(self, work: Work) -> None:
-        """A thread that had outlived its attempt has ended: its place is free again."""
+        """A thread has ended, perhaps after its attempt: its place is free again."""
+        self._taken -= 1
         self._stuck.discard(work)
         self._begin()
         self._wake.set()
@@ -248,28 +270,36 @@ class Worker:
         now = self._parts.time.now()
         self._record.settle(work, Verdict(states.released(work.run, now, began=False)))
 
+    def _taken_back(self, work: Work) -> bool:
+        """Whether a work had not begun: then it is nowhere any more."""
+        if work not in self._active:
+            self._ready.remove(work)
+            return True
+        if self._runner.take_back(work):
+            del self._active[work]
+            return True
+        return False
+
     def _cancel(self, work: Work) -> None:
-        if work in self._active:
+        if not self._taken_back(work):
             self._runner.stop(work, Stop.CANCEL)
             return
-        self._ready.remove(work)
         now = self._parts.time.now()
         self._record.settle(work, Verdict(states.cancelled(work.run, now, work.run.reason)))
 
     def _lose(self, work: Work) -> None:
         log.warning("lost the lease of run %s; its handler is stopped", work.run.id)
         self._parts.emit("ownership.lost", work.run)
-        if work in self._active:
+        if not self._taken_back(work):
             self._runner.stop(work, Stop.LOST)
             return
-        self._ready.remove(work)
         self.leases.let_go(work)
 
     async def _active_over(self, timeout: float) -> None:
         ends = self._parts.clock.monotonic() + timeout
         while self._active and (left := ends - self._parts.clock.monotonic()) > 0:
             self._wake.clear()
-            await rest(self._wake, left)
+            await rest(self._wake, max(left, 0.001))
 
     def _note_pace(self, works: list[Work]) -> None:
         """A running mean of what handlers take (of those that end at once, the first speaks for

@@ -22,8 +22,13 @@ def make_context(
     scheduled_at: datetime = _WHEN,
     resources: Mapping[str, Any] | None = None,
     results: Mapping[str, Any] | None = None,
+    transaction: Any = None,
 ) -> RunContext:
-    """What a handler is given, with the facts that its test cares about."""
+    """What a handler is given, with the facts that its test cares about.
+
+    `transaction` is what `ctx.transaction()` hands to the handler: a connection or a session of
+    the test's own, which begins and ends nothing here.
+    """
     run = Run(
         id=f"{job_id}-run",
         job_id=job_id,
@@ -37,4 +42,25 @@ def make_context(
         token=attempt,
         payload=payload,
     )
-    return RunContext(run, resources, results)
+    if transaction is None:
+        return RunContext(run, resources, results)
+    return RunContext(run, resources, results, transact=lambda ctx: _Given(ctx, transaction))
+
+
+class _Given:
+    def __init__(self, context: RunContext, session: Any) -> None:
+        self._context = context
+        self._session = session
+
+    def __enter__(self) -> Any:
+        self._context.in_transaction = True
+        return self._session
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.in_transaction = False
+
+    async def __aenter__(self) -> Any:
+        return self.__enter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__()

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Note, Page, Run
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -26,8 +26,10 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    NoteQuery,
     RunQuery,
     Store,
+    Transaction,
 )
 
 __all__ = ["FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"]
@@ -207,11 +209,14 @@ class FaultyStore:
     async def find(self, query: RunQuery) -> Page[Run]:
         return await self._call("find", lambda: self.store.find(query))
 
-    async def counts(self) -> Counts:
-        return await self._call("counts", lambda: self.store.counts())
+    async def counts(self, since: datetime | None = None) -> Counts:
+        return await self._call("counts", lambda: self.store.counts(since))
 
     async def prune(self, before: datetime, limit: int) -> int:
         return await self._call("prune", lambda: self.store.prune(before, limit))
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        return await self._call("drop_runs", lambda: self.store.drop_runs(ids))
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._call("jobs", lambda: self.store.jobs(query))
@@ -219,8 +224,20 @@ class FaultyStore:
     async def put_job(self, job: Job) -> bool:
         return await self._call("put_job", lambda: self.store.put_job(job))
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
+
     async def drop_job(self, job_id: str) -> bool:
         return await self._call("drop_job", lambda: self.store.drop_job(job_id))
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        return await self._call("notes", lambda: self.store.notes(query))
+
+    async def put_note(self, note: Note) -> int | None:
+        return await self._call("put_note", lambda: self.store.put_note(note))
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        return await self._call("drop_note", lambda: self.store.drop_note(kind, name))
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         return await self._call("fire", lambda: self.store.fire(firings))
@@ -230,3 +247,32 @@ class FaultyStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._call("wait", lambda: self.store.wait(timeout))
+
+    @property
+    def no_transactions(self) -> str | None:
+        return self.store.no_transactions
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        inner = self.store.transaction(held, limit, blocking=blocking)
+        return inner if blocking else _FaultyTransaction(inner, self._call)
+
+
+class _FaultyTransaction:
+    """Its steps meet the plan under the name `transaction`; to undo it never fails."""
+
+    def __init__(self, inner: Transaction, call: Callable[..., Any]) -> None:
+        self._inner = inner
+        self._call = call
+
+    async def begin(self) -> Any:
+        return await self._call("transaction", self._inner.begin)
+
+    async def commit(self, change: Change) -> bool:
+        done: bool = await self._call("transaction", lambda: self._inner.commit(change))
+        return done
+
+    async def rollback(self) -> None:
+        await self._inner.rollback()
+
+    def transient(self, error: BaseException) -> bool:
+        return self._inner.transient(error)

@@ -2,6 +2,7 @@
 
     store.py      the Store's methods
     wakeups.py    hints between clients, through a small capped collection
+    transactions.py  a handler's transaction, and the clients for it
     firing.py     jobs, and the firing of their slots
     claims.py     claim, next_due
     renewals.py   renew

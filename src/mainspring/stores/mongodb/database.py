@@ -55,6 +55,10 @@ class Database:
         return self._collection("limits")
 
     @property
+    def notes(self) -> Collection:
+        return self._collection("notes")
+
+    @property
     def terms(self) -> Collection:
         return self._collection("terms")
 

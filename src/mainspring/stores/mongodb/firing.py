@@ -28,10 +28,10 @@ from pymongo.errors import DuplicateKeyError
 
 from mainspring import states
 from mainspring.clock import from_us
-from mainspring.model import LIVE, Job, Run, Source, State
+from mainspring.model import LIVE, Job, Run, Source, State, replace
 from mainspring.policy import Overlap
 from mainspring.states import Change
-from mainspring.store import Fired, Firing, overlapped
+from mainspring.store import Fired, Firing, ended, overlapped
 from mainspring.stores.mongodb import keys, reserved
 from mainspring.stores.mongodb.adding import add, documents
 from mainspring.stores.mongodb.changes import commit
@@ -42,7 +42,7 @@ from mainspring.stores.mongodb.reserved import fill, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
 from mainspring.stores.waves import waves
 
-__all__ = ["drop_job", "fire", "live_slots", "put_job", "sweep"]
+__all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job", "sweep"]
 
 TRIES = 20
 
@@ -65,6 +65,21 @@ async def put_job(db: Database, job: Job) -> bool:
     was_limited = stored is not None and "limit" in stored
     if was_limited != ("limit" in made):
         await stamp_lanes(db, job.id, limited="limit" in made)
+    return True
+
+
+async def add_jobs(db: Database, jobs: Sequence[Job]) -> list[bool]:
+    made = [job_document(replace(job, version=job.version - 1)) for job in jobs]
+    return [await _add_job(db, document) for document in made]
+
+
+async def _add_job(db: Database, made: Document) -> bool:
+    try:
+        await db.jobs.insert_one(made)
+    except DuplicateKeyError:
+        return False
+    if "limit" in made:
+        await stamp_lanes(db, made["_id"], limited=True)
     return True
 
 
@@ -117,6 +132,7 @@ class _Plan:
     """What a firing adds and changes."""
 
     firing: Firing
+    earlier: list[Run]
     runs: tuple[Run, ...]
     changes: list[Change]
     made: list[Document]
@@ -137,17 +153,20 @@ async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]
     nonce = ObjectId()
     await reserve(db, [made for plan in plans.values() for made in plan.made])
     won = await _advance(db, plans, nonce)
-    await commit(db, [change for at in won for change in plans[at].changes])
+    replaced: dict[int, tuple[Run, ...]] = {}
     for at in won:
         plan = plans[at]
-        await _finish(db, {"_id": plan.firing.job_id, "firing": plan.record(nonce)})
+        done = await commit(db, plan.changes) if plan.changes else []
+        gone = await _finish(db, {"_id": plan.firing.job_id, "firing": plan.record(nonce)})
+        replaced[at] = (*ended(plan.earlier, plan.changes, done), *gone)
         await add(db, [run for run in plan.runs if run.dedupe_key is not None])
     fired = {}
     for at in won:
         ids = [run.id for run in plans[at].runs]
         stored = await get(db, ids)
         await add(db, [run for run in plans[at].runs if run.id not in stored])  # swept away
-        fired[at] = Fired(True, tuple(stored.get(run.id, run) for run in plans[at].runs))
+        runs = tuple(stored.get(run.id, run) for run in plans[at].runs)
+        fired[at] = Fired(True, runs, replaced[at])
     return fired
 
 
@@ -174,7 +193,7 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
         now = from_us(jobs[firing.job_id]["now"])
         runs, changes = overlapped(firing, earlier, now)
         made = await documents(db, [run for run in runs if run.dedupe_key is None])
-        plans[at] = _Plan(firing, runs, changes, made)
+        plans[at] = _Plan(firing, earlier, runs, changes, made)
     return plans
 
 
@@ -214,24 +233,27 @@ async def _advance(db: Database, plans: Mapping[int, _Plan], nonce: ObjectId) ->
     return [at for at, plan in plans.items() if plan.firing.job_id in won]
 
 
-async def _finish(db: Database, job: Document) -> None:
-    """Carry out what a job's document says it fired, unless that was done."""
+async def _finish(db: Database, job: Document) -> list[Run]:
+    """Carry out what a job's document says it fired, unless that was done; give the runs that
+    were cancelled for it."""
     firing = job.get("firing")
     if firing is None:
-        return
+        return []
     waiting = {"_id": {"$in": firing["runs"]}, "state": RESERVED}
     reserved = {run["_id"] async for run in db.runs.find(waiting, {"_id": 1})}
     if not reserved:
-        return
-    await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
+        return []
+    replaced = await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
     await fill(db, [made for made in firing["made"] if made["_id"] in reserved])
+    return replaced
 
 
-async def _replace(db: Database, ids: Sequence[str], reason: str) -> None:
-    """Cancel runs, or ask their holders to stop, however they move meanwhile."""
+async def _replace(db: Database, ids: Sequence[str], reason: str) -> list[Run]:
+    """Cancel runs, or ask their holders to stop, however they move meanwhile; give the former."""
+    gone: list[Run] = []
     for _ in range(TRIES):
         if not ids:
-            return
+            break
         found = await get(db, ids)
         now = await db.now()
         changes = [
@@ -242,4 +264,6 @@ async def _replace(db: Database, ids: Sequence[str], reason: str) -> None:
             if run.state in LIVE and not run.cancel_requested
         ]
         done = await commit(db, changes)
+        gone += ended(list(found.values()), changes, done)
         ids = [change.id for change, kept in zip(changes, done, strict=True) if not kept]
+    return gone

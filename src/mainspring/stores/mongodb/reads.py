@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from mainspring.clock import to_us
@@ -40,6 +42,8 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
     if query.lapsed:
         return await find_lapsed(db, query)
     walk = db.runs.find(listed(query)).sort(_NEWEST).limit(query.limit)
+    if query.failing:
+        walk = walk.hint("failing")
     return _page(await walk.to_list(query.limit), query)
 
 
@@ -48,7 +52,19 @@ def listed(query: RunQuery) -> Document:
     where: Document = {"state": {"$in": list(states)}}
     if query.job is not None:
         where["job_id"] = query.job
-    return where | _after(query.cursor)
+    if query.failing:
+        where["failures"] = {"$gt": 0}
+    return _within(query, where | _after(query.cursor))
+
+
+def _within(query: RunQuery, where: Document) -> Document:
+    """Bounds of `created_at` beside those that a cursor sets."""
+    bounds = [
+        {"created_at": {sign: to_us(moment)}}
+        for sign, moment in (("$gte", query.since), ("$lt", query.until))
+        if moment is not None
+    ]
+    return {"$and": [where, *bounds]} if bounds else where
 
 
 async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
@@ -100,8 +116,8 @@ def _after(cursor: str | None) -> Document:
 # -- counts ---------------------------------------------------------------------------------
 
 
-async def counts(db: Database) -> Counts:
-    """Two walks along indexes, without a look at the documents."""
+async def counts(db: Database, since: datetime | None = None) -> Counts:
+    """Walks along indexes, without a look at the documents."""
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
         if group["_id"]["state"] != RESERVED:
@@ -112,7 +128,17 @@ async def counts(db: Database) -> Counts:
         assert oldest is not None
         seen = due.get(handler, Due(0, oldest))
         due[handler] = Due(seen.count + group["count"], min(seen.oldest, oldest))
-    return Counts(runs, due)
+    if since is None:
+        return Counts(runs, due)
+    walk = await db.runs.aggregate(counted_ended(since), hint="ended")
+    return Counts(runs, due, {State(group["_id"]): group["count"] async for group in walk})
+
+
+def counted_ended(since: datetime) -> list[Document]:
+    return [
+        {"$match": {"finished_at": {"$gte": to_us(since)}}},
+        {"$group": {"_id": "$state", "count": {"$sum": 1}}},
+    ]
 
 
 def counted() -> list[Document]:
@@ -134,10 +160,18 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
     if query.limit <= 0:
         return Page([])
     order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
-    walk = db.jobs.find(listed_jobs(query), {"firing": 0}).sort(order).limit(query.limit)
+    where = listed_jobs(query)
+    total = await db.jobs.count_documents(where) if query.counted else None
+    if query.due is None and query.cursor is not None:
+        where = (
+            {"$and": [where, {"_id": {"$gt": query.cursor}}]}
+            if where
+            else {"_id": {"$gt": query.cursor}}
+        )
+    walk = db.jobs.find(where, {"firing": 0}).sort(order).skip(query.offset).limit(query.limit)
     found = [read_job(job) for job in await walk.to_list(query.limit)]
     full = query.due is None and len(found) == query.limit
-    return Page(found, found[-1].id if full else None)
+    return Page(found, found[-1].id if full else None, total)
 
 
 def listed_jobs(query: JobQuery) -> Document:
@@ -150,6 +184,12 @@ def listed_jobs(query: JobQuery) -> Document:
         where.append({"follows": True})
     if query.due is not None:
         where.append({"enabled": True, "next_run_at": {"$lte": to_us(query.due)}})
-    elif query.cursor is not None:
-        where.append({"_id": {"$gt": query.cursor}})
+    if query.enabled is not None:
+        where.append({"enabled": query.enabled})
+    if query.text is not None:
+        part = {
+            "$regex": re.escape(query.text.replace("\0", "\N{REPLACEMENT CHARACTER}")),
+            "$options": "i",
+        }
+        where.append({"$or": [{"_id": part}, {"description": part}]})
     return {"$and": where} if where else {}

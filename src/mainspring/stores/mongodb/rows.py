@@ -2,7 +2,7 @@
 
 Payloads and results are kept as the codec's JSON text: keys with `$` and dots, NUL, big numbers
 and every other value survive, and nothing in them can be taken for an operator. So are attempts,
-progress, schedules and policies. What a query looks at are fields of their own.
+progress, schedules, policies and webhooks. What a query looks at are fields of their own.
 
 A run's document has its fields under the names of `Run`, with these exceptions:
 
@@ -27,7 +27,7 @@ import msgspec
 from mainspring import codec, schedules
 from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
-from mainspring.model import LIVE, Attempt, Job, Owner, Progress, Run, Source, State
+from mainspring.model import LIVE, Attempt, Job, Owner, Progress, Run, Source, State, Webhook
 from mainspring.policy import Policy
 from mainspring.schedules import Schedule
 from mainspring.stores.mongodb.database import Document
@@ -269,6 +269,7 @@ def job_document(job: Job) -> Document:
         "follows": bool(policy.after) or None,
         "metadata": codec.encode(dict(job.metadata), what="metadata") if job.metadata else None,
         "limit": _limit(job),
+        "webhook": None if job.webhook is None else _json(job.webhook),
     }
     return {name: value for name, value in made.items() if value is not None}
 
@@ -283,7 +284,7 @@ def _limit(job: Job) -> Document | None:
 
 def read_job(kept: Document) -> Job:
     get = kept.get
-    schedule, metadata = get("schedule"), get("metadata")
+    schedule, metadata, webhook = get("schedule"), get("metadata"), get("webhook")
     return Job(
         id=kept["_id"],
         handler=kept["handler"],
@@ -300,6 +301,7 @@ def read_job(kept: Document) -> Job:
         description=kept["description"],
         tags=tuple(get("tags") or ()),
         metadata=codec.decode(metadata) if metadata else {},
+        webhook=None if webhook is None else _webhook(webhook),
     )
 
 
@@ -311,3 +313,6 @@ def _schedule(text: str) -> Schedule:
 @lru_cache(maxsize=4096)
 def _policy(text: str) -> Policy:
     return Policy.from_dict(json.loads(text))
+
+
+_webhook = lru_cache(maxsize=4096)(msgspec.json.Decoder(Webhook).decode)

@@ -13,11 +13,20 @@ from mainspring.errors import StoreTooNew
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import OLDEST, too_old
 
-__all__ = ["INDEXES", "SHARDED", "VERSION", "Index", "index_script", "prepare"]
+__all__ = [
+    "INDEXES",
+    "SHARDED",
+    "VERSION",
+    "Index",
+    "index_script",
+    "is_there",
+    "prepare",
+    "stands_alone",
+]
 
 VERSION = 1
 WAKEUPS_BYTES = 64 * 1024
-SHARDED = ("runs", "jobs", "keys", "limits")
+SHARDED = ("runs", "jobs", "keys", "limits", "notes")
 """What a cluster may spread over its shards, each by the hash of its `_id`."""
 
 
@@ -54,13 +63,22 @@ INDEXES = (
         [("job_id", 1), ("source", 1), ("state", 1)],
         {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
     ),
-    # What can be pruned.
-    Index("runs", "finished", [("finished_at", 1)], {"finished_at": {"$gt": 0}}),
+    # What can be pruned; what ended since a moment, counted without the documents.
+    Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
+    # Runs with a failed attempt, whatever became of them.
+    Index("runs", "failing", [("created_at", -1), ("_id", -1)], {"failures": {"$gt": 0}}),
     Index("jobs", "due", [("enabled", 1), ("next_run_at", 1), ("_id", 1)]),
     Index("jobs", "limit", [("limit.key", 1)], {"limit.key": {"$exists": True}}),
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
     Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
+    Index("notes", "of_kind", [("kind", 1), ("name", 1)]),
+    Index("notes", "expiring", [("expires_at", 1)], {"expires_at": {"$gt": 0}}),
 )
+
+
+async def is_there(database: Database) -> bool:
+    """Whether `prepare` has ever been through."""
+    return await database.meta.find_one({"_id": "schema"}) is not None
 
 
 async def prepare(database: Database) -> None:
@@ -84,6 +102,12 @@ async def prepare(database: Database) -> None:
             f"the database was written by a newer Mainspring (version {found['version']} of its"
             f" layout; this one knows {VERSION}). Upgrade this program"
         )
+
+
+async def stands_alone(database: Database) -> bool:
+    """Whether the server is neither a member of a replica set nor a cluster's router."""
+    told: dict[str, Any] = await database.client.admin.command("hello")
+    return "setName" not in told and told.get("msg") != "isdbgrid"
 
 
 async def _check_version(database: Database) -> None:

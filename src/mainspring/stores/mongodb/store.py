@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -18,14 +19,25 @@ from pymongo.errors import PyMongoError
 from mainspring import states
 from mainspring.clock import Clock
 from mainspring.errors import InvalidInput, MainspringError, StoreError
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Note, Page, Run
 from mainspring.states import Change
-from mainspring.store import Added, Claim, Counts, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.store import (
+    Added,
+    Claim,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    NoteQuery,
+    RunQuery,
+)
 from mainspring.stores.mongodb import (
     adding,
     changes,
     claims,
     firing,
+    notes,
     reads,
     renewals,
     schema,
@@ -35,6 +47,7 @@ from mainspring.stores.mongodb.address import Address, driver_defaults, without_
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
+from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
 from mainspring.stores.mongodb.wakeups import Bell
 
 __all__ = ["MongoStore"]
@@ -46,6 +59,9 @@ class _Session:
 
     db: Database
     bell: Bell
+    clients: Clients
+    loop: asyncio.AbstractEventLoop
+    alone: bool
     crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
     doubts: claims.Doubts = field(default_factory=claims.Doubts)
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
@@ -66,22 +82,28 @@ class MongoStore:
         """What `open` makes, for an operator who would rather make it by hand."""
         return schema.index_script(self.address.database, self.address.prefix)
 
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        db = self._connect()
+        try:
+            with translating():
+                return await schema.is_there(db)
+        finally:
+            await db.client.close()
+
     async def open(self) -> None:
         if self._session is not None:
             return
-        url = self.address.url
-        try:
-            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
-        except (PyMongoError, ValueError) as error:
-            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
-        db = Database(client, client[self.address.database], self.address.prefix, self._time)
+        db = self._connect()
         try:
             with translating():
                 await schema.prepare(db)
+                alone = await schema.stands_alone(db)
         except BaseException:
-            await client.close()
+            await db.client.close()
             raise
-        self._session = _Session(db, Bell(db))
+        clients = Clients(self.address, db)
+        self._session = _Session(db, Bell(db), clients, asyncio.get_running_loop(), alone)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -89,6 +111,7 @@ class MongoStore:
             return
         await asyncio.gather(*session.unheard, return_exceptions=True)
         await session.bell.close()
+        await session.clients.close()
         await session.db.client.close()
 
     async def now(self) -> datetime:
@@ -140,13 +163,17 @@ class MongoStore:
                 await firing.sweep(self._db)
             return await reads.find(self._db, query)
 
-    async def counts(self) -> Counts:
+    async def counts(self, since: datetime | None = None) -> Counts:
         with translating():
-            return await reads.counts(self._db)
+            return await reads.counts(self._db, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         with translating():
             return await upkeep.prune(self._db, before, limit)
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        with translating():
+            return await upkeep.drop_runs(self._db, ids)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         with translating():
@@ -158,9 +185,27 @@ class MongoStore:
         self._ring()
         return done
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        with translating():
+            done = await firing.add_jobs(self._db, jobs)
+        self._ring()
+        return done
+
     async def drop_job(self, job_id: str) -> bool:
         with translating():
             return await firing.drop_job(self._db, job_id)
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        with translating():
+            return await notes.find(self._db, query)
+
+    async def put_note(self, note: Note) -> int | None:
+        with translating():
+            return await notes.put(self._db, note)
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        with translating():
+            return await notes.drop(self._db, kind, name)
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():
@@ -174,6 +219,34 @@ class MongoStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().bell.wait(timeout)
+
+    @property
+    def no_transactions(self) -> str | None:
+        if self._session is None or not self._session.alone:
+            return None
+        return (
+            "MongoDB has transactions on a replica set or a sharded cluster only, and this server"
+            " stands alone (a replica set of one member is enough)"
+        )
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> MongoTransaction:
+        session = self._open_session()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the store was closed meanwhile
+                session.loop.call_soon_threadsafe(session.bell.ring)
+
+        return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
+
+    def _connect(self) -> Database:
+        url = self.address.url
+        try:
+            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
+        except (PyMongoError, ValueError) as error:
+            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
+        return Database(client, client[self.address.database], self.address.prefix, self._time)
 
     def _open_session(self) -> _Session:
         if self._session is None:

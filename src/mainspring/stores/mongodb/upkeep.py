@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from pymongo.errors import DuplicateKeyError
@@ -12,7 +13,7 @@ from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.rows import to_us
 from mainspring.stores.mongodb.times import span_us, until
 
-__all__ = ["elect", "prunable", "prune"]
+__all__ = ["drop_runs", "elect", "prunable", "prune"]
 
 TRIES = 10
 _FINISHED = sorted(map(str, FINISHED))
@@ -20,10 +21,25 @@ _FINISHED = sorted(map(str, FINISHED))
 
 async def prune(db: Database, before: datetime, limit: int) -> int:
     """Deletes by ids, and only what is still as it was seen: a run may be revived meanwhile."""
+    now = to_us(await db.now())
+    await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": now}})
     if limit <= 0:
         return 0
     walk = db.runs.find(prunable(db, before), {"dedupe_key": 1}).sort("finished_at", 1).limit(limit)
-    old = await walk.to_list(limit)
+    return await _drop(db, await walk.to_list(limit), {"$gt": 0, "$lt": to_us(before)})
+
+
+async def drop_runs(db: Database, ids: Iterable[str]) -> int:
+    count = 0
+    for part in chunks(dict.fromkeys(ids)):
+        free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
+        where = {"_id": {"$in": list(part)}, "state": {"$in": _FINISHED}, "$expr": free}
+        found = await db.runs.find(where, {"dedupe_key": 1}).to_list()
+        count += await _drop(db, found, {"$gt": 0})
+    return count
+
+
+async def _drop(db: Database, old: list[Document], finished: Document) -> int:
     count = 0
     for part in chunks(old):
         ids = [run["_id"] for run in part]
@@ -34,9 +50,8 @@ async def prune(db: Database, before: datetime, limit: int) -> int:
         await db.runs.update_many(  # what a crash left of a revival
             {**forgotten, "intent": {"$exists": True}}, {"$unset": {"intent": ""}}, hint=BY_ID
         )
-        moment = {"$gt": 0, "$lt": to_us(before)}
         gone = await db.runs.delete_many(
-            {**forgotten, "finished_at": moment, "intent": None}, hint=BY_ID
+            {**forgotten, "finished_at": finished, "intent": None}, hint=BY_ID
         )
         count += gone.deleted_count
         await keys.drop(db, await _of_none(db, seen))

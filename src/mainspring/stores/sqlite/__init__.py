@@ -3,6 +3,7 @@
     store.py        the Store's methods: each queues its work and awaits it
     threads.py      work handed to a thread and its results handed back; wake-up hints
     writer.py       the writer thread: group commit
+    turns.py        a handler's transaction: a turn of the writer
     reader.py       reader threads, never blocked by writers
     lock.py         whose turn it is, between processes
     ballast.py      what is given up when the disk is full

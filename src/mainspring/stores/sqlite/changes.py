@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from mainspring.model import FINISHED, LIVE
 from mainspring.states import Change
-from mainspring.stores.sqlite.rows import LANE_SQL, BulkSql, bulk, change_column, select
+from mainspring.stores.sqlite.bulk import BulkSql, bulk, select
+from mainspring.stores.sqlite.rows import LANE_SQL, change_column
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.waves import waves
 

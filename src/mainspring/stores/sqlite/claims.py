@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from mainspring.store import Claim
-from mainspring.stores.sqlite.rows import lane_parts, select
+from mainspring.stores.sqlite.bulk import select
+from mainspring.stores.sqlite.rows import lane_parts
 
 __all__ = ["LANES_AFTER", "Room", "next_runs", "room_for", "takes"]
 

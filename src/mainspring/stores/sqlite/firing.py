@@ -8,15 +8,15 @@ from typing import Any
 
 from mainspring.model import Run
 from mainspring.policy import Overlap
-from mainspring.states import Change
-from mainspring.store import Fired, Firing, overlapped
+from mainspring.store import Fired, Firing, ended, overlapped
+from mainspring.stores.sqlite.bulk import bulk
 from mainspring.stores.sqlite.changes import Written, commit
-from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, bulk, read_runs, to_us
+from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, read_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
 from mainspring.stores.waves import waves
 
-__all__ = ["drop_jobs", "fire", "put_jobs"]
+__all__ = ["add_jobs", "drop_jobs", "fire", "put_jobs"]
 
 
 def put_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
@@ -29,16 +29,32 @@ def _put_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
     version, was_limited = stored or (0, False)
     if version != row["version"] - 1:
         return False
-    tx.connection.execute(_PUT, row)
-    if bool(was_limited) != (row["concurrency"] is not None):
-        _restamp(tx, row["id"])
+    _write_job(tx, row, bool(was_limited))
     return True
+
+
+def add_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Each item is a job's row, to be kept as it is where none of its id is there."""
+    return [_add_job(tx, row) for row in items]
+
+
+def _add_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
+    if tx.connection.execute(_STORED, (row["id"],)).fetchone() is not None:
+        return False
+    _write_job(tx, row, was_limited=False)
+    return True
+
+
+def _write_job(tx: Transaction, row: Mapping[str, Any], was_limited: bool) -> None:
+    tx.connection.execute(_PUT, row)
+    if was_limited != (row["concurrency"] is not None):
+        _restamp(tx, row["id"])
 
 
 _STORED = "SELECT version, concurrency IS NOT NULL FROM mainspring_jobs WHERE id = ?"
 _COLUMNS = (
     "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
-    "payload", "metadata",
+    "payload", "metadata", "webhook",
 )  # fmt: skip
 _PUT = (
     f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)})"
@@ -99,17 +115,18 @@ def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) ->
     }
     unfinished = _unfinished(tx, [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW])
     runs: list[NewRun] = []
-    changes: list[Change] = []
+    replaced: list[tuple[Run, ...]] = []
     counts = []
     for firing in due.values():
-        added, changed = overlapped(firing, unfinished.get(firing.job_id, []), tx.time)
+        earlier = unfinished.get(firing.job_id, [])
+        added, changes = overlapped(firing, earlier, tx.time)
         runs += map(NewRun.of, added)
-        changes += changed
+        done = commit(tx, [Written.of(change) for change in changes]) if changes else []
+        replaced.append(ended(earlier, changes, done))
         counts.append(len(added))
-    commit(tx, [Written.of(change) for change in changes])
     stored = iter(add(tx, runs))
-    for at, count in zip(due, counts, strict=True):
-        fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)))
+    for at, count, gone in zip(due, counts, replaced, strict=True):
+        fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)), gone)
     bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])
 
 

@@ -1,35 +1,33 @@
 """Values to columns and back.
 
 Times are whole microseconds; payload, result, progress, upstream ids and attempts are JSON.
-
-Python's sqlite3 lets go of the interpreter lock at every step, and beside a busy event loop
-it waits up to 5 ms to have it back. So many rows travel in one step: down as one multi-row
-`VALUES`, up as one JSON text (docs/decisions/0002-sqlite-store.md has the figures: a batch
-of 200 beside a busy thread takes 15 to 40 ms so, and about a second row by row).
+A page of rows comes up as one JSON text, in one step (bulk.py says why).
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import Any
 
+import msgspec
+
 from mainspring import codec, schedules
 from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
-from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State
+from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State, Webhook
 from mainspring.policy import Policy
 from mainspring.schedules import Schedule
+from mainspring.stores.sqlite.bulk import select
 
 __all__ = [
     "JOB_SELECT",
     "LANE_SQL",
     "RUN_INSERT",
     "RUN_SELECT",
-    "bulk",
     "change_column",
     "from_us",
     "job_row",
@@ -40,7 +38,6 @@ __all__ = [
     "read_runs",
     "run_row",
     "runs_by_id",
-    "select",
     "span_us",
     "to_us",
 ]
@@ -49,6 +46,7 @@ _SEPARATOR = "\x1f"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii
 _DAY = 86_400_000_000
+_NO_LIMIT = 2**31
 
 
 def to_us(moment: datetime) -> int:
@@ -275,18 +273,23 @@ def _attempt_text(attempt: Attempt) -> str:
     error = "null" if attempt.error is None else _quoted(attempt.error)
     traceback = "null" if attempt.traceback is None else _quoted(attempt.traceback)
     log = _encode(attempt.log) if attempt.log else "[]"
+    detail = "" if attempt.detail is None else f",{_detail(attempt.detail)}"
     return (
         f"[{attempt.number},{_quoted(attempt.worker)},{to_us(attempt.started_at)},"
-        f'{to_us(attempt.finished_at)},"{attempt.outcome}",{error},{traceback},{log}]'
+        f'{to_us(attempt.finished_at)},"{attempt.outcome}",{error},{traceback},{log}{detail}]'
     )
 
 
 def _attempt(row: list[Any]) -> Attempt:
-    number, worker, started, finished, outcome, error, traceback, log = row
+    number, worker, started, finished, outcome, error, traceback, log, *detail = row
     return Attempt(
         number, worker, from_us(started), from_us(finished), _OUTCOMES[outcome], error, traceback,
-        tuple(log),
+        tuple(log), *detail,
     )  # fmt: skip
+
+
+def _detail(value: Any) -> str:
+    return codec.encode(value, what="detail", limit=_NO_LIMIT)  # bounded where it was given
 
 
 def _result(value: Any) -> str | None:
@@ -323,7 +326,8 @@ def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
 
 JOB_SELECT = (
     "SELECT group_concat(json_array(id, version, enabled, next_run_at, last_run_at)"
-    " || ',' || body || ',' || coalesce(payload, 'null') || ',' || coalesce(metadata, 'null'))"
+    " || ',' || body || ',' || coalesce(payload, 'null') || ',' || coalesce(metadata, 'null')"
+    " || ',' || json_quote(webhook))"
     " FROM mainspring_jobs"
 )
 
@@ -354,6 +358,7 @@ def job_row(job: Job) -> dict[str, Any]:
         "body": _encode(body),
         "payload": _payload(job.payload),
         "metadata": codec.encode(dict(job.metadata), what="metadata") if job.metadata else None,
+        "webhook": None if job.webhook is None else msgspec.json.encode(job.webhook).decode(),
     }
 
 
@@ -361,10 +366,16 @@ def read_jobs(text: str | None) -> list[Job]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    return [_job(*flat[at : at + 4]) for at in range(0, len(flat), 4)]
+    return [_job(*flat[at : at + 5]) for at in range(0, len(flat), 5)]
 
 
-def _job(columns: list[Any], body: list[Any], payload: Any, metadata: Mapping[str, Any]) -> Job:
+def _job(
+    columns: list[Any],
+    body: list[Any],
+    payload: Any,
+    metadata: Mapping[str, Any],
+    webhook: str | None,
+) -> Job:
     id, version, enabled, next_run_at, last_run_at = columns
     handler, created_at, updated_at, schedule, policy, owner, description, tags, _ = body
     return Job(
@@ -383,6 +394,7 @@ def _job(columns: list[Any], body: list[Any], payload: Any, metadata: Mapping[st
         description=description,
         tags=tuple(tags),
         metadata=metadata or {},
+        webhook=None if webhook is None else _webhook(webhook),
     )
 
 
@@ -396,54 +408,4 @@ def _policy(text: str) -> Policy:
     return Policy.from_dict(json.loads(text))
 
 
-# -- many rows, one step --------------------------------------------------------------------
-
-# A batch is padded with empty rows up to one of these sizes, so that few statements serve all
-# and stay prepared.
-_SIZES = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)
-_MOST_PARAMETERS = 32_000  # SQLite allows 32,766
-
-BulkSql = tuple[str, str, int]
-"""What stands before and after the rows of a `VALUES`, and how wide a row is."""
-
-
-def bulk(connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]]) -> int:
-    """Write with `head VALUES (…), (…) tail`; say how many rows that changed.
-
-    The statement must pass over rows whose first column is null: those are the padding.
-    """
-    return sum(cursor.rowcount for cursor in _in_chunks(connection, sql, rows, ()))
-
-
-def select(
-    connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]], *after: Any
-) -> list[Any]:
-    """Read with `head VALUES (…), (…) tail`: one value for each chunk of the rows.
-
-    Lists of text come so, and not as JSON, because SQLite's JSON cuts text at a NUL.
-    `after` are the parameters of the tail.
-    """
-    return [cursor.fetchone()[0] for cursor in _in_chunks(connection, sql, rows, after)]
-
-
-def _in_chunks(
-    connection: sqlite3.Connection,
-    sql: BulkSql,
-    rows: Sequence[Sequence[Any]],
-    after: Sequence[Any],
-) -> Iterator[sqlite3.Cursor]:
-    width = sql[2]
-    most = max(size for size in _SIZES if size * width <= _MOST_PARAMETERS)
-    for start in range(0, len(rows), most):
-        part = rows[start : start + most]
-        size = next(size for size in _SIZES if size >= len(part))
-        values = [value for row in part for value in row]
-        values += [None] * ((size - len(part)) * width)
-        yield connection.execute(_bulk_sql(sql, size), (*values, *after))
-
-
-@lru_cache(maxsize=1024)
-def _bulk_sql(sql: BulkSql, size: int) -> str:
-    head, tail, width = sql
-    row = f"({','.join('?' * width)})"
-    return head + ",".join([row] * size) + tail
+_webhook = lru_cache(maxsize=4096)(msgspec.json.Decoder(Webhook).decode)

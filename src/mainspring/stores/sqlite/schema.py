@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
+from mainspring.stores.sqlite.faults import translated
 from mainspring.stores.sqlite.lock import TurnLock
 
-__all__ = ["APPLICATION_ID", "BUSY_SECONDS", "MIGRATIONS", "check_file", "connect", "migrate"]
+__all__ = [
+    "APPLICATION_ID",
+    "BUSY_SECONDS",
+    "MIGRATIONS",
+    "check_file",
+    "connect",
+    "exists",
+    "migrate",
+]
 
 APPLICATION_ID = 0x4D53_5052  # "MSPR"
 BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
@@ -104,7 +115,27 @@ CREATE TABLE mainspring_terms (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: list[str] = [_FIRST]
+# Notes; runs that failed at least once; and what has ended, counted without the table.
+_NOTES = """
+CREATE TABLE mainspring_notes (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    expires_at INTEGER,
+    value TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+CREATE INDEX mainspring_notes_expiring ON mainspring_notes (expires_at)
+    WHERE expires_at IS NOT NULL;
+CREATE INDEX mainspring_runs_failing ON mainspring_runs (seq) WHERE failures > 0;
+CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
+    WHERE finished_at IS NOT NULL;
+DROP INDEX mainspring_runs_finished;
+"""
+
+_WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 
@@ -136,9 +167,21 @@ def check_file(path: Path) -> None:
             raise StoreError(f"{what} may not be written to; SQLite needs the file and its folder")
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512
+def exists(path: Path) -> bool:
+    """Whether the file has our tables. Makes neither."""
+    if not path.is_file():
+        return False
+    check_file(path)
+    try:
+        with closing(connect(path)) as connection:
+            return _version(connection, path) > 0
+    except sqlite3.Error as error:
+        raise translated(error, path) from error
+
+
+def connect(path: Path, **options: Any) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512, **options
     )
     # 16 MB of write-ahead log between checkpoints: fewer of them, and none is long.
     connection.executescript(

@@ -17,7 +17,7 @@ from typing import Any
 from mainspring import states
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import StoreError
-from mainspring.model import Job, Page, Run
+from mainspring.model import Job, Note, Page, Run, replace
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -27,13 +27,16 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    NoteQuery,
     RunQuery,
 )
 from mainspring.stores.sqlite import changes as committing
-from mainspring.stores.sqlite import firing, reads, writes
+from mainspring.stores.sqlite import firing, notes, reads, writes
 from mainspring.stores.sqlite.reader import Reader
 from mainspring.stores.sqlite.rows import job_row, span_us, to_us
+from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
+from mainspring.stores.sqlite.turns import Turn
 from mainspring.stores.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -54,6 +57,14 @@ class SqliteStore:
         self._path = Path(path)
         self._clock = clock or SystemClock()
         self._session: _Session | None = None
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    async def exists(self) -> bool:
+        """Whether jobs and runs are kept there already; never makes anything."""
+        return await asyncio.to_thread(exists, self._path.absolute())
 
     async def open(self) -> None:
         if self._session is not None:
@@ -104,15 +115,21 @@ class SqliteStore:
         return await self._open_session().reader.read(reads.get, list(ids))
 
     async def find(self, query: RunQuery) -> Page[Run]:
-        now = to_us(self._clock.now())
-        return await self._open_session().reader.read(reads.find, query, now)
+        now, session = to_us(self._clock.now()), self._open_session()
+        by_time = query.since is not None or query.until is not None
+        reader = session.slow_reader if by_time else session.reader
+        return await reader.read(reads.find, query, now)
 
-    async def counts(self) -> Counts:
+    async def counts(self, since: datetime | None = None) -> Counts:
         now = to_us(self._clock.now())
-        return await self._open_session().slow_reader.read(reads.counts, now)
+        return await self._open_session().slow_reader.read(reads.counts, now, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
+        return int(count)
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        [count] = await self._write(writes.drop, [list(ids)], wakes=False)
         return int(count)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
@@ -122,8 +139,25 @@ class SqliteStore:
         [done] = await self._write(firing.put_jobs, [job_row(job)])
         return bool(done)
 
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        rows = [job_row(replace(job, version=job.version - 1)) for job in jobs]
+        done: list[bool] = await self._write(firing.add_jobs, rows)
+        return done
+
     async def drop_job(self, job_id: str) -> bool:
         [done] = await self._write(firing.drop_jobs, [job_id])
+        return bool(done)
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        now = to_us(self._clock.now())
+        return await self._open_session().reader.read(notes.find, query, now)
+
+    async def put_note(self, note: Note) -> int | None:
+        [version] = await self._write(notes.put, [note], wakes=False)
+        return None if version is None else int(version)
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        [done] = await self._write(notes.drop, [(kind, name)], wakes=False)
         return bool(done)
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -136,6 +170,12 @@ class SqliteStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().writer.bell.wait(timeout)
+
+    no_transactions: str | None = None
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Turn:
+        ask = self._open_session().writer.ask_turn
+        return Turn(ask, held, limit, blocking=blocking)
 
     async def _write(
         self,

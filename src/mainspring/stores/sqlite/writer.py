@@ -11,8 +11,10 @@ committed (`PRAGMA data_version`: it does not change by this connection's own co
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import groupby
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mainspring.clock import Clock
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.sqlite import firing, writes
 from mainspring.stores.sqlite.ballast import Ballast
 from mainspring.stores.sqlite.claims import next_runs
@@ -28,8 +30,9 @@ from mainspring.stores.sqlite.faults import is_full, translated
 from mainspring.stores.sqlite.lock import TurnLock
 from mainspring.stores.sqlite.rows import to_us
 from mainspring.stores.sqlite.schema import BUSY_SECONDS, check_file, connect, migrate
-from mainspring.stores.sqlite.threads import Bell, Mailbox, Work, deliver
+from mainspring.stores.sqlite.threads import CLOSED, Bell, Mailbox, Work, deliver
 from mainspring.stores.sqlite.transaction import Transaction
+from mainspring.stores.sqlite.turns import Turn, take_turn
 
 __all__ = ["Writer"]
 
@@ -38,7 +41,7 @@ _GROUP_ITEMS = 2_000
 
 _POLL_SECONDS = 0.02
 
-_GROWING = (writes.add, firing.fire, firing.put_jobs)
+_GROWING = (writes.add, firing.fire, firing.put_jobs, firing.add_jobs)
 """What a store that is short of space refuses, so that running work can be recorded."""
 
 Outcome = tuple[Work, Any, BaseException | None]
@@ -52,6 +55,7 @@ class Writer:
         self._clock = clock
         self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS)
         self._ballast = Ballast(path.with_name(path.name + "-ballast"))
+        self._turns: deque[Turn] = deque()
         self.mailbox = Mailbox()
         self.bell = Bell(self.mailbox.nudge)
         self.opened: Future[None] = Future()
@@ -60,6 +64,20 @@ class Writer:
     def start(self) -> None:
         name = "mainspring-sqlite-writer"
         threading.Thread(target=self._main, name=name, daemon=True).start()
+
+    def ask_turn(self, turn: Turn) -> None:
+        """From any thread."""
+        self._turns.append(turn)
+        self.mailbox.nudge()
+        if self.ended.done():
+            self._refuse_turns()
+
+    def _refuse_turns(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                turn = self._turns.popleft()
+                if turn.begun.set_running_or_notify_cancel():
+                    turn.fail(StoreError(CLOSED))
 
     def _main(self) -> None:
         try:
@@ -76,6 +94,7 @@ class Writer:
         self._lock.close()
         self.bell.ring()
         self.ended.set_result(None)
+        self._refuse_turns()
 
     def _open(self) -> sqlite3.Connection:
         check_file(self._path)
@@ -90,13 +109,35 @@ class Writer:
 
     def _turn(self) -> None:
         """Wait for work (or for the next look at other processes), and do it."""
-        group = self.mailbox.take(_GROUP_ITEMS, _POLL_SECONDS if self.bell.awaited else None)
+        group = self.mailbox.take(_GROUP_ITEMS, self._patience())
         try:
             outcomes = self._outcomes(group) if group else []
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
         if any(work.wakes and error is None for work, _, error in outcomes) or self._others_wrote():
+            self.bell.ring()
+        if self._turns:
+            self._give_turn(self._turns.popleft())
+
+    def _patience(self) -> float | None:
+        if self._turns:
+            return 0
+        return _POLL_SECONDS if self.bell.awaited else None
+
+    def _give_turn(self, turn: Turn) -> None:
+        """Let a handler write. What was queued meanwhile comes before the next one's turn, so
+        that a renewal waits for one transaction at most."""
+        if not turn.begun.set_running_or_notify_cancel():
+            return
+        try:
+            with self._lock:
+                done = take_turn(turn, self._path, self._clock)
+        except BaseException as error:  # the handler's side must not hang
+            turn.fail(translated(error, self._path))
+            return
+        turn.ended.set_result(done)
+        if done:
             self.bell.ring()
 
     def _outcomes(self, group: list[Work]) -> list[Outcome]:

@@ -20,22 +20,21 @@ from mainspring.model import (
     replace,
 )
 from mainspring.store import Added, Claim, Held
+from mainspring.stores.sqlite.bulk import bulk, select
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
     RUN_INSERT,
     RUN_SELECT,
-    bulk,
     lane_of,
     progress_text,
     read_runs,
     run_row,
     runs_by_id,
-    select,
     span_us,
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
-__all__ = ["Claimed", "NewRun", "add", "claim", "elect", "prune", "renew"]
+__all__ = ["Claimed", "NewRun", "add", "claim", "drop", "elect", "prune", "renew"]
 
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
@@ -199,12 +198,27 @@ _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE 
 
 def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Each item is a moment and how many runs may go."""
+    tx.changed(_EXPIRED, tx.now)
     return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
+
+
+_EXPIRED = "DELETE FROM mainspring_notes WHERE expires_at <= ?"
+
+
+def drop(tx: Transaction, items: Sequence[list[str]]) -> list[int]:
+    """Each item is a list of ids."""
+    return [tx.changed(_DROP, json.dumps(ids), tx.now) for ids in items]
+
+
+_DROP = """
+DELETE FROM mainspring_runs WHERE id IN (SELECT value FROM json_each(?))
+AND finished_at IS NOT NULL AND (dedupe_until IS NULL OR dedupe_until <= ?)
+"""
 
 
 _PRUNE = """
 DELETE FROM mainspring_runs WHERE seq IN (
-    SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_finished
+    SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_ended
     WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?)
     ORDER BY finished_at LIMIT ?
 )

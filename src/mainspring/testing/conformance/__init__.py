@@ -5,7 +5,8 @@
             return MyStore(self.place / "file", self.clock)
 
 A store that reads a clock of its own sets `tick` to a fraction of a second and overrides
-`advance` to sleep. `make_peer` gives a second client of the same data.
+`advance` to sleep. `make_peer` gives a second client of the same data. A store with transactions
+says how a handler writes with their sessions: `write_effect`, `write_effect_blocking`, `effects`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
 from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
 from mainspring.testing.conformance.jobs import Electing, Firing, KeepingJobs, Waking
 from mainspring.testing.conformance.keeping import Keeping
+from mainspring.testing.conformance.listing import ListingJobs
+from mainspring.testing.conformance.notes import Noting
 from mainspring.testing.conformance.racing import Racing
 from mainspring.testing.conformance.reading import Counting, Finding, Pruning
+from mainspring.testing.conformance.transacting import Transacting
 
 __all__ = ["StoreConformance"]
 
@@ -34,10 +38,13 @@ class StoreConformance(
     Counting,
     Pruning,
     KeepingJobs,
+    ListingJobs,
     Firing,
     Electing,
     Waking,
     Keeping,
+    Noting,
     Racing,
+    Transacting,
 ):
     """Subclass it under a name that begins with `Test`, and say how a store is made."""

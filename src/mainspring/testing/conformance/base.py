@@ -53,6 +53,18 @@ class Suite:
         """Another client of the same data, as a second process would have."""
         return self.make_store()
 
+    async def write_effect(self, session: Any, name: str) -> None:
+        """Write something of that name with the session of a transaction."""
+        raise NotImplementedError("say how a handler writes: override write_effect()")
+
+    def write_effect_blocking(self, session: Any, name: str) -> None:
+        """The same in plain code."""
+        raise NotImplementedError("say how a handler writes: override write_effect_blocking()")
+
+    async def effects(self, store: Store) -> list[str]:
+        """The names that were written and committed, in order of the alphabet."""
+        raise NotImplementedError("say how effects are read: override effects()")
+
     async def advance(self, seconds: float) -> None:
         """Let time pass, for the store too."""
         self.clock.advance(seconds)

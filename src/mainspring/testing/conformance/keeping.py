@@ -18,8 +18,11 @@ from mainspring.model import (
     Owner,
     Progress,
     Run,
+    Sealed,
+    SigningSecret,
     Source,
     State,
+    Webhook,
     replace,
 )
 from mainspring.policy import (
@@ -82,6 +85,7 @@ RUN = Run(
             "boom",
             "Traceback:\n  ☃",
             ("one", "two\nlines", ""),
+            {"response": {"status": 500, "body": "NUL \x00 ☃"}, "$date": 1, "one": {"$uuid": "x"}},
         ),
     ),
 )
@@ -122,6 +126,16 @@ JOB = Job(
     description="what it does\nand why ☃",
     tags=("b", "a", "b"),
     metadata={"team": {"name": "ops"}, "at": AT},
+    webhook=Webhook(
+        url="https://example.org/hook?at={{timestamp}}",
+        method="PUT",
+        headers={"X-Team": "ops ☃"},
+        secret_headers={"Authorization": Sealed("k1", "c2VhbGVk")},
+        body={"$date": "2030-01-01", "nested": [{"$uuid": 2**60}, None, 1.5, "NUL \x00"]},
+        success=((200, 204), (304, 304)),
+        retry_on=((429, 429), (500, 599)),
+        signing=(SigningSecret(Sealed("k1", "bmV3")), SigningSecret(Sealed("k0", "b2xk"), AT)),
+    ),
 )
 
 VALUES: list[Any] = [

@@ -87,6 +87,40 @@ class Finding(Suite):
         ids = await self.all_ids(store, job="job", states=frozenset({State.PENDING}), limit=2)
         assert ids == newest
 
+    async def test_by_when_they_were_made(self, store: Store) -> None:
+        newest = await self.fill(store, 10)
+        assert await self.all_ids(store, since=self.at(7)) == newest[:3]
+        assert await self.all_ids(store, until=self.at(2)) == newest[8:]
+        between = {"since": self.at(2), "until": self.at(7)}
+        for limit in (1, 2, 100):
+            assert await self.all_ids(store, **between, limit=limit) == newest[3:8]
+        assert await self.all_ids(store, **between, job="other") == []
+        pending = frozenset({State.PENDING})
+        assert await self.all_ids(store, **between, states=pending, job="job") == newest[3:8]
+        assert await self.all_ids(store, **between, states=frozenset({State.FAILED})) == []
+
+    async def test_those_with_a_failed_attempt(self, store: Store) -> None:
+        fine, dead, again, cured = [
+            await self.running(store, run_id, created_at=self.at(n))
+            for n, run_id in enumerate(("fine", "dead", "again", "cured"))
+        ]
+        boom = states.Failure("boom")
+        await store.commit(
+            [
+                states.succeeded(fine, self.start, None),
+                states.failed(dead, self.start, boom),
+                states.retrying(again, self.start, boom, self.at(50)),
+                states.retrying(cured, self.start, boom, self.start),
+            ]
+        )
+        [cured] = await self.claim(store)
+        await store.commit([states.succeeded(cured, self.start, None)])
+        assert await self.all_ids(store, failing=True) == ["cured", "again", "dead"]
+        assert await self.all_ids(store, failing=True, limit=1) == ["cured", "again", "dead"]
+        ended = frozenset({State.FAILED})
+        assert await self.all_ids(store, failing=True, states=ended) == ["dead"]
+        assert await self.all_ids(store, failing=True, job="other") == []
+
     async def test_lapsed_is_by_the_stores_clock(self, store: Store) -> None:
         await store.add(self.runs("short", "long", "pending"))
         await self.claim(store, 1, lease=self.ticks(5))
@@ -145,6 +179,20 @@ class Counting(Suite):
         await store.commit([states.cancelled(await self.one(store), self.at(-9), None)])
         await store.prune(self.start, 10)
         assert (await store.counts()).runs.get("job", {}) == {}
+
+    async def test_what_has_ended_since_a_moment(self, store: Store) -> None:
+        for at, run_id, state in (
+            (-9, "a", State.SUCCEEDED),
+            (-5, "b", State.SUCCEEDED),
+            (-4, "c", State.SUCCEEDED),
+            (-3, "d", State.FAILED),
+        ):
+            await store.add([self.run(run_id, state=state, finished_at=self.at(at))])
+        await store.add([self.run("pending")])
+        counts = await store.counts(self.at(-5))
+        assert dict(counts.ended) == {State.SUCCEEDED: 2, State.FAILED: 1}
+        assert counts.total(State.SUCCEEDED) == 3
+        assert dict((await store.counts()).ended) == {}
 
 
 class Pruning(Suite):
@@ -206,3 +254,21 @@ class Pruning(Suite):
         await store.prune(self.start, 10)
         [added] = await store.add([self.run("a", payload=2)])
         assert added.run.payload == 2
+
+    async def test_chosen_runs_are_dropped_once_they_have_finished(self, store: Store) -> None:
+        running = await self.running(store, "running")
+        held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
+        await store.add(
+            [
+                self.ended("a", -1),
+                self.ended("b", -1),
+                self.ended("held", -1, **held),
+                self.run("pending"),
+            ]
+        )
+        chosen = ["a", "a", "held", "pending", running.id, "nowhere"]
+        assert await store.drop_runs(chosen) == 1
+        assert sorted(await self.all_ids(store)) == ["b", "held", "pending", "running"]
+        assert await store.drop_runs([]) == 0
+        await self.pass_ticks(20)
+        assert await store.drop_runs(chosen) == 1

@@ -7,20 +7,20 @@ It is the plainest correct reading of the protocol; nothing in it is fast on pur
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import wraps
 from itertools import count
-from typing import Any
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
-from mainspring import codec
 from mainspring.clock import Clock, SystemClock
-from mainspring.errors import InvalidInput
 from mainspring.model import (
     FINISHED,
     LIVE,
     Job,
+    Note,
     Page,
     Run,
     Source,
@@ -37,15 +37,22 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    NoteQuery,
     RunQuery,
+    ended,
     overlapped,
 )
+from mainspring.stores.memory import values
+from mainspring.stores.memory.transaction import MemoryTransaction
 from mainspring.stores.waiters import Waiters
 
 __all__ = ["MemoryStore"]
 
 
 _LimitKey = tuple[str, str]
+P = ParamSpec("P")
+T = TypeVar("T")
+_Doing = Coroutine[Any, Any, T]
 
 
 @dataclass(slots=True)
@@ -55,16 +62,32 @@ class _Term:
     until: datetime
 
 
+def _whole(method: Callable[P, _Doing[T]]) -> Callable[P, _Doing[T]]:
+    """Nothing of another thread comes between, either: handlers commit in theirs."""
+
+    @wraps(method)
+    async def locked(*given: P.args, **more: P.kwargs) -> T:
+        with given[0]._guard:  # type: ignore[attr-defined]
+            return await method(*given, **more)
+
+    return locked
+
+
 class MemoryStore:
+    """`data` is what handlers keep by their transactions: a dict, for tests and simulation."""
+
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._runs: dict[str, Run] = {}
         self._number: dict[str, int] = {}  # in which order they came, for cursors
         self._numbers = count(1)
         self._jobs: dict[str, Job] = {}
+        self._notes: dict[tuple[str, str], Note] = {}
         self._terms: dict[str, _Term] = {}
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
+        self.data: dict[Any, Any] = {}
+        self._guard = Lock()
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -75,9 +98,12 @@ class MemoryStore:
     async def now(self) -> datetime:
         return self._clock.now()
 
+    @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
-        runs = [_storable(run) for run in runs]  # refused before the first is there, or not at all
+        runs = [
+            values.storable(run) for run in runs
+        ]  # refused before the first is there, or not at all
         refused: set[str] = set()
         added = []
         for run in runs:
@@ -87,12 +113,13 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=_handed_out(item.run)) for item in added]
+        return [replace(item, run=values.handed_out(item.run)) for item in added]
 
+    @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._clock.now()
         due = sorted(
-            (r for r in self._runs.values() if r.run_at <= now and _takes(claim, r)),
+            (r for r in self._runs.values() if r.run_at <= now and values.takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
@@ -117,77 +144,96 @@ class MemoryStore:
                 progress=None,
             )
             self._runs[run.id] = run
-            taken.append(_handed_out(run))
+            taken.append(values.handed_out(run))
         return taken
 
     async def next_due(self, claim: Claim) -> datetime | None:
         now = self._clock.now()
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and _takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > now and values.takes(claim, r)),
             default=None,
         )
 
+    @_whole
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         now = self._clock.now()
         mine = []
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                if _lapsed(run, now) and not self._has_room(run, now):
+                if values.lapsed(run, now) and not self._has_room(run, now):
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
-                mine.append(_handed_out(run))
+                mine.append(values.handed_out(run))
         return mine
 
+    @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._clock.now()
-        changes = [_storable_change(change) for change in changes]
+        changes = [values.storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return {i: _handed_out(self._runs[i]) for i in ids if i in self._runs}
+        return {i: values.handed_out(self._runs[i]) for i in ids if i in self._runs}
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._clock.now()
-        before = _cursor(query.cursor)
+        before = values.cursor(query.cursor)
         found = [
             run
             for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
-            and (not query.lapsed or _lapsed(run, now))
+            and (not query.lapsed or values.lapsed(run, now))
+            and (not query.failing or run.failures)
+            and (query.since is None or run.created_at >= query.since)
+            and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        return Page([_handed_out(run) for run in found], cursor)
+        return Page([values.handed_out(run) for run in found], cursor)
 
-    async def counts(self) -> Counts:
+    async def counts(self, since: datetime | None = None) -> Counts:
         now = self._clock.now()
         runs: dict[str, Counter[State]] = defaultdict(Counter)
         due: dict[str, Due] = {}
+        ended: Counter[State] = Counter()
         for run in self._runs.values():
             runs[run.job_id][run.state] += 1
             if run.state is State.PENDING and run.run_at <= now:
                 seen = due.get(run.handler, Due(0, run.run_at))
                 due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
-        return Counts(runs, due)
+            if since is not None and run.finished_at is not None and run.finished_at >= since:
+                ended[run.state] += 1
+        return Counts(runs, due, ended)
 
+    @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._clock.now()
-        old = [
-            run.id
-            for run in self._runs.values()
-            if run.finished_at
-            and run.finished_at < before
-            and not (run.dedupe_until and run.dedupe_until > now)
-        ][:limit]
-        for run_id in old:
+        for key in [key for key, note in self._notes.items() if values.over(note, now)]:
+            del self._notes[key]
+        old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
+        return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
+
+    @_whole
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        now = self._clock.now()
+        return self._drop([i for i in dict.fromkeys(ids) if self._droppable(i, now)])
+
+    def _droppable(self, run_id: str, now: datetime) -> bool:
+        run = self._runs.get(run_id)
+        if run is None or not run.finished:
+            return False
+        return run.dedupe_until is None or run.dedupe_until <= now
+
+    def _drop(self, ids: Sequence[str]) -> int:
+        for run_id in ids:
             del self._runs[run_id], self._number[run_id]
-        return len(old)
+        return len(ids)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         found = [
@@ -196,31 +242,68 @@ class MemoryStore:
             if (query.ids is None or job.id in query.ids)
             and (query.tag is None or query.tag in job.tags)
             and (not query.follows or job.policy.after)
+            and (query.enabled is None or job.enabled is query.enabled)
+            and (query.text is None or values.mentions(job, query.text))
         ]
+        total = len(found) if query.counted else None
         if query.due is not None:
             due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
             return Page(sorted(due, key=lambda j: (j.next_run_at, j.id))[: query.limit])
         found = sorted(
             (j for j in found if query.cursor is None or j.id > query.cursor), key=lambda j: j.id
-        )[: query.limit]
-        return Page(found, found[-1].id if len(found) == query.limit else None)
+        )[query.offset : query.offset + query.limit]
+        full = found and len(found) == query.limit
+        return Page(found, found[-1].id if full else None, total)
 
     async def put_job(self, job: Job) -> bool:
         stored = self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
             return False
-        self._jobs[job.id] = replace(
-            job,
-            payload=_through_codec(job.payload),
-            metadata=_through_codec(dict(job.metadata)),
-            version=job.version + 1,
-        )
+        self._jobs[job.id] = values.storable_job(replace(job, version=job.version + 1))
         self._waiters.wake()
         return True
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        kept = [values.storable_job(job) for job in jobs]
+        done = []
+        for job in kept:
+            done.append(job.id not in self._jobs)
+            self._jobs.setdefault(job.id, job)
+        self._waiters.wake()
+        return done
 
     async def drop_job(self, job_id: str) -> bool:
         return self._jobs.pop(job_id, None) is not None
 
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        now = self._clock.now()
+        found = sorted(
+            name
+            for (kind, name), note in self._notes.items()
+            if kind == query.kind
+            and not values.over(note, now)
+            and (query.names is None or name in query.names)
+            and (query.cursor is None or name > query.cursor)
+        )[: query.limit]
+        full = found and len(found) == query.limit
+        return Page([self._notes[query.kind, name] for name in found], found[-1] if full else None)
+
+    @_whole
+    async def put_note(self, note: Note) -> int | None:
+        stored = self._notes.get((note.kind, note.name))
+        live = stored is not None and not values.over(stored, self._clock.now())
+        if (stored.version if stored and live else 0) != note.version:
+            return None
+        version = (stored.version if stored else 0) + 1
+        value = values.through_codec(note.value)
+        self._notes[note.kind, note.name] = replace(note, value=value, version=version)
+        return version
+
+    @_whole
+    async def drop_note(self, kind: str, name: str) -> bool:
+        return self._notes.pop((kind, name), None) is not None
+
+    @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._clock.now()
         fired: list[Fired] = []
@@ -245,6 +328,13 @@ class MemoryStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._waiters.wait(timeout)
+
+    no_transactions: str | None = None
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> MemoryTransaction:
+        return MemoryTransaction(self, held)
 
     def _add(self, run: Run, now: datetime) -> Added:
         if run.id in self._runs:
@@ -316,54 +406,12 @@ class MemoryStore:
             if run.job_id == job.id and run.source is Source.SCHEDULE and run.state in LIVE
         ]
         runs, changes = overlapped(firing, unfinished, now)
-        for change in changes:
-            self._commit(change, now)
-        stored = tuple(_handed_out(self._add(_storable(run), now).run) for run in runs)
+        replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
+        stored = tuple(values.handed_out(self._add(values.storable(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,
             last_run_at=firing.last_run_at,
             version=job.version + 1,
         )
-        return Fired(True, stored)
-
-
-def _cursor(cursor: str | None) -> int | None:
-    try:
-        return None if cursor is None else int(cursor)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave") from None
-
-
-def _takes(claim: Claim, run: Run) -> bool:
-    return (
-        run.state is State.PENDING
-        and run.handler in claim.handlers
-        and (claim.queues is None or run.queue in claim.queues)
-    )
-
-
-def _lapsed(run: Run, now: datetime) -> bool:
-    return run.state is State.RUNNING and run.lease_until is not None and run.lease_until <= now
-
-
-def _through_codec(value: Any) -> Any:
-    """What would come back from a store that outlives the process."""
-    return codec.decode(codec.encode(value))
-
-
-def _storable(run: Run) -> Run:
-    return replace(run, payload=_through_codec(run.payload), duplicate=False)
-
-
-def _storable_change(change: Change) -> Change:
-    if "result" not in change.set:
-        return change
-    return replace(change, set={**change.set, "result": _through_codec(change.set["result"])})
-
-
-def _handed_out(run: Run) -> Run:
-    """The run with values of its own: what a handler does to its payload stays with it."""
-    if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
-        return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))
-    return run
+        return Fired(True, stored, replaced)

@@ -1,0 +1,182 @@
+"""What may be asked of a scheduler beside single jobs and runs: lists, how things stand, what is
+done to many runs at once, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from mainspring import reports
+from mainspring.engine.bulk import Matched
+from mainspring.engine.engine import Engine
+from mainspring.errors import InvalidInput
+from mainspring.model import Job, Note, Page, Run, State
+from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
+from mainspring.settings import Settings
+from mainspring.store import Counts, JobQuery, NoteQuery, RunQuery
+
+__all__ = ["Asking", "page_limit", "state_set"]
+
+T = TypeVar("T")
+MOST_AT_ONCE = 10_000
+
+
+class Asking:
+    """A part of `Scheduler`, in a room of its own."""
+
+    _engine: Engine | None
+    _settings: Settings
+
+    def _running(self) -> Engine:
+        raise NotImplementedError
+
+    async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        raise NotImplementedError
+
+    # Lists
+
+    async def list_jobs(
+        self,
+        *,
+        tag: str | None = None,
+        enabled: bool | None = None,
+        search: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        offset: int = 0,
+        counted: bool = False,
+    ) -> Page[Job]:
+        """By id. `search` looks into ids and descriptions; `cursor` of one page fetches the next,
+        or `offset` passes over so many; `counted` also gives the page's `total`."""
+        query = JobQuery(
+            tag=tag,
+            enabled=enabled,
+            text=search,
+            limit=page_limit(limit),
+            cursor=cursor,
+            offset=offset,
+            counted=counted,
+        )
+        return await self._call(self._running().control.jobs(query))
+
+    async def list_runs(
+        self,
+        *,
+        job: str | None = None,
+        state: State | str | Iterable[State | str] | None = None,
+        failing: bool = False,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[Run]:
+        """Newest first; `cursor` of one page fetches the next. `since` and `until` bound when
+        they were made; `failing`: those with a failed attempt, whatever became of them."""
+        query = RunQuery(
+            job=job,
+            states=state_set(state),
+            failing=failing,
+            since=since,
+            until=until,
+            limit=page_limit(limit),
+            cursor=cursor,
+        )
+        return await self._call(self._running().control.runs(query))
+
+    # How it stands
+
+    @property
+    def is_leader(self) -> bool:
+        return self._engine is not None and self._engine.keeper.leads
+
+    async def stats(self) -> Stats:
+        return await self._call(reports.stats(self._running(), self._settings))
+
+    async def counts(self, since: datetime | None = None) -> Counts:
+        """Runs by job and state, what is due of each handler, what ended `since` a moment."""
+        return await self._call(self._running().control.counts(since))
+
+    async def health(self) -> SchedulerHealth:
+        return await self._call(reports.health(self._running(), self._settings))
+
+    async def job_health(self, id: str) -> JobHealth:
+        return await self._call(reports.job_health(self._running(), id))
+
+    async def job_metrics(self, id: str) -> JobMetrics:
+        return await self._call(reports.job_metrics(self._running(), id))
+
+    # Many runs: those named, or all that match (at most 10,000 in a call)
+
+    async def cancel_runs(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        reason: str = "cancelled by request",
+        **matching: Any,
+    ) -> Matched:
+        """Cancel runs by id, or all that match `job`, `state`, `since`, `until`."""
+        query, named = _chosen(ids, matching)
+        return await self._call(self._running().bulk.cancel(query, named, reason))
+
+    async def retry_runs(self, ids: Iterable[str] | None = None, **matching: Any) -> Matched:
+        """Try failed and cancelled runs again."""
+        return await self._call(self._running().bulk.retry(*_chosen(ids, matching)))
+
+    async def remove_runs(self, ids: Iterable[str] | None = None, **matching: Any) -> Matched:
+        """Delete finished runs. One whose dedupe key is still held stays until it is free."""
+        return await self._call(self._running().bulk.remove(*_chosen(ids, matching)))
+
+    # Notes: small values of the program's own, kept with the jobs
+
+    async def note(self, kind: str, name: str) -> Note | None:
+        query = NoteQuery(kind=kind, names=frozenset({name}), limit=1)
+        page = await self._call(self._running().store.notes(query))
+        return page.items[0] if page.items else None
+
+    async def list_notes(
+        self, kind: str, *, limit: int = 1000, cursor: str | None = None
+    ) -> Page[Note]:
+        query = NoteQuery(kind=kind, limit=page_limit(limit), cursor=cursor)
+        return await self._call(self._running().store.notes(query))
+
+    async def put_note(self, note: Note) -> int | None:
+        """Write a note by compare-and-set: its new version, or None if another came first."""
+        return await self._call(self._running().store.put_note(note))
+
+    async def remove_note(self, kind: str, name: str) -> bool:
+        return await self._call(self._running().store.drop_note(kind, name))
+
+    async def now(self) -> datetime:
+        """The store's clock."""
+        return await self._call(self._running().store.now())
+
+
+def _chosen(
+    ids: Iterable[str] | None, matching: dict[str, Any]
+) -> tuple[RunQuery, list[str] | None]:
+    unknown = matching.keys() - {"job", "state", "since", "until", "limit"}
+    if unknown:
+        raise InvalidInput(f"unknown filter {', '.join(sorted(unknown))}")
+    if ids is not None and matching:
+        raise InvalidInput("give ids or filters, not both")
+    limit = matching.pop("limit", MOST_AT_ONCE)
+    if not isinstance(limit, int) or not 1 <= limit <= MOST_AT_ONCE:
+        raise InvalidInput(f"limit is 1 to {MOST_AT_ONCE}, not {limit!r}")
+    states = state_set(matching.pop("state", None))
+    return RunQuery(states=states, limit=limit, **matching), None if ids is None else list(ids)
+
+
+def state_set(given: State | str | Iterable[State | str] | None) -> frozenset[State] | None:
+    if given is None:
+        return None
+    try:
+        return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
+
+
+def page_limit(limit: int) -> int:
+    if not isinstance(limit, int) or not 1 <= limit <= 1000:
+        raise InvalidInput(f"limit is 1 to 1000, not {limit!r}")
+    return limit

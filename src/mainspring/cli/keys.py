@@ -1,0 +1,131 @@
+"""`mainspring keys`: API keys of the service, kept in the store, where every instance looks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli.options import JsonOption, StoreOption, example, finish
+from mainspring.cli.output import Column, Output, when
+
+if TYPE_CHECKING:
+    from mainspring.service.keys import Key, Keys
+
+__all__ = ["group"]
+
+group = typer.Typer(help="API keys of the HTTP service.", no_args_is_help=False)
+
+
+@group.callback()
+def keys() -> None:
+    """API keys of the HTTP service."""
+
+
+@group.command("create", epilog=example("mainspring keys create ci --scope write --expires 90d"))
+def create(
+    name: Annotated[str, typer.Argument(help="What it is for, so that it can be told later.")],
+    scope: Annotated[
+        str, typer.Option("--scope", help="read, write (and read), or admin (and make keys).")
+    ] = "read",
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="After so long, as in 90d. Default: never.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a key and print it: this once, for only its hash is kept."""
+    from mainspring.durations import duration
+
+    span = None if expires is None else duration(expires, what="--expires")
+
+    async def work() -> tuple[Key, str]:
+        async with _keys(store) as found:
+            return await found.create(name, scope, span)
+
+    key, text = finish(work())
+    output = Output(as_json=json)
+    if json:
+        output.document({**_document(key, key.created_at), "key": text})
+        return
+    output.line(text)
+    output.note(f"{key.scope} key {key.id} ({key.name}). Keep it safe: it is not shown again.")
+
+
+@group.command("list", epilog=example("mainspring keys list"))
+def list_keys(store: StoreOption = None, json: JsonOption = False) -> None:
+    """List keys: never the keys themselves."""
+
+    async def work() -> tuple[list[Key], datetime]:
+        async with _keys(store) as found:
+            return await found.list(), await found.now()
+
+    found, now = finish(work())
+    output = Output(as_json=json)
+    if json:
+        output.document({"items": [_document(key, now) for key in found]})
+        return
+    if not found:
+        output.note("no keys yet: mainspring keys create NAME --scope admin")
+        return
+    output.table(
+        [
+            Column("id", lambda key: key.id, whole=True),
+            Column("name", lambda key: key.name),
+            Column("scope", lambda key: key.scope),
+            Column("state", lambda key: key.state(now), state=True),
+            Column("expires", lambda key: str(key.expires_at or "-"), lambda k: when(k.expires_at)),
+        ],
+        found,
+    )
+
+
+@group.command("revoke", epilog=example("mainspring keys revoke 3f9a1c22b07e"))
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from keys list.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Revoke a key. Running services stop taking it within seconds."""
+
+    async def work() -> tuple[Key, datetime]:
+        async with _keys(store) as found:
+            return await found.revoke(key), await found.now()
+
+    found, now = finish(work())
+    output = Output(as_json=json)
+    if json:
+        output.document(_document(found, now))
+    else:
+        output.line(f"key {found.id} ({found.name}) is revoked")
+
+
+@asynccontextmanager
+async def _keys(store: str | None) -> AsyncIterator[Keys]:
+    """The keys of the store that `serve` would use: the first key is made before it starts."""
+    from mainspring.scheduler import Scheduler
+    from mainspring.service import require_server
+
+    require_server()
+    from mainspring.service.keys import Keys
+    from mainspring.service.settings import ServiceSettings
+
+    url = ServiceSettings.read(mainspring_store=store).store
+    async with Scheduler(url, workers=0, inline=True) as scheduler:
+        yield Keys(scheduler)
+
+
+def _document(key: Key, now: datetime) -> dict[str, Any]:
+    from mainspring.cli.times import iso
+
+    return {
+        "id": key.id,
+        "name": key.name,
+        "scope": key.scope,
+        "state": key.state(now),
+        "created_at": iso(key.created_at),
+        "expires_at": iso(key.expires_at),
+    }

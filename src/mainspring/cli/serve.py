@@ -1,0 +1,162 @@
+"""`mainspring serve`: the HTTP API, the scheduler and a worker in one process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mainspring.cli.failures import BAD_INPUT, CommandError
+from mainspring.cli.options import JsonOption, example, finish
+
+if TYPE_CHECKING:
+    from mainspring.scheduler import Scheduler
+    from mainspring.service.settings import ServiceSettings
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "serve",
+        epilog=example(
+            "mainspring serve",
+            "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
+            "mainspring serve --app app:scheduler --allow-private 10.0.0.0/8",
+        ),
+    )(serve)
+
+
+def serve(
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Where jobs are kept (env MAINSPRING_STORE, MONGODB_URI). Default:"
+            " sqlite:///mainspring.db",
+            show_default=False,
+        ),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:ATTR",
+            help="Serve this scheduler, with its handlers and its store (env MAINSPRING_APP).",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="Address to listen on (env HOST). Default: 127.0.0.1"),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port to listen on (env PORT). Default: 3000")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", help="Runs at once (env MAX_CONCURRENT_JOBS). Default: 10", min=0
+        ),
+    ] = None,
+    allow_private: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-private",
+            metavar="HOST|CIDR",
+            help="Let webhooks call this private host or range; may be given several times.",
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Serve the HTTP API, fire schedules and work on runs until SIGTERM or Ctrl+C.
+
+    Without anything said it keeps jobs in mainspring.db and listens on 127.0.0.1:3000, where no
+    key is needed until one is made. Any other address needs an API key: mainspring keys create.
+    The first signal lets running work end; a second one ends at once.
+    """
+    from mainspring.cli import logs
+    from mainspring.service import require_server
+
+    require_server()
+    from mainspring.service.server import serve as serving
+    from mainspring.service.settings import ServiceSettings
+
+    settings = ServiceSettings.read(
+        host=host, port=port, max_concurrent_jobs=workers, mainspring_store=store
+    )
+    scheduler = _scheduler(settings, store, app, workers, allow_private or [])
+    logs.set_up(verbose=verbose, quiet=quiet, as_json=json)
+    logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
+    logs.tell_events(scheduler, each_run=verbose or sys.stderr.isatty())
+
+    async def greet(url: str) -> None:
+        if not quiet:
+            _greet(url, scheduler, as_json=json)
+
+    finish(serving(scheduler, settings, greet=greet))
+
+
+def _scheduler(
+    settings: ServiceSettings,
+    store: str | None,
+    app: str | None,
+    workers: int | None,
+    allow: list[str],
+) -> Scheduler:
+    from mainspring.cli.loading import load_scheduler
+    from mainspring.scheduler import Scheduler
+    from mainspring.webhooks.settings import WebhookSettings
+
+    app = app or (None if store else os.environ.get("MAINSPRING_APP"))
+    if app is None:
+        webhooks = WebhookSettings.from_environment()
+        if allow:
+            webhooks = WebhookSettings(allow=[*webhooks.allow, *allow])
+        return Scheduler(
+            settings.store,
+            workers=settings.max_concurrent_jobs,
+            poll=settings.poll,
+            webhooks=webhooks,
+        )
+    if store or allow:
+        raise CommandError(
+            "--app brings a scheduler with a store and settings of its own: --store and"
+            " --allow-private go without it",
+            code=BAD_INPUT,
+            advice="set them in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
+        )
+    return load_scheduler(app).configure(workers=workers)
+
+
+def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
+    from mainspring import __version__
+    from mainspring.cli.connect import Found
+    from mainspring.cli.output import Output
+
+    store = Found(scheduler.store, scheduler.url).name
+    if as_json:
+        Output(as_json=True).document(
+            {
+                "version": __version__,
+                "pid": os.getpid(),
+                "url": url,
+                "store": store,
+                "workers": scheduler.workers,
+            }
+        )
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold]Mainspring {__version__}[/] on {url}", markup=True)
+    console.print(f"  jobs in {store}; {scheduler.workers} runs at once; process {os.getpid()}")
+    console.print(f"  the API's reference: {url}/docs")
+    console.print("  Ctrl+C stops when running work has ended, twice at once", style="dim")

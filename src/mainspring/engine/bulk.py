@@ -1,0 +1,122 @@
+"""The same asked of many runs: cancel, retry or delete all that match.
+
+A page of runs is one commit. A run that changed under our hands is asked once more, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+
+from msgspec import Struct
+
+from mainspring import states
+from mainspring.engine.control import Control
+from mainspring.engine.parts import Parts
+from mainspring.errors import Conflict, NotFound
+from mainspring.model import FINISHED, LIVE, Run, State, replace
+from mainspring.states import Change
+from mainspring.store import RunQuery
+
+__all__ = ["Bulk", "Matched"]
+
+PAGE = 500
+_REVIVABLE = frozenset({State.FAILED, State.CANCELLED})
+
+
+class Matched(Struct, frozen=True):
+    """How many runs matched, for how many it was done, and whether more match than were asked."""
+
+    matched: int
+    done: int
+    more: bool
+
+
+class Bulk:
+    """`query.limit` is how many runs are taken at most; `ids` are runs named one by one."""
+
+    def __init__(self, parts: Parts, control: Control) -> None:
+        self._parts = parts
+        self._control = control
+
+    async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
+        return await self._all(
+            _Chosen(query, ids, LIVE),
+            change=lambda run, now: states.cancelling(run, now, reason),
+            tell=self._control.tell_cancelled,
+            alone=lambda run_id: self._control.cancel(run_id, reason),
+        )
+
+    async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:
+        return await self._all(
+            _Chosen(query, ids, _REVIVABLE),
+            change=states.revived,
+            tell=lambda run: self._parts.emit("run.enqueued", run),
+            alone=self._control.retry,
+        )
+
+    async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
+        matched = done = 0
+        chosen = _Chosen(query, ids, FINISHED)
+        async for runs in self._pages(chosen):
+            matched += len(runs)
+            done += await self._parts.store.drop_runs([run.id for run in runs])
+        return Matched(matched, done, chosen.more)
+
+    async def _all(
+        self,
+        chosen: _Chosen,
+        *,
+        change: Callable[[Run, datetime], Change],
+        tell: Callable[[Run], None],
+        alone: Callable[[str], Awaitable[object]],
+    ) -> Matched:
+        matched = done = 0
+        async for runs in self._pages(chosen):
+            matched += len(runs)
+            now = await self._parts.store.now()
+            changes = [change(run, now) for run in runs]
+            kept = await self._parts.store.commit(changes)
+            for run, made, was_kept in zip(runs, changes, kept, strict=True):
+                if was_kept:
+                    tell(made.after(run))
+                done += was_kept or await _once_more(alone, run.id)
+        return Matched(matched, done, chosen.more)
+
+    async def _pages(self, chosen: _Chosen) -> AsyncIterator[list[Run]]:
+        if chosen.ids is not None:
+            for start in range(0, len(chosen.ids), PAGE):
+                found = await self._parts.store.get(chosen.ids[start : start + PAGE])
+                yield [run for run in found.values() if run.state in chosen.states]
+            return
+        query, left = chosen.query, chosen.query.limit
+        cursor = query.cursor
+        while left > 0 and chosen.states:
+            asked = min(PAGE, left)
+            page = await self._parts.store.find(
+                replace(query, states=chosen.states, limit=asked, cursor=cursor)
+            )
+            left -= len(page.items)
+            yield page.items
+            if (cursor := page.cursor) is None:
+                return
+        chosen.more = cursor is not None and bool(
+            (await self._parts.store.find(replace(query, limit=1, cursor=cursor))).items
+        )
+
+
+class _Chosen:
+    """The runs that are meant, of those that the action is for."""
+
+    def __init__(self, query: RunQuery, ids: list[str] | None, fit: frozenset[State]) -> None:
+        self.states = fit if query.states is None else fit & query.states
+        self.query = replace(query, states=self.states)
+        self.ids = None if ids is None else list(dict.fromkeys(ids))
+        self.more = False
+
+
+async def _once_more(alone: Callable[[str], Awaitable[object]], run_id: str) -> bool:
+    try:
+        return bool(await alone(run_id))
+    except (Conflict, NotFound):
+        return False

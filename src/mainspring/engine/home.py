@@ -1,0 +1,232 @@
+"""The program's loop, where async handlers run: as many at once as the engine lends it places.
+
+The engine deals work onto the deck and lends places; a place draws from the deck until it is
+empty, and is given back then. So a thousand short handlers cost one hand-over to the program's
+loop and one back, not one for every few places: that was an eighth of a worker's time.
+
+A place is a task. Handlers that end without waiting for anything share it, one after another;
+one that waits has the rest of its task to itself. So no handler finds what another left in its
+task: a cancellation on its way, a context variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.hooks import call_hook
+from mainspring.engine.portal import soon
+from mainspring.engine.work import Problem, Stop, Work
+
+__all__ = ["Home"]
+
+CANCEL_AGAIN_AFTER = 1.0
+"""A handler may swallow a cancellation; it is sent again until the handler ends."""
+
+YIELD_AFTER = 0.002
+"""Seconds that handlers which never wait may take one after another, before the program's
+other tasks have their turn."""
+
+
+class Home:
+    """Made and used on the engine's loop, but for the part that says otherwise.
+
+    `began(work)` is called on the program's loop when a handler is about to begin, and
+    `over(works, places)` on the engine's: these attempts have ended, so many places are back.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        time: CarriedClock,
+        *,
+        safe: Callable[[Work], bool],
+        began: Callable[[Work], None],
+        over: Callable[[list[Work], int], None],
+    ) -> None:
+        self.loop = loop
+        self._engine = asyncio.get_running_loop()
+        self._monotonic = clock.monotonic
+        self._time = time
+        self._safe = safe
+        self._began = began
+        self._over = over
+        self._context = contextvars.copy_context()
+        # Drawn from by the program's loop, added to and taken back from by the engine's: each of
+        # a deque's methods is one step to other threads.
+        self._deck: deque[Work] = deque()
+        self._dealt = 0  # works that were dealt and are not over, as the engine knows
+        self._lent = 0  # places that were lent and are not back, as the engine knows
+        self._shut = 0  # places that were lent and stand empty, as the program's loop knows
+        self._outbox: deque[Work | None] = deque()  # None: a place comes back
+        self._collecting = False
+
+    @property
+    def unbegun(self) -> int:
+        return len(self._deck)
+
+    def deal(self, works: list[Work], free: int) -> int:
+        """Have these run, on up to `free` places more; says how many of them it took."""
+        self._deck.extend(works)
+        self._dealt += len(works)
+        places = max(min(free, self._dealt - self._lent), 0)
+        if places:
+            self._lent += places
+            self.call(self._lend, places)
+        return places
+
+    def take_back(self, work: Work) -> bool:
+        """Take a work from the deck; False if it has begun."""
+        try:
+            self._deck.remove(work)
+        except ValueError:
+            return False
+        self._dealt -= 1
+        return True
+
+    def stop(self, work: Work) -> None:
+        self.call(self._cancel, work)
+
+    def call(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call something on the program's loop."""
+        if self.loop is self._engine:
+            call(*arguments)
+        else:
+            soon(self.loop, call, *arguments)
+
+    def _collect(self) -> None:
+        self._collecting = False
+        works = []
+        places = 0
+        while self._outbox:
+            work = self._outbox.popleft()
+            if work is None:
+                places += 1
+            else:
+                work.ended = True
+                works.append(work)
+        self._lent -= places
+        self._dealt -= len(works)
+        self._over(works, places)
+
+    # On the program's loop
+
+    def _lend(self, places: int) -> None:
+        self._shut += places
+        self._open(1)
+
+    def _open(self, places: int) -> None:
+        """Open so many of the empty places, as far as there is work for them; where there is
+        none, all that stand empty go back."""
+        if self.loop.is_closed():  # a coroutine may be closed after its loop
+            return
+        for _ in range(min(places, self._shut, len(self._deck))):
+            self._shut -= 1
+            self.loop.create_task(self._draw(), context=self._context.copy())
+        if not self._deck:
+            while self._shut:
+                self._shut -= 1
+                self._hand_over(None)
+
+    async def _draw(self) -> None:
+        """A place: run what is on the deck until it is empty, or until this task is used up."""
+        task = asyncio.current_task()
+        assert task is not None
+        turn_ends = self._monotonic() + YIELD_AFTER
+        try:
+            while self._deck:
+                if self._monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = self._monotonic() + YIELD_AFTER
+                try:
+                    work = self._deck.popleft()
+                except IndexError:  # the engine took the last one back
+                    break
+                await self._attempt(work, task)
+                if work.waited or contextvars.copy_context() != self._context:
+                    break
+        finally:
+            self._shut += 1
+            self._open(1)
+
+    async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
+        if work.stop is None and not self._safe(work):
+            work.stop = Stop.LATE
+            self._hand_over(work)
+            return
+        work.task = task
+        work.began_at = self._time.now()
+        if work.job.policy.timeout is not None:
+            seconds = work.job.policy.timeout.total_seconds()
+            work.timer = self.loop.call_later(seconds, self._expire, work)
+        try:
+            work.unless_stopped()
+            self._began(work)
+            if work.handler.hooks.on_start is not None:
+                work.waited = True
+                await call_hook(work.handler.hooks.on_start, work.context)
+            answer = work.handler.call(work.context, work.run.payload)
+            if work.handler.is_async:
+                answer = await self._awaited(answer, work)
+            elif inspect.isawaitable(answer):
+                work.waited = True
+                answer = await answer
+            work.result = answer
+        except BaseException as error:  # SystemExit too: a handler must not end the program
+            work.waited = True
+            work.problem = Problem.of(error)
+        work.task = None
+        if work.timer is not None:
+            work.timer.cancel()
+        self._hand_over(work)
+
+    @types.coroutine
+    def _awaited(self, handler: Coroutine[Any, Any, Any], work: Work) -> Generator[Any, Any, Any]:
+        """`await handler`, noticing whether it waits: then the other places open."""
+        try:
+            future = handler.send(None)
+        except StopIteration as end:
+            return end.value
+        work.waited = True
+        self._open(self._shut)
+        while True:
+            try:
+                yield future
+            except BaseException as error:
+                try:
+                    future = handler.throw(error)
+                except StopIteration as end:
+                    return end.value
+            else:
+                return (yield from handler)
+
+    def _expire(self, work: Work) -> None:
+        if work.stop is None:
+            work.stop = Stop.TIMEOUT
+            work.context.cancelled = True
+            self._cancel(work)
+
+    def _cancel(self, work: Work) -> None:
+        if work.task is not None:
+            work.task.cancel()
+            if work.timer is not None:
+                work.timer.cancel()
+            work.timer = self.loop.call_later(CANCEL_AGAIN_AFTER, self._cancel, work)
+
+    def _hand_over(self, work: Work | None) -> None:
+        # Append first, then look at the flag; `_collect` lowers the flag first, then takes:
+        # whichever way two threads meet here, nothing stays in the box.
+        self._outbox.append(work)
+        if not self._collecting:
+            self._collecting = True
+            if self.loop is not self._engine:
+                soon(self._engine, self._collect)
+            elif not self._engine.is_closed():
+                self._engine.call_soon(self._collect)

@@ -1,0 +1,36 @@
+"""Calls the program's hooks; whatever they do, the run stands."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Hook", "call_hook", "start_hook"]
+
+log = logging.getLogger("mainspring")
+
+Hook = Callable[..., Any]
+
+_STARTED: set[asyncio.Task[None]] = set()  # a loop keeps its tasks by weak references alone
+
+
+async def call_hook(hook: Hook, *arguments: Any) -> None:
+    try:
+        answer = hook(*arguments)
+        if inspect.isawaitable(answer):
+            await answer
+    except BaseException as error:  # SystemExit too: a hook must not end the program
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        log.exception("a hook failed; the run is not touched by it")
+
+
+def start_hook(loop: asyncio.AbstractEventLoop, hook: Hook, *arguments: Any) -> None:
+    """On that loop: have a hook called, and go on."""
+    task = loop.create_task(call_hook(hook, *arguments))
+    _STARTED.add(task)
+    task.add_done_callback(_STARTED.discard)

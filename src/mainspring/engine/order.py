@@ -1,0 +1,78 @@
+"""What jobs may come after: no circles, no unknown names, one root for each. Pure.
+
+A workflow instance begins with one root (a job that follows nothing) and holds everything that
+follows it. So a job that follows two jobs of different roots could never have both in one
+instance: it is refused when it is defined, instead of never running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from mainspring.errors import InvalidInput
+
+__all__ = ["refuse_disorder", "upstream_of"]
+
+Order = Mapping[str, Collection[str]]
+"""For each job that follows others: which."""
+
+
+def refuse_disorder(
+    order: Order, checked: Iterable[str], known: Collection[str], *, all_known: bool = True
+) -> None:
+    """Look at the jobs in `checked`. `known` are the ids of those there are; where more may
+    come, all need not be."""
+    for job_id in checked:
+        if all_known:
+            _refuse_unknown(job_id, order.get(job_id, ()), known)
+        _refuse_circle(job_id, order)
+        _refuse_two_roots(job_id, order, known)
+
+
+def upstream_of(job_id: str, order: Order) -> set[str]:
+    """Every job that comes before this one, near or far."""
+    found: set[str] = set()
+    way = list(order.get(job_id, ()))
+    while way:
+        name = way.pop()
+        if name not in found:
+            found.add(name)
+            way += order.get(name, ())
+    return found
+
+
+def _refuse_unknown(job_id: str, after: Collection[str], known: Collection[str]) -> None:
+    for name in after:
+        if name not in known:
+            raise InvalidInput(
+                f"job {job_id!r} comes after {name!r}, and there is no such job. Check the name; if"
+                " another program defines it, start that one first"
+            )
+
+
+def _refuse_circle(job_id: str, order: Order) -> None:
+    ways = [[job_id]]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        for name in order.get(way[-1], ()):
+            if name == job_id:
+                circle = " → ".join(reversed([*way, job_id]))
+                raise InvalidInput(
+                    f"job {job_id!r} would come after itself ({circle}): none of these could ever"
+                    " run"
+                )
+            if name not in seen:
+                seen.add(name)
+                ways.append([*way, name])
+
+
+def _refuse_two_roots(job_id: str, order: Order, known: Collection[str]) -> None:
+    upstream = upstream_of(job_id, order)
+    roots = sorted(name for name in upstream if not order.get(name) and name in known)
+    if len(roots) > 1:
+        raise InvalidInput(
+            f"job {job_id!r} comes after jobs that begin apart ({', '.join(roots)}): no workflow"
+            f" instance holds them all, so it would never run. Let {roots[1]!r} come after"
+            f" {roots[0]!r}, or both after one job that begins the workflow"
+        )

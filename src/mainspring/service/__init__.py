@@ -1,0 +1,34 @@
+"""The HTTP service over a scheduler: API, keys, probes, metrics.
+
+    app.py          the application put together: routes, guard, errors
+    guard.py        what every request must pass: host, origin, key, rate, body
+    keys.py         API keys: made once, kept hashed, read by every instance
+    settings.py     environment variables and `.env`
+    bodies.py       what clients send, checked field by field; changes.py what becomes of it
+    shapes.py       jobs, runs and executions as clients get them
+    jobs.py runs.py observability.py schedules.py events.py       the endpoints, by subject
+    problems.py     errors as RFC 9457 documents
+    metrics.py      Prometheus text; probes.py `/livez` and `/readyz`
+    server.py       uvicorn, signals, the order in which things stop
+
+It needs the extra `server`; `require_server()` says so where it is missing.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from mainspring.errors import InvalidInput
+
+__all__ = ["require_server"]
+
+_NEEDED = ("fastapi", "uvicorn", "pydantic_settings")
+
+
+def require_server() -> None:
+    """Refuse with advice where the extra is not installed."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise InvalidInput(
+            f"the HTTP service needs {', '.join(missing)}: pip install 'mainspring[server]'"
+        )

@@ -1,0 +1,276 @@
+"""From what a client sent to what the scheduler takes."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import unicodedata
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from mainspring import schedules
+from mainspring.errors import InvalidInput, MainspringError
+from mainspring.model import Job
+from mainspring.policy import Delivery
+from mainspring.schedules import Schedule
+from mainspring.schedules.make import at, every
+from mainspring.service import shapes
+from mainspring.service.bodies import (
+    JobBody,
+    JobFields,
+    JobUpdateBody,
+    backoff_of,
+    breaker_of,
+    misfire_of,
+    span,
+)
+from mainspring.service.problems import FieldError, Problem
+from mainspring.service.settings import ServiceSettings
+from mainspring.webhooks.desk import Webhooks
+from mainspring.webhooks.headers import MASK
+
+__all__ = ["arguments", "check_webhook", "edits", "job_id", "slug"]
+
+_WEBHOOK = {
+    "endpoint": "url",
+    "method": "method",
+    "headers": "headers",
+    "body": "body",
+    "success_codes": "success",
+    "retry_on": "retry_on",
+}
+_PLAIN = ("description", "tags", "enabled", "priority", "queue", "overlap", "after", "payload")
+
+
+def slug(text: str) -> str:
+    """A readable id: `Daily report (EU)` is `daily-report-eu`."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9._:]+", "-", plain).strip("-.:_")[:100]
+
+
+def job_id(body: JobBody) -> str:
+    """The id that was given, or one made of the name; else one of the endpoint that is new."""
+    if body.id is not None:
+        return body.id
+    if body.name is not None:
+        made = slug(body.name)
+        if not made:
+            raise Problem.of_field(
+                "name", f"no id can be made of {body.name!r}: give one as id, as in 'report-eu'"
+            )
+        return made
+    parts = urlsplit(body.endpoint or "")
+    words = (
+        slug(f"{parts.hostname or ''}{parts.path}") if body.endpoint else slug(str(body.handler))
+    )
+    return f"{words[:60] or 'job'}-{secrets.token_hex(4)}"
+
+
+def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
+    """What `add_job` takes beside the id. Of a webhook, what the page promises: it is retried."""
+    given = _common(body, body)
+    if (schedule := _schedule(body)) is not None:
+        given["schedule"] = schedule
+    if body.endpoint is not None:
+        given["webhook"] = _webhook(body)
+    else:
+        given["handler"] = body.handler
+    once = body.execution_type == "AT_MOST_ONCE"
+    if body.retry_attempts is None:
+        given["retries"] = 0 if once or body.endpoint is None else settings.job_retry_attempts
+    delay = (
+        timedelta(milliseconds=settings.job_retry_delay)
+        if body.retry_delay is None
+        else span(body.retry_delay, "retryDelay")
+    )
+    given["backoff"] = backoff_of(body.backoff or "exponential", delay)
+    _refuse_retries_of_once(once, given["retries"])
+    metadata = dict(body.metadata or {})
+    if body.name is not None:
+        metadata["name"] = body.name
+    given["metadata"] = metadata
+    return given
+
+
+def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
+    """What `update_job` takes: only what differs from the job as it is read."""
+    body = _only_changes(job, body)
+    given = _common(body, body)
+    if {"schedule", "every", "run_at"} & body.model_fields_set:
+        given["schedule"] = _schedule(body)
+        if given["schedule"] is None:
+            given.pop("timezone", None)
+    if webhook := _webhook(body):
+        if job.webhook is None:
+            raise Problem.of_field(
+                "endpoint", f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
+            )
+        given["webhook"] = webhook
+    if "handler" in body.model_fields_set and body.handler is not None:
+        if job.webhook is not None:
+            raise Problem.of_field("handler", "a job that calls an endpoint has no other handler")
+        given["handler"] = body.handler
+    if {"backoff", "retry_delay"} & body.model_fields_set:
+        given["backoff"] = _backoff(job, body)
+    if body.execution_type == "AT_MOST_ONCE" and body.retry_attempts is None:
+        given["retries"] = 0
+    once = given.get("delivery", job.policy.delivery) is Delivery.AT_MOST_ONCE
+    _refuse_retries_of_once(once, given.get("retries", job.policy.retries))
+    if {"metadata", "name"} & body.model_fields_set:
+        metadata = dict(job.metadata)
+        if "metadata" in body.model_fields_set:
+            metadata = {**(body.metadata or {}), **_named(job.metadata.get("name"))}
+        if "name" in body.model_fields_set:
+            metadata.pop("name", None)
+            metadata |= _named(body.name)
+        given["metadata"] = metadata
+    return given
+
+
+def _named(name: object) -> dict[str, Any]:
+    return {} if name is None else {"name": name}
+
+
+def _only_changes(job: Job, body: JobUpdateBody) -> JobUpdateBody:
+    """Without the fields that say what is already so: a job that was read, changed in one place
+    and sent back whole is an edit of that place."""
+    now = shapes.job_document(job)
+    aliases = {name: field.alias or name for name, field in type(body).model_fields.items()}
+    sent = body.model_dump(by_alias=True)
+    names = {
+        name
+        for name in body.model_fields_set
+        if name in ("body", "payload")
+        or aliases[name] not in now
+        or sent[aliases[name]] != now[aliases[name]]
+    }
+    times = [name for name in ("schedule", "every", "run_at") if name in names]
+    said = [name for name in times if getattr(body, name) is not None]
+    if len(said) > 1:
+        names_said = ", ".join(aliases[name] for name in said)
+        raise Problem.of_field("schedule", f"give one of {names_said}: a job has one schedule")
+    if said:
+        names -= set(times) - set(said)
+    if "headers" in body.model_fields_set and ({"headers", "endpoint", "secret_headers"} & names):
+        names |= {"headers"} | ({"secret_headers"} & body.model_fields_set)
+    return type(body).model_construct(
+        names, **{name: getattr(body, name) for name in type(body).model_fields}
+    )
+
+
+def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
+    """What is the same in a new job and in a change. A null asks for the default."""
+    given: dict[str, Any] = {}
+    defaults: dict[str, Any] = {
+        "description": "",
+        "tags": (),
+        "enabled": True,
+        "priority": 5,
+        "queue": "default",
+        "overlap": "skip",
+        "after": (),
+        "payload": None,
+    }
+    for name in _PLAIN:
+        if name in fields.model_fields_set:
+            value = getattr(body, name)
+            given[name] = defaults[name] if value is None else value
+    for name in ("concurrency", "concurrency_key"):
+        if name in fields.model_fields_set:
+            given[name] = getattr(body, name)
+    for name, alias in (("timeout", "timeout"), ("start_deadline", "startDeadline")):
+        if name in fields.model_fields_set:
+            value = getattr(body, name)
+            given[name] = None if value is None else span(value, alias)
+    if "timezone" in fields.model_fields_set and body.timezone is not None:
+        given["timezone"] = body.timezone
+    if "jitter" in fields.model_fields_set and body.jitter is not None:
+        given["jitter"] = span(body.jitter, "jitter")
+    if "misfire" in fields.model_fields_set:
+        given["misfire"] = misfire_of(body.misfire or "once")
+    if "breaker" in fields.model_fields_set:
+        given["breaker"] = breaker_of(body.breaker)
+    if body.retry_attempts is not None:
+        given["retries"] = body.retry_attempts
+    if body.execution_type is not None:
+        given["delivery"] = Delivery(body.execution_type.lower())
+    return given
+
+
+def _schedule(body: JobFields) -> Schedule | None:
+    zone = body.timezone or "UTC"
+    try:
+        if body.schedule is not None:
+            return schedules.parse(body.schedule, timezone=zone)
+        if body.every is not None:
+            return every(span(body.every, "every"))
+        if body.run_at is not None:
+            return at(body.run_at, tz=zone)
+    except InvalidInput as error:
+        raise Problem.of_field("schedule", str(error)) from None
+    return None
+
+
+def _backoff(job: Job, body: JobUpdateBody) -> Any:
+    now = job.policy.backoff
+    delay = now.delay if body.retry_delay is None else span(body.retry_delay, "retryDelay")
+    if "backoff" in body.model_fields_set:
+        assert isinstance(delay, timedelta)
+        return backoff_of(body.backoff or "exponential", delay)
+    return type(now)(now.kind, delay=delay, factor=now.factor, cap=now.cap, jitter=now.jitter)
+
+
+def _webhook(body: JobFields) -> dict[str, Any]:
+    made = {
+        ours: getattr(body, name)
+        for name, ours in _WEBHOOK.items()
+        if name in body.model_fields_set
+    }
+    if made.get("url", "") is None:
+        raise Problem.of_field("endpoint", "is an address such as https://example.org/hook")
+    marked = {name.lower() for name in body.secret_headers or ()}
+    if marked:
+        headers: Mapping[str, str] = body.headers or {}
+        missing = marked - {name.lower() for name in headers}
+        if missing:
+            raise Problem.of_field(
+                "secretHeaders", f"{', '.join(sorted(missing))}: there is no such header in headers"
+            )
+        made["headers"] = {k: v for k, v in headers.items() if k.lower() not in marked}
+        made["secret_headers"] = {k: v for k, v in headers.items() if k.lower() in marked}
+    return made
+
+
+def check_webhook(desk: Webhooks, name: str, given: Mapping[str, Any]) -> None:
+    """Have the desk look at each part by itself, so that each wrong one is told by its name."""
+    url = given.get("url", "https://example.org/")
+    errors: list[FieldError] = []
+    for field, ours in _WEBHOOK.items():
+        if ours not in given:
+            continue
+        part: dict[str, Any] = {"url": url if ours == "url" else "https://example.org/"}
+        part[ours] = _unmasked(given[ours]) if ours == "headers" else given[ours]
+        try:
+            desk.define(name, part)
+        except MainspringError as error:
+            words = str(error).replace("retry_on", "retryOn").replace("success takes", "it takes")
+            alias = {"success_codes": "successCodes", "retry_on": "retryOn"}.get(field, field)
+            errors.append(FieldError(alias, words))
+    if errors:
+        raise Problem.of_fields(errors)
+
+
+def _unmasked(headers: Any) -> Any:
+    """The mask stands for a secret that is there; here only the names are looked at."""
+    if not isinstance(headers, Mapping):
+        return headers
+    return {name: "x" if text == MASK else text for name, text in headers.items()}
+
+
+def _refuse_retries_of_once(once: bool, retries: int) -> None:
+    if once and retries:
+        raise Problem.of_field(
+            "retryAttempts", "AT_MOST_ONCE starts a run once: leave it out, or say 0"
+        )

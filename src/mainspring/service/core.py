@@ -1,0 +1,73 @@
+"""What the routes share: the scheduler, the settings, and whether the service is on its way out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+
+from mainspring.clock import Clock, SystemClock
+from mainspring.errors import JobNotFound, RunNotFound
+from mainspring.model import Job
+from mainspring.scheduler import Scheduler
+from mainspring.service.keys import Key, Keys
+from mainspring.service.metrics import Metrics
+from mainspring.service.settings import ServiceSettings
+
+__all__ = ["JobPath", "RunPath", "Service", "ServiceDep"]
+
+# Async, all of them: plain functions FastAPI would run in a thread of their own.
+
+_RUN_ID = re.compile(r"[\x21-\x7e]{1,400}")
+_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+@dataclass
+class Service:
+    """One application's own state; nothing here is global."""
+
+    scheduler: Scheduler
+    settings: ServiceSettings
+    loopback: bool = False
+    open: bool = False
+    clock: Clock = field(default_factory=SystemClock)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: int = 0
+
+    def __post_init__(self) -> None:
+        self.keys = Keys(self.scheduler, self.clock)
+        self.metrics = Metrics(self.scheduler, self.clock)
+
+    async def job(self, job_id: str) -> Job:
+        return await self.scheduler.get_job(job_id)
+
+
+async def _service(request: Request) -> Service:
+    return cast(Service, request.app.state.service)
+
+
+def caller(request: Request) -> str:
+    """Who asks, in one word: the id of the key, or nobody in particular."""
+    key = cast("dict[str, Any]", request.scope.get("state", {})).get("key")
+    return key.id if isinstance(key, Key) else ""
+
+
+async def _job_path(id: str) -> str:
+    """What can be no job's id leads to none; no store has to look at it."""
+    if not _JOB_ID.fullmatch(id):
+        raise JobNotFound(id)
+    return id
+
+
+async def _run_path(id: str) -> str:
+    if not _RUN_ID.fullmatch(id):
+        raise RunNotFound(id)
+    return id
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+JobPath = Annotated[str, Depends(_job_path)]
+RunPath = Annotated[str, Depends(_run_path)]

@@ -1,0 +1,286 @@
+"""What every request must pass before a route sees it: host, origin, key, rate, body.
+
+Plain ASGI, so that bodies are read here, bounded in size and time, and nothing behind it has to
+be careful.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mainspring.clock import Clock
+from mainspring.errors import MainspringError
+from mainspring.service import problems
+from mainspring.service.keys import Key, Keys
+from mainspring.service.keys import Scope as KeyScope
+from mainspring.service.problems import Problem
+from mainspring.service.settings import ServiceSettings, is_loopback
+
+__all__ = ["Guard", "GuardRules", "Rates"]
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+OPEN = frozenset({"/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"})
+"""Paths that need no key: they tell nothing of jobs."""
+
+READS = re.compile(r"/api/schedules/preview")
+"""What is asked by POST and changes nothing."""
+
+BODY_SECONDS = 20.0
+FAILED_KEYS_A_MINUTE = 30
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
+
+class GuardRules(Protocol):
+    """`loopback`: only this machine can ask, so that Host names must be its own, and no key is
+    needed until there is one. `open`: the program that mounts the service guards it."""
+
+    loopback: bool
+    open: bool
+
+
+class Rates:
+    """A token bucket for each name: `rate` a second, up to `burst` saved."""
+
+    MOST = 10_000
+
+    def __init__(self, rate: float, burst: float, clock: Clock) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, name: str, count: float = 1) -> float:
+        """Take some; how many seconds to wait where there are none left (0: taken)."""
+        now = self._clock.monotonic()
+        left, at = self._left.pop(name, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._rate)
+        wait = max(0.0, (count - left) / self._rate)
+        self._left[name] = (left if wait else left - count, now)
+        if len(self._left) > self.MOST:  # the one that asked longest ago
+            del self._left[next(iter(self._left))]
+        return wait
+
+
+class Guard:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        rules: GuardRules,
+        keys: Keys,
+        settings: ServiceSettings,
+        clock: Clock,
+        answered: Callable[[str, int], None],
+    ) -> None:
+        self._app = app
+        self._answered = answered
+        self._rules = rules
+        self._keys = keys
+        self._limit = settings.body_limit
+        self._rates = Rates(settings.rate_limit, 2 * settings.rate_limit, clock)
+        self._failures = Rates(FAILED_KEYS_A_MINUTE / 60, FAILED_KEYS_A_MINUTE, clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a websocket: there is none
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        send = self._watched(scope["method"], send)
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            _check_origin(headers)
+            await self._check_key(scope, headers)
+            _check_type(scope["method"], headers)
+            receive = await self._read(headers, receive)
+        except Problem as found:
+            await _refuse(scope, receive, send, found)
+            return
+        except MainspringError as error:
+            await _refuse(scope, receive, send, problems.of_error(error))
+            return
+        await self._app(scope, receive, send)
+
+    def _watched(self, method: str, send: Send) -> Send:
+        """Every answer gets the security headers, and is counted."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                self._answered(method, message["status"])
+            await send(message)
+
+        return sending
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page elsewhere may have a name that leads to 127.0.0.1; its Host gives it away."""
+        if self._rules.loopback and not is_loopback(_host_name(headers.get("host", ""))):
+            raise Problem(
+                403,
+                f"this service listens on loopback only, and {headers.get('host')!r} is no name of"
+                " that; ask for localhost or 127.0.0.1",
+            )
+
+    async def _check_key(self, scope: Scope, headers: Headers) -> None:
+        path = _path(scope)
+        if path in OPEN or self._rules.open:
+            return
+        text = _key_text(headers)
+        if text is None:
+            if self._rules.loopback and not await self._keys.exist():
+                return
+            raise Problem(
+                401,
+                "give an API key: the header 'Authorization: Bearer ms_…'"
+                " (`mainspring keys create` makes one)",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        key = await self._known(scope, text)
+        if wait := self._rates.take(key.id):
+            raise _slower("this key asks too often", wait)
+        needed = _needed(scope["method"], path)
+        if not key.allows(needed):
+            raise Problem(
+                403, f"the key {key.name!r} has the scope {key.scope}; this needs {needed}"
+            )
+        scope.setdefault("state", {})["key"] = key
+
+    async def _known(self, scope: Scope, text: str) -> Key:
+        client = (scope.get("client") or ("unknown",))[0]
+        if wait := self._failures.take(client, 0.0):
+            raise _slower("too many wrong keys from this address", wait)
+        key = await self._keys.check(text)
+        if key is None:
+            if wait := self._failures.take(client):
+                raise _slower("too many wrong keys from this address", wait)
+            raise Problem(
+                401,
+                "this API key is not known here, or was revoked, or has expired",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
+        return key
+
+    async def _read(self, headers: Headers, receive: Receive) -> Receive:
+        """The body, whole, before anything is done with it."""
+        declared = headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self._limit:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return _replay([message], receive)
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._limit:
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise Problem(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
+        whole = {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        return _replay([whole], receive)
+
+    def _too_large(self) -> Problem:
+        return Problem(
+            413, f"a body has at most {self._limit:,} bytes", headers={"Connection": "close"}
+        )
+
+
+def _needed(method: str, path: str) -> KeyScope:
+    if path.startswith("/api/keys"):
+        return "admin"
+    return "read" if method in SAFE or READS.fullmatch(path) else "write"
+
+
+def _check_origin(headers: Headers) -> None:
+    """A browser says where a page came from that asks. No page elsewhere has any business here;
+    but a link that a person follows may lead here."""
+    if headers.get("sec-fetch-site") == "cross-site":
+        follows = headers.get("sec-fetch-mode") == "navigate"
+        if not (follows and headers.get("sec-fetch-dest") == "document"):
+            raise Problem(403, "a page of another site may not ask here")
+    origin = headers.get("origin")
+    if origin is not None and _place(origin) != _place(f"//{headers.get('host', '')}"):
+        raise Problem(403, f"a page of {origin[:200]!r} may not ask here")
+
+
+def _place(url: str) -> tuple[str, int | None] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    return (parts.hostname or "", None if port in (80, 443) else port)
+
+
+def _check_type(method: str, headers: Headers) -> None:
+    """JSON only: what a form on another site could send is refused before it is read."""
+    if method in SAFE:
+        return
+    bodiless = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    given = headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if bodiless and not given:
+        return
+    if kind != "application/json":
+        raise Problem(415, f"a body is application/json, not {given[:100]!r}")
+
+
+def _key_text(headers: Headers) -> str | None:
+    given = headers.get("authorization")
+    if given is not None:
+        scheme, _, text = given.partition(" ")
+        return text.strip() if scheme.lower() == "bearer" else ""
+    return headers.get("x-api-key")
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
+
+
+def _slower(why: str, wait: float) -> Problem:
+    seconds = max(1, round(wait + 0.5))
+    return Problem(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    waiting = list(messages)
+
+    async def again() -> Message:
+        return waiting.pop(0) if waiting else await receive()
+
+    return again
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, found: Problem) -> None:
+    response = problems.problem(found.status, str(found), path=scope["path"], headers=found.headers)
+    await response(scope, receive, send)

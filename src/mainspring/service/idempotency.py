@@ -1,0 +1,88 @@
+"""`Idempotency-Key`: a request that is sent again makes nothing new.
+
+The note is written before the job, and says which id the job will have. So a crash between the
+two is harmless: whoever sends the key again goes on with the same id, and finds the job or makes
+it. Two who send it at once meet at that id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.errors import JobExists, MainspringError
+from mainspring.model import Job, Note
+from mainspring.scheduler import Scheduler
+from mainspring.service.problems import Problem
+
+__all__ = ["Once"]
+
+KIND = "idempotency"
+HELD = timedelta(hours=24)
+LONGEST = 255
+
+
+class Once:
+    """One key in use. `answer` is there where the job was made before."""
+
+    def __init__(self, scheduler: Scheduler, note: Note) -> None:
+        self._scheduler = scheduler
+        self._note = note
+
+    @classmethod
+    async def begin(
+        cls, scheduler: Scheduler, caller: str, key: str, body: bytes, job_id: str
+    ) -> Once:
+        if not 1 <= len(key) <= LONGEST or not key.isprintable():
+            raise Problem(400, f"an Idempotency-Key is 1 to {LONGEST} printable characters")
+        name = hashlib.sha256(f"{caller}\0{key}".encode(errors="replace")).hexdigest()
+        print_of_body = hashlib.sha256(body).hexdigest()
+        now = await scheduler.now()
+        note = Note(
+            kind=KIND,
+            name=name,
+            value={"body": print_of_body, "job": job_id, "begun": now, "answer": None},
+            expires_at=now + HELD,
+        )
+        version = await scheduler.put_note(note)
+        found = await scheduler.note(KIND, name)
+        if found is None:  # it expired between the two: as if it were new
+            return cls(scheduler, note)
+        if version is None and found.value["body"] != print_of_body:
+            raise Problem(
+                422, "this Idempotency-Key was used with another body: take a new key for it"
+            )
+        return cls(scheduler, found)
+
+    @property
+    def job_id(self) -> str:
+        return str(self._note.value["job"])
+
+    @property
+    def answer(self) -> dict[str, Any] | None:
+        answer: dict[str, Any] | None = self._note.value["answer"]
+        return answer
+
+    async def finish(self, answer: dict[str, Any]) -> None:
+        """Keep the answer (without secrets). Should that fail, the job is there all the same."""
+        value = {**self._note.value, "answer": answer}
+        await self._scheduler.put_note(
+            Note(
+                kind=KIND,
+                name=self._note.name,
+                value=value,
+                version=self._note.version,
+                expires_at=self._note.expires_at,
+            )
+        )
+
+    async def found_instead(self, error: MainspringError | Problem) -> Job:
+        """The job could not be made. If it is there since this key began, it is this key's own."""
+        if isinstance(error, JobExists):
+            job = await self._scheduler.get_job(self.job_id)
+            begun: datetime = self._note.value["begun"]
+            if job.created_at >= begun:
+                return job
+        await self._scheduler.remove_note(KIND, self._note.name)
+        raise error

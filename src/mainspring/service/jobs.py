@@ -1,0 +1,331 @@
+"""`/api/jobs`: make, list, read, change, delete, trigger, pause, resume, and many at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from mainspring.errors import MainspringError, NotFound
+from mainspring.model import Job
+from mainspring.service import documents as docs
+from mainspring.service import problems, shapes
+from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
+from mainspring.service.changes import arguments, check_webhook, edits, job_id
+from mainspring.service.core import JobPath, Service, ServiceDep, caller
+from mainspring.service.idempotency import Once
+from mainspring.service.problems import Problem
+from mainspring.webhooks.secrets import new_signing_secret
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/jobs", tags=["jobs"])
+
+DryRun = Annotated[
+    bool, Query(alias="dryRun", description="Show the request, filled in and signed; send nothing.")
+]
+IfMatch = Annotated[
+    str | None, Header(alias="If-Match", description="The ETag that the job was read with.")
+]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Sent again with the same body within 24 h, it makes nothing new.",
+    ),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=docs.Created,
+    responses={200: {"model": docs.Shown, "description": "What a dry run shows."}},
+    summary="Create a job",
+)
+async def create(
+    body: JobBody,
+    service: ServiceDep,
+    request: Request,
+    dry_run: DryRun = False,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    if dry_run:
+        return shapes.answer({"success": True, "data": await _would_send(service, body)})
+    if idempotency_key is None:
+        job, secret = await _made(service, job_id(body), body)
+        return _created(job, shapes.created(job, secret))
+    once = await Once.begin(
+        service.scheduler, caller(request), idempotency_key, await request.body(), job_id(body)
+    )
+    if once.answer is not None:
+        return _replayed(once.answer)
+    try:
+        job, secret = await _made(service, once.job_id, body)
+    except (MainspringError, Problem) as error:
+        found = await once.found_instead(error)
+        return _replayed(shapes.created(found, None))
+    await once.finish(shapes.created(job, None))
+    return _created(job, shapes.created(job, secret))
+
+
+@router.get("", response_model=docs.JobPage, summary="List jobs, by page")
+async def list_jobs(
+    service: ServiceDep,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    tag: Annotated[str | None, Query(max_length=200)] = None,
+    enabled: bool | None = None,
+    search: Annotated[
+        str | None, Query(max_length=200, description="A part of the id or the description.")
+    ] = None,
+) -> Response:
+    found = await service.scheduler.list_jobs(
+        tag=tag,
+        enabled=enabled,
+        search=search,
+        limit=limit,
+        offset=(page - 1) * limit,
+        counted=True,
+    )
+    return shapes.answer(
+        {
+            "success": True,
+            "data": [shapes.job_document(job) for job in found.items],
+            "page": page,
+            "limit": limit,
+            "total": found.total,
+        }
+    )
+
+
+@router.post("/bulk", response_model=docs.Bulk, summary="Do the same with many jobs")
+async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
+    results: list[dict[str, Any]] = []
+    if body.action == "create":
+        for at, given in enumerate(body.jobs or []):
+            results.append(await _created_one(service, at, given))
+    else:
+        async for name in _chosen(service, body):
+            results.append(await _done_one(service, body.action, name))
+    done = sum(one["success"] for one in results)
+    return shapes.answer(
+        {
+            "success": done == len(results),
+            "data": results,
+            "matched": len(results),
+            "done": done,
+        }
+    )
+
+
+@router.get("/{id}", response_model=docs.JobAnswer, summary="Read a job")
+async def get(id: JobPath, service: ServiceDep) -> Response:
+    return _whole(await service.job(id))
+
+
+@router.put("/{id}", response_model=docs.JobAnswer, summary="Change a job; what is left out stays")
+async def update(
+    id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
+) -> Response:
+    job = await service.job(id)
+    seen = _seen(job, if_match)
+    changes = edits(job, body)
+    if "webhook" in changes:
+        check_webhook(service.scheduler.webhooks, id, changes["webhook"])
+    secret = None
+    if changes or seen is not None or not body.rotate_secret:
+        job = await service.scheduler.update_job(id, seen=seen, **changes)
+    if body.rotate_secret:
+        secret = await service.scheduler.rotate_secret(id)
+        job = await service.job(id)
+    return _whole(job, signing_secret=secret)
+
+
+@router.delete("/{id}", response_model=docs.Done, summary="Delete a job; running work may end")
+async def delete(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+    job = await service.job(id)
+    await service.scheduler.remove_job(id, seen=_seen(job, if_match))
+    return shapes.answer({"success": True, "message": f"job {id} was deleted"})
+
+
+@router.post(
+    "/{id}/trigger",
+    status_code=202,
+    response_model=docs.RunAnswer,
+    responses={200: {"model": docs.Shown, "description": "What a dry run shows."}},
+    summary="Run it now",
+)
+async def trigger(
+    id: JobPath, service: ServiceDep, body: TriggerBody | None = None, dry_run: DryRun = False
+) -> Response:
+    payload = body.payload if body else None
+    if dry_run:
+        job = await service.job(id)
+        return shapes.answer({"success": True, "data": await _request_of(service, job, payload)})
+    run = await service.scheduler.trigger(id, payload)
+    return shapes.answer({"success": True, "data": shapes.run_document(run, whole=True)}, 202)
+
+
+@router.post("/{id}/pause", response_model=docs.JobAnswer, summary="No more slots until resumed")
+async def pause(id: JobPath, service: ServiceDep) -> Response:
+    return _whole(await service.scheduler.pause_job(id))
+
+
+@router.post("/{id}/resume", response_model=docs.JobAnswer, summary="Go on with the next slot")
+async def resume(id: JobPath, service: ServiceDep) -> Response:
+    return _whole(await service.scheduler.resume_job(id))
+
+
+@router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
+async def executions(
+    id: JobPath, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=200)] = 20
+) -> Response:
+    await service.job(id)
+    page = await service.scheduler.list_runs(job=id, limit=max(limit, 50))
+    found = [one for run in page.items for one in shapes.executions(run)]
+    found.sort(key=lambda one: one["startedAt"], reverse=True)
+    return shapes.answer({"success": True, "data": found[:limit]})
+
+
+# -- steps ----------------------------------------------------------------------------------
+
+
+async def _made(service: Service, name: str, body: JobBody) -> tuple[Job, str | None]:
+    """The job, and the secret that its requests are signed with: shown this once."""
+    given = arguments(body, service.settings)
+    secret = None
+    if "webhook" in given:
+        check_webhook(service.scheduler.webhooks, name, given["webhook"])
+        if service.scheduler.webhooks.vault.ready:
+            secret = given["webhook"]["signing_secret"] = new_signing_secret()
+    return await service.scheduler.add_job(name, **given), secret
+
+
+def _created(job: Job, data: dict[str, Any]) -> Response:
+    headers = {"Location": f"/api/jobs/{job.id}", "ETag": shapes.etag(job)}
+    return shapes.answer({"success": True, "data": data}, 201, headers)
+
+
+def _replayed(data: dict[str, Any]) -> Response:
+    headers = {"Location": f"/api/jobs/{data['jobId']}", "Idempotency-Replayed": "true"}
+    return shapes.answer({"success": True, "data": data}, 201, headers)
+
+
+def _whole(job: Job, *, signing_secret: str | None = None) -> Response:
+    document = shapes.job_document(job)
+    if signing_secret is not None:
+        document["signingSecret"] = signing_secret
+    return shapes.answer({"success": True, "data": document}, headers={"ETag": shapes.etag(job)})
+
+
+def _seen(job: Job, if_match: str | None) -> Job | None:
+    """The job as the client saw it, where it said so; refused at once where it is another."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    tags = [one.strip().removeprefix("W/") for one in if_match.split(",")]
+    if shapes.etag(job) not in tags:
+        raise Problem(412, f"job {job.id!r} was changed since you read it: read it again")
+    return job
+
+
+async def _would_send(service: Service, body: JobBody) -> dict[str, Any]:
+    name = job_id(body)
+    given = arguments(body, service.settings)
+    if "webhook" not in given:
+        raise Problem.of_field(
+            "endpoint", "only a job that calls an endpoint has a request to show"
+        )
+    desk = service.scheduler.webhooks
+    check_webhook(desk, name, given["webhook"])
+    now = await service.scheduler.now()
+    schedule = given.get("schedule")
+    job = Job(
+        id=name,
+        handler="webhook",
+        created_at=now,
+        updated_at=now,
+        webhook=desk.define(name, given["webhook"]),
+        next_run_at=schedule.bind(name, now).next(now) if schedule else None,
+    )
+    return await _request_of(service, job, body.payload)
+
+
+async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str, Any]:
+    if job.webhook is None:
+        raise Problem(422, f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint")
+    made = service.scheduler.webhooks.preview(job, await service.scheduler.now(), body=body)
+    return {
+        "jobId": job.id,
+        "method": made.method,
+        "url": made.url,
+        "headers": made.shown_headers(),
+        "body": made.body.decode("utf-8", "replace"),
+        "nextRunAt": shapes.when(job.next_run_at),
+    }
+
+
+async def _created_one(service: Service, at: int, given: Any) -> dict[str, Any]:
+    try:
+        body = JobBody.model_validate(given)
+        job, secret = await _made(service, job_id(body), body)
+    except (ValidationError, MainspringError, Problem) as error:
+        return {"success": False, "index": at, **_failure(error)}
+    return {"success": True, "index": at, **shapes.created(job, secret)}
+
+
+async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
+    if body.ids is not None:
+        for name in dict.fromkeys(body.ids):
+            yield name
+        return
+    assert body.match is not None
+    cursor: str | None = None
+    while True:
+        page = await service.scheduler.list_jobs(
+            tag=body.match.tag,
+            enabled=body.match.enabled,
+            search=body.match.search,
+            limit=500,
+            cursor=cursor,
+        )
+        for job in page.items:
+            yield job.id
+        if (cursor := page.cursor) is None:
+            return
+
+
+async def _done_one(service: Service, action: str, name: str) -> dict[str, Any]:
+    scheduler = service.scheduler
+    try:
+        match action:
+            case "pause":
+                await scheduler.pause_job(name)
+            case "resume":
+                await scheduler.resume_job(name)
+            case "trigger":
+                run = await scheduler.trigger(name)
+                return {"success": True, "jobId": name, "runId": run.id}
+            case _:
+                await scheduler.remove_job(name)
+    except (MainspringError, NotFound) as error:
+        return {"success": False, "jobId": name, **_failure(error)}
+    return {"success": True, "jobId": name}
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, ValidationError):
+        invalid = RequestValidationError(
+            [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        )
+        error = problems.of_invalid(invalid)
+    elif isinstance(error, MainspringError):
+        error = problems.of_error(error)
+    assert isinstance(error, Problem)
+    failure: dict[str, Any] = {"error": str(error), "status": error.status}
+    if error.errors:
+        failure["errors"] = [{"field": e.field, "message": e.message} for e in error.errors]
+    return failure

@@ -1,0 +1,185 @@
+"""API keys: shown once, kept as a hash, read by every instance from the store.
+
+A key is `ms_ID_SECRET`. The id finds its note; the secret has 256 random bits, so that a plain
+SHA-256 of it is as good as a slow hash, and is compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from mainspring.clock import CarriedClock, Clock, SystemClock
+from mainspring.errors import Conflict, InvalidInput, NotFound
+from mainspring.model import Note, Page
+
+__all__ = ["SCOPES", "Key", "Keys", "Notes", "Scope"]
+
+Scope = Literal["read", "write", "admin"]
+SCOPES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
+"""Each scope may do what those before it may."""
+
+KIND = "api-key"
+FRESH = 5.0
+"""Seconds that what was read of a key holds: the longest that a revoked one still opens."""
+
+MOST_KNOWN = 10_000
+
+
+class Notes(Protocol):
+    """Where keys are kept: a scheduler."""
+
+    async def note(self, kind: str, name: str) -> Note | None: ...
+
+    async def list_notes(
+        self, kind: str, *, limit: int = 1000, cursor: str | None = None
+    ) -> Page[Note]: ...
+
+    async def put_note(self, note: Note) -> int | None: ...
+
+    async def now(self) -> datetime: ...
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    """What is known of a key; never the key itself."""
+
+    id: str
+    name: str
+    scope: str
+    hash: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def usable(self, now: datetime) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
+    def state(self, now: datetime) -> str:
+        if self.revoked_at is not None:
+            return "revoked"
+        return "active" if self.usable(now) else "expired"
+
+    def allows(self, scope: Scope) -> bool:
+        return SCOPES.get(self.scope, -1) >= SCOPES[scope]
+
+
+class Keys:
+    """The keys of a store. What was read is remembered for a few seconds."""
+
+    def __init__(self, notes: Notes, clock: Clock | None = None) -> None:
+        self._notes = notes
+        self._clock = clock or SystemClock()
+        self._time = CarriedClock(self._clock)
+        self._known: dict[str, tuple[float, Key | None]] = {}
+        self._any: tuple[float, bool] | None = None
+
+    async def create(
+        self, name: str, scope: str, expires_in: timedelta | None = None
+    ) -> tuple[Key, str]:
+        """A new key, and its text: nobody can be told it again."""
+        if scope not in SCOPES:
+            raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
+        if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+            raise InvalidInput(f"a key's name is 1 to 200 printable characters, not {name!r}")
+        now = await self._notes.now()
+        secret = secrets.token_urlsafe(32)
+        key = Key(
+            id=secrets.token_hex(6),
+            name=name,
+            scope=scope,
+            hash=_hash(secret),
+            created_at=now,
+            expires_at=None if expires_in is None else now + expires_in,
+        )
+        if await self._notes.put_note(Note(kind=KIND, name=key.id, value=_value(key))) is None:
+            raise Conflict("a key of that id is there already; try again")
+        self._any = None
+        return key, f"ms_{key.id}_{secret}"
+
+    async def list(self) -> list[Key]:
+        found: list[Key] = []
+        cursor: str | None = None
+        while True:
+            page = await self._notes.list_notes(KIND, cursor=cursor)
+            found += [_read(note) for note in page.items]
+            if (cursor := page.cursor) is None:
+                return sorted(found, key=lambda key: key.created_at)
+
+    async def revoke(self, key_id: str) -> Key:
+        """It opens nothing any more, and stays in the list: a store that once had keys is not
+        open again when the last of them goes."""
+        while True:
+            note = await self._notes.note(KIND, key_id)
+            if note is None:
+                raise NotFound(f"there is no key {key_id!r}")
+            key = _read(note)
+            if key.revoked_at is not None:
+                return key
+            key = _replaced(key, await self._notes.now())
+            if await self._notes.put_note(
+                Note(kind=KIND, name=key_id, value=_value(key), version=note.version)
+            ):
+                self._known.pop(key_id, None)
+                return key
+
+    async def exist(self) -> bool:
+        """Whether a key was ever made: from then on none may be left out."""
+        now = self._clock.monotonic()
+        if self._any is None or now - self._any[0] > FRESH:
+            page = await self._notes.list_notes(KIND, limit=1)
+            self._any = (now, bool(page.items))
+        return self._any[1]
+
+    async def now(self) -> datetime:
+        """The store's clock, by which keys expire."""
+        return await self._notes.now()
+
+    async def any_usable(self) -> bool:
+        now = await self._notes.now()
+        return any(key.usable(now) for key in await self.list())
+
+    async def check(self, text: str) -> Key | None:
+        """The key that a text is, if it opens anything now."""
+        prefix, _, rest = text.partition("_")
+        key_id, _, secret = rest.partition("_")
+        known = await self._key(key_id) if prefix == "ms" and key_id.isascii() else None
+        # Compared in any case, so that the time taken tells nothing of which ids there are.
+        same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
+        if known is None or not same or not known.usable(self._time.now()):
+            return None
+        return known
+
+    async def _key(self, key_id: str) -> Key | None:
+        if len(key_id) != 12:
+            return None
+        now = self._clock.monotonic()
+        known = self._known.get(key_id)
+        if known is None or now - known[0] > FRESH:
+            note = await self._notes.note(KIND, key_id)
+            self._time.correct(await self._notes.now())
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key_id] = (now, None if note is None else _read(note))
+        return known[1]
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+def _value(key: Key) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in key.__struct_fields__ if name != "id"}
+
+
+def _read(note: Note) -> Key:
+    return Key(id=note.name, **note.value)
+
+
+def _replaced(key: Key, now: datetime) -> Key:
+    return Key(id=key.id, **{**_value(key), "revoked_at": now.astimezone(UTC)})

@@ -1,0 +1,141 @@
+"""How things stand: `/api/observability/*`, the probes, and `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from mainspring.errors import MainspringError
+from mainspring.model import State
+from mainspring.service import documents as docs
+from mainspring.service import shapes
+from mainspring.service.core import Service, ServiceDep
+from mainspring.service.exposition import CONTENT_TYPE
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["observability"])
+
+OLDEST_LOOP = 5.0
+"""Seconds that the engine's loop may take to answer before the service is not ready."""
+
+DAY = timedelta(days=1)
+
+
+@router.get("/api/observability/health", response_model=docs.Health, summary="Is it well?")
+async def health(service: ServiceDep) -> Response:
+    scheduler = service.scheduler
+    found = await scheduler.health()
+    fine = found.status == "healthy"
+    return shapes.answer(
+        {
+            "success": fine,
+            "status": found.status,
+            "timestamp": shapes.when(service.clock.now()),
+            "store": found.store if found.store == "ok" else "away",
+            "scheduler": {
+                **_state(service, found.running_here),
+                "pollInterval": shapes.ms(scheduler.poll),
+                "isLeader": found.is_leader,
+                "stuckThreads": found.stuck_threads,
+            },
+        }
+    )
+
+
+@router.get("/api/observability/stats", response_model=docs.Stats, summary="Figures of the system")
+async def stats(service: ServiceDep) -> Response:
+    scheduler = service.scheduler
+    now = await scheduler.now()
+    counts = await scheduler.counts(since=now - DAY)
+    good, bad = counts.total(State.SUCCEEDED), counts.total(State.FAILED)
+    ended = counts.ended
+    jobs = await scheduler.list_jobs(limit=1, counted=True)
+    enabled = await scheduler.list_jobs(limit=1, counted=True, enabled=True)
+    here = (await scheduler.health()).running_here
+    data: dict[str, Any] = {
+        "executions": {
+            "total": good + bad,
+            "successful": good,
+            "failed": bad,
+            "last24Hours": ended.get(State.SUCCEEDED, 0) + ended.get(State.FAILED, 0),
+        },
+        "scheduler": _state(service, here),
+        "jobs": {"total": jobs.total, "enabled": enabled.total},
+        "runs": {str(state): counts.total(state) for state in State},
+        "due": sum(due.count for due in counts.due.values()),
+    }
+    return shapes.answer({"success": True, "data": data})
+
+
+@router.get(
+    "/api/observability/failures",
+    response_model=docs.Executions,
+    summary="Failed attempts, newest first",
+)
+async def failures(
+    service: ServiceDep, limit: Annotated[int, Query(ge=1, le=200)] = 10
+) -> Response:
+    scheduler = service.scheduler
+    # A run can end badly without a failed attempt of its own: its workers died under it.
+    failing = await scheduler.list_runs(failing=True, limit=limit)
+    failed = await scheduler.list_runs(state=State.FAILED, limit=limit)
+    runs = {run.id: run for run in [*failing.items, *failed.items]}
+    found = [
+        one for run in runs.values() for one in shapes.executions(run) if one["status"] == "failure"
+    ]
+    found.sort(key=lambda one: one["startedAt"], reverse=True)
+    return shapes.answer({"success": True, "data": found[:limit]})
+
+
+def _state(service: Service, running_here: int) -> dict[str, Any]:
+    return {
+        "isRunning": service.scheduler.started and not service.draining.is_set(),
+        "runningJobs": running_here,
+        "maxConcurrentJobs": service.scheduler.workers,
+    }
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(service: ServiceDep) -> Response:
+    return Response(await service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+# -- probes ---------------------------------------------------------------------------------
+
+
+@router.get("/livez", response_model=docs.Probe, summary="The process answers")
+async def livez() -> Response:
+    """Never touches the store: a store that is away is no reason to kill the process."""
+    return shapes.answer({"status": "ok"})
+
+
+@router.get("/readyz", response_model=docs.Probe, summary="It can do its work")
+async def readyz(service: ServiceDep) -> Response:
+    why = await _unready(service)
+    if why is not None:
+        return shapes.answer({"status": why}, 503, {"Retry-After": "5"})
+    return shapes.answer({"status": "ok"})
+
+
+async def _unready(service: Service) -> str | None:
+    if service.draining.is_set() or not service.scheduler.started:
+        return "stopping"
+    try:
+        async with asyncio.timeout(OLDEST_LOOP):
+            found = await service.scheduler.health()
+    except TimeoutError:
+        return f"the engine did not answer within {OLDEST_LOOP:.0f} s"
+    except MainspringError as error:
+        return str(error)
+    if found.store != "ok":
+        return "the store is away"
+    return None if found.status == "healthy" else "degraded: its threads are stuck"

@@ -1,0 +1,279 @@
+"""Errors as clients get them: `success: false`, one message to act on, and RFC 9457's fields."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from mainspring.errors import (
+    Conflict,
+    HandlerNotFound,
+    InvalidInput,
+    InvalidSchedule,
+    JobChanged,
+    MainspringError,
+    NotFound,
+    NotStarted,
+    StoreError,
+)
+
+__all__ = ["FieldError", "Problem", "install", "of_error", "of_invalid", "problem"]
+
+log = logging.getLogger("mainspring.service")
+
+MEDIA_TYPE = "application/problem+json"
+MOST_ERRORS = 50
+FIELD = "field"
+"""The type of an error that names its field itself: one that several fields make together."""
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    field: str
+    message: str
+
+    @property
+    def sentence(self) -> str:
+        if self.message.startswith((f"{self.field} ", "give ")):
+            return self.message
+        joined = " " if self.message.startswith(("is ", "has ")) else ": "
+        return f"{self.field}{joined}{self.message}"
+
+
+class Problem(Exception):
+    """Raised anywhere in a request; becomes its answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.errors = errors
+        self.headers = headers
+
+    @classmethod
+    def of_field(cls, field: str, message: str) -> Problem:
+        return cls.of_fields([FieldError(field, message)])
+
+    @classmethod
+    def of_fields(cls, errors: Sequence[FieldError]) -> Problem:
+        return cls(422, "; ".join(one.sentence for one in errors), errors=errors)
+
+
+def problem(
+    status: int,
+    message: str,
+    *,
+    path: str = "",
+    errors: Sequence[FieldError] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    title = HTTPStatus(status).phrase
+    document: dict[str, Any] = {
+        "success": False,
+        "error": message,
+        "type": f"urn:mainspring:problem:{title.lower().replace(' ', '-')}",
+        "title": title,
+        "status": status,
+        "detail": message,
+    }
+    if path:
+        document["instance"] = path
+    if errors:
+        document["errors"] = [{"field": one.field, "message": one.message} for one in errors]
+    return Response(
+        msgspec.json.encode(document), status, headers=dict(headers or {}), media_type=MEDIA_TYPE
+    )
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(MainspringError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+def of_error(error: MainspringError) -> Problem:
+    """The library's errors keep their words; here they get a status."""
+    message = str(error)
+    if isinstance(error, InvalidSchedule):
+        return Problem.of_field("schedule", message)
+    if isinstance(error, InvalidInput):
+        return Problem(422, message)
+    if isinstance(error, HandlerNotFound):
+        return Problem.of_field("handler", message)
+    if isinstance(error, NotFound):
+        return Problem(404, message)
+    if isinstance(error, JobChanged):
+        return Problem(412, message)
+    if isinstance(error, Conflict):
+        return Problem(409, message)
+    if isinstance(error, NotStarted):
+        return Problem(503, "the service is stopping", headers={"Retry-After": "5"})
+    if isinstance(error, StoreError):
+        log.warning("the store failed a request: %s", error)
+        return Problem(503, "the store is away; try again", headers={"Retry-After": "5"})
+    raise error
+
+
+def _answer(request: Request, found: Problem) -> Response:
+    return problem(
+        found.status,
+        str(found),
+        path=request.url.path,
+        errors=found.errors,
+        headers=found.headers,
+    )
+
+
+async def _on_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return _answer(request, error)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MainspringError)
+    return _answer(request, of_error(error))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """Those that the framework raises: no such path, a method that a path does not have."""
+    assert isinstance(error, HTTPException)
+    words = {
+        404: f"there is nothing at {request.url.path}; /docs shows what there is",
+        405: f"{request.url.path} does not take {request.method}",
+        400: "the body could not be read as JSON",
+    }
+    message = words.get(error.status_code, str(error.detail))
+    return _answer(request, Problem(error.status_code, message, headers=error.headers))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _answer(request, Problem(500, "something went wrong here; the log says what"))
+
+
+# -- what pydantic found ----------------------------------------------------------------------
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _answer(request, of_invalid(error))
+
+
+def of_invalid(error: RequestValidationError) -> Problem:
+    found = error.errors()[:MOST_ERRORS]
+    for one in found:
+        if one["type"] == "json_invalid":
+            why = one.get("ctx", {}).get("error", "")
+            at = one["loc"][-1] if len(one["loc"]) > 1 else 0
+            return Problem(400, f"the body is not JSON: {why} at character {at}")
+    return Problem.of_fields(_one_each([FieldError(_field(e), _message(e)) for e in found]))
+
+
+def _one_each(errors: list[FieldError]) -> list[FieldError]:
+    """One message for each field. Where a value may have several forms, pydantic tells what is
+    wrong with each: what is wrong inside it says more, and otherwise the first."""
+    fields = {one.field for one in errors}
+    kept: dict[str, FieldError] = {}
+    for one in errors:
+        inside = any(other.startswith(f"{one.field}.") for other in fields)
+        if not inside:
+            kept.setdefault(one.field, one)
+    return list(kept.values())
+
+
+_TYPES = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def _field(error: Any) -> str:
+    """`body.headers.X-Key` is `headers.X-Key` to whoever sent it. Names of union members and
+    validators, which pydantic puts into the way, are left out."""
+    if error["type"] == FIELD:
+        return str(error["ctx"]["field"])
+    where = [part for part in error["loc"][1:] if not _internal(part)]
+    return ".".join(str(part) for part in where) or str(error["loc"][0])
+
+
+def _internal(part: object) -> bool:
+    return isinstance(part, str) and ("[" in part or "(" in part or part in _KINDS)
+
+
+_KINDS = frozenset({"str", "int", "float", "bool", "BackoffBody", "MisfireBody", "BreakerBody"})
+
+
+def _message(error: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    given = _shown(error.get("input"))
+    if kind == FIELD:
+        return str(context["message"])
+    if kind == "missing":
+        return "this is required"
+    if kind == "extra_forbidden":
+        return "there is no such field; the API's reference at /docs names those there are"
+    if kind == "value_error":
+        return str(context.get("error", error["msg"]))
+    if kind in _TYPES:
+        return f"is {_TYPES[kind]}, not {given}"
+    if kind in ("literal_error", "enum"):
+        return f"is one of {context['expected']}, not {given}"
+    if kind.startswith(("greater_than", "less_than")):
+        return f"is {_bound(kind, context)}, not {given}"
+    if kind.startswith(("too_long", "string_too_long")):
+        return f"has at most {context['max_length']} {_items(kind)}"
+    if kind.startswith(("too_short", "string_too_short")):
+        return f"has at least {context['min_length']} {_items(kind)}"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {given}"
+
+
+def _items(kind: str) -> str:
+    return "characters" if kind.startswith("string") else "items"
+
+
+def _bound(kind: str, context: Mapping[str, Any]) -> str:
+    limit = next(iter(context.values()))
+    words = {
+        "greater_than": "more than {}",
+        "greater_than_equal": "{} or more",
+        "less_than": "less than {}",
+        "less_than_equal": "at most {}",
+    }
+    return words[kind].format(limit)
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, str) else msgspec.json.encode(_plain(value)).decode()
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _plain(value: object) -> object:
+    try:
+        msgspec.json.encode(value)
+    except Exception:
+        return type(value).__name__
+    return value

@@ -1,0 +1,126 @@
+"""`/api/runs`: look through them, look at one, cancel, retry, delete; one or all that match."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from mainspring.errors import InvalidInput
+from mainspring.model import State
+from mainspring.service import documents as docs
+from mainspring.service import shapes
+from mainspring.service.bodies import RunsBulkBody, moment_of
+from mainspring.service.core import RunPath, Service, ServiceDep
+from mainspring.service.problems import Problem
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/runs", tags=["runs"])
+
+Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 date-time.")]
+
+
+@router.get("", response_model=docs.RunPage, summary="List runs, newest first")
+async def list_runs(
+    service: ServiceDep,
+    job: Annotated[str | None, Query(max_length=200)] = None,
+    state: Annotated[list[State] | None, Query(description="One or several.")] = None,
+    failing: Annotated[
+        bool, Query(description="Only those with a failed attempt, whatever became of them.")
+    ] = False,
+    since: Moment = None,
+    until: Moment = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(max_length=500, description="Of the page before.")] = None,
+) -> Response:
+    try:
+        page = await service.scheduler.list_runs(
+            job=job,
+            state=state,
+            failing=failing,
+            since=_moment(since, "since"),
+            until=_moment(until, "until"),
+            limit=limit,
+            cursor=cursor,
+        )
+    except InvalidInput as error:
+        raise Problem.of_field("cursor", str(error)) from None
+    return shapes.answer(
+        {
+            "success": True,
+            "data": [shapes.run_document(run) for run in page.items],
+            "cursor": page.cursor,
+        }
+    )
+
+
+@router.post("/bulk", response_model=docs.RunsBulk, summary="Cancel, retry or delete many")
+async def bulk(body: RunsBulkBody, service: ServiceDep) -> Response:
+    chosen: dict[str, Any] = {"ids": body.ids}
+    if body.match is not None:
+        match = body.match
+        states = (
+            match.state if match.state is None or isinstance(match.state, list) else [match.state]
+        )
+        chosen = {
+            "job": match.job,
+            "state": states,
+            "since": moment_of(match.since, "since"),
+            "until": moment_of(match.until, "until"),
+            "limit": body.limit,
+        }
+    scheduler = service.scheduler
+    action = {
+        "cancel": scheduler.cancel_runs,
+        "retry": scheduler.retry_runs,
+        "delete": scheduler.remove_runs,
+    }[body.action]
+    done = await action(**chosen)
+    return shapes.answer(
+        {
+            "success": True,
+            "data": {"matched": done.matched, "done": done.done, "more": done.more},
+        }
+    )
+
+
+@router.get("/{id}", response_model=docs.RunAnswer, summary="A run with its attempts")
+async def get(id: RunPath, service: ServiceDep) -> Response:
+    return await _whole(service, id)
+
+
+@router.post("/{id}/cancel", response_model=docs.RunAnswer, summary="Cancel a run")
+async def cancel(id: RunPath, service: ServiceDep) -> Response:
+    if not await service.scheduler.cancel(id):
+        run = await service.scheduler.get_run(id)
+        raise Problem(409, f"run {id!r} has ended already: it is {run.state}")
+    return await _whole(service, id)
+
+
+@router.post("/{id}/retry", response_model=docs.RunAnswer, summary="Try a failed run again")
+async def retry(id: RunPath, service: ServiceDep) -> Response:
+    await service.scheduler.retry(id)
+    return await _whole(service, id)
+
+
+@router.delete("/{id}", response_model=docs.Done, summary="Delete a finished run")
+async def delete(id: RunPath, service: ServiceDep) -> Response:
+    run = await service.scheduler.get_run(id)
+    if not (await service.scheduler.remove_runs([id])).done:
+        why = "its dedupe key is still held" if run.finished else "cancel it first"
+        raise Problem(409, f"run {id!r} is {run.state} and cannot be deleted: {why}")
+    return shapes.answer({"success": True, "message": f"run {id} was deleted"})
+
+
+async def _whole(service: Service, run_id: str) -> Response:
+    run = await service.scheduler.get_run(run_id)
+    return shapes.answer({"success": True, "data": shapes.run_document(run, whole=True)})
+
+
+def _moment(text: str | None, what: str) -> datetime | None:
+    try:
+        return moment_of(text, what)
+    except InvalidInput as error:
+        raise Problem.of_field(what, str(error)) from None

@@ -1,0 +1,82 @@
+"""How the service is set up: environment variables, `.env`, and what the command line says."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import timedelta
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from mainspring.errors import InvalidInput
+
+__all__ = ["DEFAULT_STORE", "ServiceSettings", "is_loopback"]
+
+DEFAULT_STORE = "sqlite:///mainspring.db"
+KIB = 1024
+
+
+class ServiceSettings(BaseSettings):
+    """Names are those of the environment variables, in lower case."""
+
+    model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(3000, ge=0, le=65535)
+    mainspring_store: str = ""
+    mongodb_uri: str = ""
+    scheduler_poll_interval: int = Field(1000, ge=10, le=60_000)
+    max_concurrent_jobs: int = Field(10, ge=0, le=10_000)
+    job_retry_attempts: int = Field(3, ge=0, le=1000)
+    job_retry_delay: int = Field(5000, ge=0, le=86_400_000)
+    rate_limit: float = Field(100, gt=0, le=1_000_000)
+    """Requests a second that one key may make; it may save up twice as many."""
+    body_limit: int = Field(1024 * KIB, ge=KIB, le=64 * 1024 * KIB)
+    drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
+
+    @classmethod
+    def read(cls, **given: Any) -> ServiceSettings:
+        """What was given over the environment over `.env`; None leaves a setting to those."""
+        said = {name: value for name, value in given.items() if value is not None}
+        try:
+            return cls(**said)
+        except ValidationError as error:
+            raise InvalidInput("; ".join(_told(one) for one in error.errors())) from None
+
+    @property
+    def store(self) -> str:
+        return self.mainspring_store or self.mongodb_uri or DEFAULT_STORE
+
+    @property
+    def poll(self) -> timedelta:
+        return timedelta(milliseconds=self.scheduler_poll_interval)
+
+    @property
+    def drain(self) -> timedelta:
+        return timedelta(milliseconds=self.drain_timeout)
+
+
+def _told(error: Any) -> str:
+    name = str(error["loc"][0]).upper()
+    context = error.get("ctx", {})
+    low, high = context.get("ge", context.get("gt")), context.get("le")
+    if error["type"].startswith("int_"):
+        allowed = "a whole number"
+    elif low is not None:
+        allowed = f"{low} or more"
+    elif high is not None:
+        allowed = f"at most {high}"
+    else:
+        allowed = str(error["msg"])
+    return f"{name} is {allowed}, not {error['input']!r}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket bound to that host."""
+    if host.lower() in ("localhost", "localhost."):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,153 @@
+"""`/api/events`: what happens in this process, as server-sent events.
+
+Each client has a bounded queue. One that does not keep up is dropped, and may come back; it never
+costs more memory than that, nor holds anybody else up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mainspring.errors import InvalidInput
+from mainspring.events import EVENTS, Event
+from mainspring.service.core import Service, ServiceDep
+from mainspring.service.problems import Problem
+from mainspring.service.shapes import event_document
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api", tags=["events"])
+
+HEARTBEAT = 15.0
+QUEUE = 1000
+MOST_CLIENTS = 200
+
+
+@router.get(
+    "/events",
+    summary="What happens, as it happens (server-sent events)",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def events(
+    service: ServiceDep,
+    event: Annotated[
+        list[str] | None,
+        Query(description="Names or patterns such as run.failed or run.*; all without it."),
+    ] = None,
+    job: Annotated[str | None, Query(max_length=200)] = None,
+) -> Response:
+    for pattern in event or ():
+        _check(pattern)
+    if service.streams >= MOST_CLIENTS:
+        raise Problem(
+            503,
+            f"{MOST_CLIENTS} clients listen already; try again later",
+            headers={"Retry-After": "30"},
+        )
+    if service.draining.is_set():
+        raise Problem(503, "the service is stopping", headers={"Retry-After": "5"})
+    return EventStream(service, tuple(event or ("*",)), job)
+
+
+def _check(pattern: str) -> None:
+    try:
+        if not any(_matches(pattern, name) for name in EVENTS):
+            raise InvalidInput(f"there is no event {pattern[:100]!r}; known are {_KNOWN}")
+    except InvalidInput as error:
+        raise Problem.of_field("event", str(error)) from None
+
+
+_KNOWN = ", ".join(sorted(EVENTS)) + ", and patterns such as run.*"
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return pattern in ("*", name) or (pattern.endswith(".*") and name.startswith(pattern[:-1]))
+
+
+class EventStream(Response):
+    """The response is a conversation of its own: it ends when the client goes, when it is too
+    slow, or when the service stops."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, service: Service, patterns: tuple[str, ...], job: str | None) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._service = service
+        self._patterns = patterns
+        self._job = job
+        self._waiting: deque[Event] = deque()
+        self._news = asyncio.Event()
+        self._too_slow = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        service.streams += 1
+        forget = [service.scheduler.on(one, self._take) for one in self._patterns]
+        ways = [self._sending(send), _gone(receive), service.draining.wait(), self._too_slow.wait()]
+        tasks = [asyncio.ensure_future(way) for way in ways]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            sender = tasks[0]
+            if sender in done:
+                sender.result()
+        finally:
+            service.streams -= 1
+            for one in forget:
+                one()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._too_slow.is_set():  # a slow one is cut off: it would not take this either
+            with contextlib.suppress(OSError):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _take(self, event: Event) -> None:
+        if self._job is not None and event.job_id != self._job:
+            return
+        if len(self._waiting) >= QUEUE:
+            self._too_slow.set()
+        else:
+            self._waiting.append(event)
+        self._news.set()
+
+    async def _sending(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _send(send, b"retry: 2000\n\n")
+        while True:
+            self._news.clear()
+            while self._waiting:
+                await _send(send, _line(self._waiting.popleft()))
+            try:
+                async with asyncio.timeout(HEARTBEAT):
+                    await self._news.wait()
+            except TimeoutError:
+                await _send(send, b": still here\n\n")
+
+
+async def _send(send: Send, text: bytes) -> None:
+    await send({"type": "http.response.body", "body": text, "more_body": True})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _line(event: Event) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (
+        event.name.encode(),
+        msgspec.json.encode(event_document(event)),
+    )

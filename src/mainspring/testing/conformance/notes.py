@@ -1,0 +1,101 @@
+"""`notes`, `put_note`, `drop_note`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mainspring.model import Note, replace
+from mainspring.store import NoteQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Noting"]
+
+
+class Noting(Suite):
+    async def names(self, store: Store, kind: str = "key", limit: int = 100) -> list[str]:
+        names: list[str] = []
+        cursor = None
+        while True:
+            page = await store.notes(NoteQuery(kind=kind, limit=limit, cursor=cursor))
+            names += [note.name for note in page.items]
+            if (cursor := page.cursor) is None:
+                return names
+
+    async def note(self, store: Store, name: str = "a", kind: str = "key") -> Note | None:
+        found = await store.notes(NoteQuery(kind=kind, names=frozenset({name})))
+        return found.items[0] if found.items else None
+
+    async def test_a_note_is_given_back_as_it_was_put(self, store: Store) -> None:
+        value = {"$set": {"a.b": [1, None, "\u00e9\0"]}, "scopes": ["read"]}
+        note = Note(kind="key", name="a", value=value, expires_at=self.at(10))
+        assert await store.put_note(note) == 1
+        assert await self.note(store) == replace(note, version=1)
+        assert await self.note(await self.peer(store)) == replace(note, version=1)
+
+    async def test_kinds_are_apart(self, store: Store) -> None:
+        for kind in ("key", "other"):
+            await store.put_note(Note(kind=kind, name="a", value=kind))
+        found = await self.note(store, kind="other")
+        assert found is not None
+        assert found.value == "other"
+        assert await self.names(store) == ["a"]
+        assert await self.names(store, "neither") == []
+
+    async def test_by_name_in_pages(self, store: Store) -> None:
+        for name in ("c", "a", "e", "b", "d"):
+            await store.put_note(Note(kind="key", name=name, value=1))
+        for limit in (1, 2, 5, 6):
+            assert await self.names(store, limit=limit) == ["a", "b", "c", "d", "e"]
+        some = await store.notes(NoteQuery(kind="key", names=frozenset({"b", "d", "x"})))
+        assert [note.name for note in some.items] == ["b", "d"]
+
+    async def test_a_write_names_the_version_it_saw(self, store: Store) -> None:
+        first = Note(kind="key", name="a", value=1)
+        assert await store.put_note(replace(first, version=3)) is None
+        assert await store.put_note(first) == 1
+        assert await store.put_note(first) is None
+        assert await store.put_note(replace(first, value=2, version=1)) == 2
+        assert await store.put_note(replace(first, value=3, version=1)) is None
+        found = await self.note(store)
+        assert found is not None
+        assert (found.value, found.version) == (2, 2)
+
+    async def test_of_many_at_once_one_wins(self, store: Store) -> None:
+        peers = [store, await self.peer(store)]
+        notes = [Note(kind="key", name="a", value=n) for n in range(8)]
+        puts = (peers[n % 2].put_note(note) for n, note in enumerate(notes))
+        assert sorted(await asyncio.gather(*puts), key=str) == [1, *[None] * 7]
+
+    async def test_an_expired_note_is_gone_by_the_stores_clock(self, store: Store) -> None:
+        note = Note(kind="key", name="a", value="old", expires_at=self.at(5))
+        await store.put_note(note)
+        await self.pass_ticks(5)
+        assert await self.note(store) is None
+        assert await self.names(store) == []
+
+    async def test_an_expired_note_makes_way_and_its_number_grows_on(self, store: Store) -> None:
+        note = Note(kind="key", name="a", value="old", expires_at=self.at(5))
+        await store.put_note(note)
+        await self.pass_ticks(5)
+        fresh = Note(kind="key", name="a", value="new")
+        assert await store.put_note(replace(fresh, version=1)) is None
+        assert await store.put_note(fresh) == 2
+        found = await self.note(store)
+        assert found is not None
+        assert (found.value, found.expires_at) == ("new", None)
+
+    async def test_a_dropped_note_is_gone(self, store: Store) -> None:
+        await store.put_note(Note(kind="key", name="a", value=1))
+        assert await store.drop_note("other", "a") is False
+        assert await store.drop_note("key", "a") is True
+        assert await store.drop_note("key", "a") is False
+        assert await self.note(store) is None
+
+    async def test_pruning_takes_expired_notes_and_no_others(self, store: Store) -> None:
+        await store.put_note(Note(kind="key", name="a", value=1, expires_at=self.at(5)))
+        await store.put_note(Note(kind="key", name="b", value=1, expires_at=self.at(90)))
+        await store.put_note(Note(kind="key", name="c", value=1))
+        await self.pass_ticks(6)
+        assert await store.prune(self.start, 10) == 0
+        assert await store.drop_note("key", "a") is False
+        assert await self.names(store) == ["b", "c"]

@@ -1,0 +1,136 @@
+"""Which addresses a webhook may call: those of the public internet, and what the operator allows.
+
+A pure check of an address, in every form in which one can be hidden: IPv4 inside IPv6 (mapped,
+compatible, 6to4, NAT64, Teredo), shared and reserved ranges, the metadata services of clouds. It is
+asked about the address that is really connected to (client.py), so that neither a name that
+resolves otherwise the second time nor a curious spelling (`0x7f.1`) passes by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from msgspec import Struct
+
+from mainspring.errors import InvalidInput
+
+__all__ = ["AllowList", "why_refused"]
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_SPECIAL: tuple[tuple[Network, str], ...] = (
+    (IPv4Network("168.63.129.16/32"), "a cloud's own service"),
+    (IPv4Network("169.254.0.0/16"), "a link-local or metadata address"),
+    (IPv4Network("100.100.100.200/32"), "a cloud's own service"),
+    (IPv4Network("192.0.0.0/24"), "a reserved address"),
+    (IPv4Network("192.88.99.0/24"), "a reserved address"),
+    (IPv6Network("2001::/23"), "a reserved address"),
+    (IPv6Network("2001:db8::/32"), "a reserved address"),
+    (IPv6Network("3fff::/20"), "a reserved address"),
+    (IPv6Network("5f00::/16"), "a reserved address"),
+)
+
+
+class AllowList(Struct, frozen=True):
+    """What an operator lets webhooks reach beyond the public internet."""
+
+    hosts: frozenset[str] = frozenset()
+    networks: tuple[Network, ...] = ()
+
+    @classmethod
+    def of(cls, given: Iterable[str]) -> AllowList:
+        """From host names (`billing.internal`, `*.internal`), addresses and CIDR ranges."""
+        hosts, networks = set(), []
+        for text in [given] if isinstance(given, str) else given:
+            entry = str(text).strip().lower()
+            try:
+                networks.append(ip_network(entry))
+            except ValueError as error:
+                if "/" in entry or not entry or "host bits" in str(error) or " " in entry:
+                    raise InvalidInput(
+                        f"an entry of the allow list is a host name, an address or a range like"
+                        f" 10.0.0.0/8, not {text!r} ({error})"
+                    ) from None
+                hosts.add(entry.rstrip("."))
+        return cls(frozenset(hosts), tuple(networks))
+
+    def names(self, host: str) -> bool:
+        """Whether a host is allowed by its name, wherever it lies."""
+        host = host.lower().rstrip(".")
+        if host in self.hosts:
+            return True
+        return any(f"*{host[at:]}" in self.hosts for at, c in enumerate(host) if c == ".")
+
+    def holds(self, address: Address) -> bool:
+        return any(
+            one in network
+            for one in _forms(address)
+            for network in self.networks
+            if network.version == one.version
+        )
+
+    def refusal(self, address: str, host: str = "") -> str | None:
+        """Why a connection to this address must not be made; None where it may."""
+        found = ip_address(address)
+        why = why_refused(found)
+        if why is None or self.names(host) or self.holds(found):
+            return None
+        return f"{address} ({why})"
+
+    def refusal_of_host(self, host: str) -> str | None:
+        """What can be refused by the text of a host alone, before anything is resolved."""
+        name = host.lower().rstrip(".")
+        if name == "localhost" or name.endswith(".localhost"):
+            if self.names(name) or self.holds(IPv4Address("127.0.0.1")):
+                return None
+            return f"{host} (this machine itself)"
+        try:
+            return self.refusal(host.strip("[]"), host.strip("[]"))
+        except ValueError:
+            return None  # a name: its addresses are checked when it is called
+
+
+def why_refused(address: Address) -> str | None:
+    """What keeps an address from being called, in words; None for one of the public internet."""
+    for one in _forms(address):
+        why = _why(one)
+        if why is not None:
+            return why
+    return None
+
+
+def _forms(address: Address) -> list[Address]:
+    """The address without its zone, or the IPv4 address that it stands for."""
+    if isinstance(address, IPv4Address):
+        return [address]
+    plain = IPv6Address(int(address))
+    inner = plain.ipv4_mapped
+    if inner is None and plain in _SIX_TO_FOUR:
+        inner = plain.sixtofour
+    if inner is None and plain in _NAT64:
+        inner = IPv4Address(int(plain) & 0xFFFF_FFFF)
+    return [plain] if inner is None else [inner]
+
+
+def _why(address: Address) -> str | None:
+    for network, why in _SPECIAL:
+        if address.version == network.version and address in network:
+            return why
+    if address.is_loopback or address.is_unspecified:
+        return "this machine itself"
+    if address.is_link_local:
+        return "a link-local or metadata address"
+    if address.is_multicast:
+        return "a multicast address"
+    if address.is_private:
+        return "a private address"
+    if not address.is_global or address.is_reserved:
+        return "a reserved address"
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return "a reserved address"
+    return None

@@ -1,0 +1,193 @@
+"""What the scheduler asks of webhooks: define and change them, rotate secrets, show a request."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from mainspring.durations import duration
+from mainspring.errors import InvalidInput
+from mainspring.model import Job, SigningSecret, Webhook, replace
+from mainspring.policy import Span
+from mainspring.store import Store
+from mainspring.webhooks import define as definitions
+from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.headers import MASK
+from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
+from mainspring.webhooks.secrets import Vault, new_key, new_signing_secret, signing_bytes
+from mainspring.webhooks.settings import WebhookSettings
+
+if TYPE_CHECKING:
+    from mainspring.webhooks.client import Client
+
+__all__ = ["HANDLER", "Webhooks", "shown_headers"]
+
+log = logging.getLogger("mainspring")
+
+HANDLER = "webhook"
+"""The name of the built-in handler."""
+
+_NEEDED = ("aiohttp", "cryptography")
+_MEMORY_KEYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def shown_headers(webhook: Webhook) -> dict[str, str]:
+    """A webhook's headers as they may be shown: secrets are masked."""
+    return {**webhook.headers, **dict.fromkeys(webhook.secret_headers, MASK)}
+
+
+class Webhooks:
+    """The webhooks of one scheduler: its settings, its keys."""
+
+    def __init__(self, store: Store, settings: WebhookSettings | None = None) -> None:
+        self._store = store
+        self.settings = settings or WebhookSettings.from_environment()
+        self.allow = AllowList.of(self.settings.allow)
+        self._client: Client | None = None
+
+    @cached_property
+    def available(self) -> bool:
+        """Whether the extra that webhooks need is installed."""
+        return all(find_spec(name) is not None for name in _NEEDED)
+
+    @cached_property
+    def vault(self) -> Vault:
+        self._need()
+        vault = Vault.of(
+            [*self.settings.secret_keys, *_keys_of(self._store)], file=_file(self._store)
+        )
+        if not vault.ready:
+            log.warning(
+                "there is no key for secrets on this shared store: webhooks are not signed, and"
+                " secret headers are refused, until MAINSPRING_SECRET_KEY is set"
+            )
+        return vault
+
+    @property
+    def client(self) -> Client:
+        """Made when it is first needed: aiohttp takes its time to load."""
+        if self._client is None:
+            from mainspring.webhooks.client import Client
+
+            self._client = Client(self.allow, self.settings.per_host)
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    def define(self, job_id: str, given: definitions.Given) -> Webhook:
+        return definitions.define(job_id, given, self._need().vault, self.allow)
+
+    def changed(self, job: Job, given: definitions.Given) -> Webhook:
+        return definitions.changed(job.id, _of(job), given, self._need().vault, self.allow)
+
+    def rotated(
+        self, job: Job, now: datetime, *, keep: Span = "24h", secret: str | None = None
+    ) -> tuple[Webhook, str]:
+        """The webhook with another signing secret, and that secret, to be shown once.
+
+        The former one signs too for the time given, so that receivers can follow.
+        """
+        webhook, fresh = _of(job), secret or new_signing_secret()
+        until = now + duration(keep, what="keep")
+        former = [SigningSecret(one.sealed, until) for one in webhook.signing[:1] if until > now]
+        signing = definitions.sign_with(job.id, fresh, self.vault)
+        return replace(webhook, signing=(signing, *former)), fresh
+
+    def resealed(self, job: Job) -> Job:
+        """The job with every secret under the newest key."""
+        webhook, opened = _of(job), self._clear(job)
+        origin = definitions.origin_of(webhook.url)
+        after = replace(
+            webhook,
+            secret_headers={
+                name: self.vault.seal(text, job.id, f"the header {name.lower()}", origin)
+                for name, text in opened.items()
+            },
+            signing=tuple(
+                SigningSecret(
+                    self.vault.seal(self._signing_text(job.id, one), job.id, _SIGNING), one.until
+                )
+                for one in webhook.signing
+            ),
+        )
+        return replace(job, webhook=after)
+
+    def stale(self, job: Job) -> bool:
+        """Whether a secret of the job is sealed with another key than the newest."""
+        webhook = job.webhook
+        if webhook is None:
+            return False
+        sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
+        return any(map(self.vault.stale, sealed))
+
+    def opened(self, job: Job, now: datetime) -> Opened:
+        """A job's secrets in clear, for one request."""
+        keys = [
+            signing_bytes(self._signing_text(job.id, one))
+            for one in _of(job).signing
+            if one.until is None or one.until > now
+        ]
+        return Opened(self._clear(job), tuple(keys))
+
+    def preview(self, job: Job, now: datetime, *, body: Any = None, run_id: str = "") -> Prepared:
+        """The request that the job would make now, signed, without sending it."""
+        facts = Facts(
+            job_id=job.id,
+            run_id=run_id or f"{job.id}@dry-run",
+            attempt=1,
+            scheduled_at=job.next_run_at or now,
+            now=now,
+            body=body,
+        )
+        return prepare(_of(job), facts, self.opened(job, now))
+
+    # Steps
+
+    def _need(self) -> Webhooks:
+        if not self.available:
+            raise InvalidInput(
+                f"webhooks need {' and '.join(_NEEDED)}: pip install 'mainspring[server]'"
+            )
+        return self
+
+    def _clear(self, job: Job) -> dict[str, str]:
+        webhook = _of(job)
+        origin = definitions.origin_of(webhook.url)
+        return {
+            name: self.vault.open(sealed, job.id, f"the header {name.lower()}", origin)
+            for name, sealed in webhook.secret_headers.items()
+        }
+
+    def _signing_text(self, job_id: str, one: SigningSecret) -> str:
+        return self.vault.open(one.sealed, job_id, _SIGNING)
+
+
+_SIGNING = "the signing secret"
+
+
+def _of(job: Job) -> Webhook:
+    if job.webhook is None:
+        raise InvalidInput(f"job {job.id!r} runs the handler {job.handler!r}: it is no webhook")
+    return job.webhook
+
+
+def _file(store: Store) -> Path | None:
+    """The key file of an embedded store, beside its database."""
+    path = getattr(store, "path", None)
+    return None if path is None else Path(f"{path}.key")
+
+
+def _keys_of(store: Store) -> list[str]:
+    """What lives in memory is gone with the process, and so may its key be."""
+    from mainspring.stores.memory import MemoryStore
+
+    if not isinstance(store, MemoryStore):
+        return []
+    return [_MEMORY_KEYS.setdefault(store, new_key())]

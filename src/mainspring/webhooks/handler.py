@@ -1,0 +1,216 @@
+"""An attempt of a webhook: make the request, read the answer, decide.
+
+What was sent (secrets masked) and what came back stays with the attempt, as its detail, however it
+ends: also when the engine cuts it off. Whatever an endpoint echoes of a secret is
+masked before it is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import email.utils
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any
+
+from mainspring.clock import Clock
+from mainspring.context import RunContext
+from mainspring.durations import duration
+from mainspring.errors import GiveUp, NotFound, Retry, WebhookFailed
+from mainspring.handlers import Handler
+from mainspring.model import Webhook
+from mainspring.webhooks.define import check_body
+from mainspring.webhooks.desk import HANDLER, Webhooks
+from mainspring.webhooks.headers import redacted, without_secrets
+from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
+
+__all__ = ["MOST_KEPT", "WebhookHandler"]
+
+MOST_KEPT = 16 * 1024
+"""Bytes of a body that are kept."""
+
+MOST_KEPT_HEADERS = 8 * 1024
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+Pause = Callable[[str], Awaitable[object]]
+
+
+class WebhookHandler(Handler):
+    """The handler `webhook`, built in. A run's payload, where there is one, is its body."""
+
+    reads_job = True
+
+    def __init__(self, webhooks: Webhooks, clock: Clock, pause: Pause) -> None:
+        super().__init__(HANDLER, self.send)
+        self._webhooks = webhooks
+        self._clock = clock
+        self._pause = pause
+
+    def check(self, payload: Any) -> None:
+        check_body(payload)
+
+    async def send(self, ctx: RunContext) -> dict[str, Any]:
+        """Call the endpoint once; succeed, or say how the run goes on."""
+        from mainspring.webhooks.client import PATIENCE, Heard
+
+        assert ctx.job is not None
+        job, began, now = ctx.job, self._clock.monotonic(), self._clock.now()
+        webhook = job.webhook
+        if webhook is None:
+            raise GiveUp(f"job {job.id!r} is no webhook any more")
+        opened = self._webhooks.opened(job, now)
+        request = prepare(webhook, _facts(ctx, now), opened)
+        heard = Heard()
+        patience = PATIENCE
+        if job.policy.timeout is not None:
+            patience = min(patience, job.policy.timeout.total_seconds() / 4)
+        try:
+            await self._webhooks.client.send(request, heard, patience=patience)
+        except WebhookFailed as error:
+            error.args = (redacted(str(error), opened.headers.values()),)
+            raise
+        finally:
+            seconds = self._clock.monotonic() - began
+            ctx.detail = _detail(request, heard, opened, seconds)
+        assert heard.status is not None
+        if _within(heard.status, webhook.success):
+            return {"status": heard.status}
+        raise await self._failure(ctx, webhook, heard.status, heard.headers)
+
+    async def _failure(
+        self, ctx: RunContext, webhook: Webhook, status: int, headers: Sequence[tuple[str, str]]
+    ) -> Exception:
+        """What an answer outside the success codes means for the run."""
+        answered = f"the endpoint answered {_named(status)}"
+        if status == HTTPStatus.GONE:
+            with contextlib.suppress(NotFound):  # the job may be gone as well
+                await self._pause(ctx.job_id)
+            return GiveUp(f"{answered}: it wants no more calls, so the job is paused")
+        if webhook.retry_on is not None and not _within(status, webhook.retry_on):
+            return GiveUp(f"{answered}, which is not retried (retry_on)")
+        wait = retry_after(headers, self._clock.now())
+        if wait is None:
+            return WebhookFailed(answered)
+        cap = duration(self._webhooks.settings.retry_after_cap)
+        wait = min(wait, cap)
+        return Retry(f"{answered} and asked to wait {wait.total_seconds():g} s", after=wait)
+
+
+def retry_after(headers: Sequence[tuple[str, str]], now: datetime) -> timedelta | None:
+    """What `Retry-After` asks for: seconds, or a date (by the endpoint's own clock, where it tells
+    the time: clocks differ)."""
+    found = {name.lower(): text.strip() for name, text in headers}
+    text = found.get("retry-after", "")
+    if text.isascii() and text.isdigit():
+        return timedelta(seconds=min(int(text[:12]), 10**9))
+    moment = _http_date(text)
+    if moment is None:
+        return None
+    return max(moment - (_http_date(found.get("date", "")) or now), timedelta())
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _facts(ctx: RunContext, now: datetime) -> Facts:
+    return Facts(
+        job_id=ctx.job_id,
+        run_id=ctx.run_id,
+        attempt=ctx.attempt,
+        scheduled_at=ctx.scheduled_at,
+        now=now,
+        body=ctx.payload,
+    )
+
+
+def _within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(low <= status <= high for low, high in ranges)
+
+
+def _named(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+# -- what is kept ---------------------------------------------------------------------------
+
+
+def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> dict[str, Any]:
+    secrets = list(opened.headers.values())
+    made: dict[str, Any] = {
+        "request": {
+            "method": request.method,
+            "url": request.url,
+            "headers": request.shown_headers(),
+            **_kept(request.body, secrets),
+        },
+        "response": None,
+        "duration_ms": round(seconds * 1000, 3),
+    }
+    if heard.status is not None:
+        made["response"] = {
+            "status": heard.status,
+            "reason": _clean(heard.reason, secrets)[:200],
+            "headers": _kept_headers(heard.headers, secrets),
+            **_kept(bytes(heard.body), secrets, more=heard.more),
+            "address": heard.address,
+        }
+    return made
+
+
+def _clean(text: str, secrets: Sequence[str]) -> str:
+    """Text of an answer without secrets, and without what is no Unicode."""
+    return redacted(text, secrets).encode("utf-8", "replace").decode()
+
+
+def _kept(body: bytes, secrets: Sequence[str], *, more: bool = False) -> dict[str, Any]:
+    """The beginning of a body: as text, or what is no text in base64."""
+    if secrets:
+        text = redacted(body.decode("utf-8", "surrogateescape"), secrets)
+        body = text.encode("utf-8", "surrogateescape")
+    part = body[:MOST_KEPT]
+    made: dict[str, Any] = {"truncated": more or len(body) > MOST_KEPT}
+    try:
+        # A cut may fall inside a character; anything else that does not decode is no text.
+        shown = part.decode() if not made["truncated"] else _decoded_cut(part)
+        if not _CONTROL.search(shown):
+            return {"body": shown, **made}
+    except UnicodeDecodeError:
+        pass
+    return {"body": base64.b64encode(part).decode(), "encoding": "base64", **made}
+
+
+def _decoded_cut(part: bytes) -> str:
+    for cut in range(4):
+        try:
+            return part[: len(part) - cut].decode()
+        except UnicodeDecodeError:
+            if cut == 3:
+                raise
+    return ""
+
+
+def _kept_headers(
+    headers: Sequence[tuple[str, str]], secrets: Sequence[str]
+) -> list[tuple[str, str]]:
+    """An answer's headers in their order (a name may come twice), as many as fit."""
+    kept: list[tuple[str, str]] = []
+    size = 0
+    for name, text in without_secrets(headers):
+        text = _clean(text, secrets)
+        size += len(name) + len(text)
+        if size > MOST_KEPT_HEADERS:
+            break
+        kept.append((name, text))
+    return kept

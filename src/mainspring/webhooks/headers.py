@@ -1,0 +1,101 @@
+"""Header names and values: which may be given, which are secret, how secrets are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from mainspring.errors import InvalidInput
+
+__all__ = ["MASK", "check_headers", "is_secret", "masked", "redacted", "without_secrets"]
+
+MASK = "********"
+"""What is shown of a secret. Given back in an edit it means: unchanged."""
+
+SECRET = frozenset({"authorization", "cookie", "x-api-key"})
+"""Kept encrypted without being marked."""
+
+ANSWERED_SECRET = frozenset({"set-cookie", "authorization", "cookie", "x-api-key"})
+"""Masked in what is kept of an answer."""
+
+MOST = 50
+LONGEST_VALUE = 8_000
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
+_OURS = {
+    "host": "it is made from the URL",
+    "content-length": "it is made from the body",
+    "transfer-encoding": "bodies are sent whole",
+    "connection": "connections are Mainspring's own",
+    "keep-alive": "connections are Mainspring's own",
+    "proxy-connection": "connections are Mainspring's own",
+    "proxy-authorization": "no proxy is used",
+    "te": "connections are Mainspring's own",
+    "trailer": "bodies are sent whole",
+    "upgrade": "connections are Mainspring's own",
+    "expect": "bodies are sent at once",
+    "webhook-id": "every request is signed with it",
+    "webhook-timestamp": "every request is signed with it",
+    "webhook-signature": "every request is signed with it",
+}
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse what would break out of its line, or out of the request."""
+    if len(headers) > MOST:
+        raise InvalidInput(f"a webhook has at most {MOST} headers, not {len(headers)}")
+    seen: set[str] = set()
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidInput(
+                f"a header name is 1 to 100 letters, digits and dashes, not {name!r}"
+            )
+        lower = name.lower()
+        if lower in _OURS:
+            raise InvalidInput(f"the header {name} cannot be set: {_OURS[lower]}")
+        if lower in seen:
+            raise InvalidInput(f"the header {name} is given twice")
+        seen.add(lower)
+        if not isinstance(value, str):  # the value itself is not told: it may be a secret
+            raise InvalidInput(f"the header {name} takes text, not {type(value).__name__}")
+        if len(value) > LONGEST_VALUE:
+            raise InvalidInput(
+                f"the header {name} has {len(value):,} characters; {LONGEST_VALUE:,} are allowed"
+            )
+        if not _VALUE.fullmatch(value) or not _encodes(value):
+            raise InvalidInput(
+                f"the header {name} has a line break or another character that no header can hold"
+            )
+
+
+def is_secret(name: str) -> bool:
+    return name.lower() in SECRET
+
+
+def masked(headers: Mapping[str, str], secret: Iterable[str]) -> dict[str, str]:
+    """The headers as they may be shown."""
+    hidden = {name.lower() for name in secret} | SECRET
+    return {name: MASK if name.lower() in hidden else text for name, text in headers.items()}
+
+
+def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """An answer's headers as they may be kept."""
+    return [(name, MASK if name.lower() in ANSWERED_SECRET else text) for name, text in headers]
+
+
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """A text in which no secret stands any more: endpoints echo what they were sent."""
+    for secret in secrets:
+        for part in (secret, secret.rpartition(" ")[2]):  # `Bearer x` is often echoed as `x`
+            if len(part) >= 6:
+                text = text.replace(part, MASK)
+    return text
+
+
+def _encodes(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return value == value.strip()

@@ -1,0 +1,1 @@
+from tests.servers.fixtures import *  # noqa: F403

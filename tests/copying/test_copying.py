@@ -1,0 +1,292 @@
+"""A copy is the same store again: between all kinds of them, at any point of an interruption."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from mainspring import Scheduler, states
+from mainspring.copying import PAGE, copy
+from mainspring.errors import CopyRefused
+from mainspring.model import State, replace
+from mainspring.store import Claim, JobQuery, Store
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.sqlite import SqliteStore
+from mainspring.testing import FaultyStore, RandomFaults
+from tests.copying.world import everything, fill, made, opened
+from tests.engine.kit import Heard
+from tests.servers.mongodb import with_database
+
+Make = Callable[[str], Store]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def in_memory(name: str) -> Store:
+    return MemoryStore()
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Make:
+    return lambda name: SqliteStore(tmp_path / f"{name}.db")
+
+
+@pytest.fixture
+def on_mongo(replica_set_url: str, database_name: str) -> Make:
+    url = with_database(replica_set_url, database_name)
+    sign = "&" if "?" in url else "?"
+    return lambda name: MongoStore(f"{url}{sign}mainspringPrefix={name}_")
+
+
+async def there_and_back(first: Store, second: Store, third: Store) -> None:
+    async with opened(first, second, third):
+        await fill(first, plain=2 * PAGE + 7)
+        copied = await copy(first, second)
+        original = await everything(first)
+        assert await everything(second) == original
+        assert (copied.jobs, copied.written, copied.there) == (3, len(original[1]), 0)
+        assert await second.counts() == await first.counts()
+        await copy(second, third)
+        assert await everything(third) == original
+
+
+async def test_from_sqlite_to_mongodb_and_back(on_disk: Make, on_mongo: Make) -> None:
+    await there_and_back(on_disk("a"), on_mongo("b"), on_disk("c"))
+
+
+async def test_from_mongodb_to_sqlite_and_back(on_disk: Make, on_mongo: Make) -> None:
+    await there_and_back(on_mongo("a"), on_disk("b"), on_mongo("c"))
+
+
+async def test_between_stores_of_one_kind(on_disk: Make) -> None:
+    await there_and_back(on_disk("a"), on_disk("b"), in_memory("c"))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3])
+async def test_an_interrupted_copy_is_completed(on_disk: Make, on_mongo: Make, stop: int) -> None:
+    source, target = on_disk("a"), on_mongo("b")
+
+    def interrupt(done: int, total: int) -> None:
+        if done > stop * PAGE:
+            raise Interrupted
+
+    async with opened(source, target):
+        await fill(source, plain=3 * PAGE)
+        with pytest.raises(Interrupted):
+            await copy(source, target, interrupt)
+        copied = await copy(source, target)
+        assert 0 < copied.there <= copied.runs.total()
+        assert copied.written + copied.there == copied.runs.total()
+        assert await everything(target) == await everything(source)
+
+
+async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+
+    def interrupt(done: int, total: int) -> None:
+        if done == total:
+            raise Interrupted
+
+    async with opened(source, target):
+        await fill(source)
+        with pytest.raises(Interrupted):
+            await copy(source, target, interrupt)
+        now = await source.now()
+        due = (await source.get(["is due"]))["is due"]
+        await source.commit([states.cancelled(due, now, "no more")])
+        heir = made("heir", now, 99, dedupe_key=due.dedupe_key)
+        assert not (await source.add([heir]))[0].duplicate
+        failed = (await source.get(["fails"]))["fails"]
+        assert await source.commit([states.revived(failed, now)]) == [True]
+        [job] = (await source.jobs(JobQuery(ids=frozenset({"often"})))).items
+        await source.put_job(replace(job, enabled=False))
+        copied = await copy(source, target)
+        assert (copied.mended, copied.written) == (2, 1)
+        assert await everything(target) == await everything(source)
+
+
+async def test_a_key_that_was_given_on_and_taken_back(on_disk: Make, on_mongo: Make) -> None:
+    """An old run that was revived holds the key that a newer one had, which is over."""
+    source, target, third = on_disk("a"), on_mongo("b"), on_disk("c")
+    async with opened(source, target, third):
+        now = await source.now()
+        over = {"state": State.FAILED, "finished_at": now}
+        old = made("old", now, 1, dedupe_key="k", **over)
+        await source.add([old, made("new", now, 2, dedupe_key="k", **over)])
+        assert await source.commit([states.revived(old, now)]) == [True]
+        await copy(source, target)
+        assert await everything(target) == await everything(source)
+        [again] = await target.add([made("third", now, 3, dedupe_key="k")])
+        assert (again.duplicate, again.run.id) == (True, "old")
+        await copy(target, third)
+        assert await everything(third) == await everything(source)
+
+
+async def test_a_store_that_is_away_for_a_moment_is_waited_for(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source, plain=PAGE)
+        faults = RandomFaults(7, before=0.1, after=0.2, methods=("add", "get", "find", "commit"))
+        faulty = FaultyStore(target, faults)
+        await copy(source, faulty)
+        assert sum(faulty.injected.values()) > 0
+        assert await everything(target) == await everything(source)
+
+
+async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo: Make) -> None:
+    """Slots fire, keys hold, failed runs are retried, a dead worker's run is rescued."""
+    source, target = on_disk("a"), on_mongo("b")
+    seen: list[str] = []
+
+    def made_on(store: Store) -> Scheduler:
+        scheduler = Scheduler(store, lease="1s", poll="50ms")
+
+        @scheduler.job(id="mail", concurrency=1)
+        async def mail(to: str) -> str:
+            seen.append(to)
+            if seen == ["nobody"]:
+                raise ValueError("no such address")
+            return to
+
+        @scheduler.job("* * * * * *", id="ticking")
+        async def ticking() -> None: ...
+
+        return scheduler
+
+    async with made_on(source) as scheduler:
+        failed = await scheduler.enqueue("mail", {"to": "nobody"})
+        await scheduler.wait(failed.id, 10)
+        later = await scheduler.enqueue("mail", {"to": "later"}, delay="2h", dedupe_key="one")
+    async with opened(source, target):
+        lost = made("lost", await source.now(), 1, job_id="mail", payload={"to": "lost"})
+        await source.add([replace(lost, handler="mail")])
+        millisecond = timedelta(milliseconds=1)
+        [held] = await source.claim(
+            Claim(worker="dead", handlers=frozenset({"mail"}), limit=1, lease=millisecond)
+        )
+        await asyncio.sleep(0.01)
+        await copy(source, target)
+        [ticking] = (await source.jobs(JobQuery(ids=frozenset({"ticking"})))).items
+        assert ticking.next_run_at is not None
+    scheduler = made_on(target)
+    heard = Heard(scheduler)
+    async with scheduler:
+        again = await scheduler.enqueue("mail", {"to": "again"}, dedupe_key="one")
+        assert (again.id, again.duplicate) == (later.id, True)
+        done = await scheduler.wait((await scheduler.retry(failed.id)).id, 30)
+        assert (done.state, done.attempt, done.token) == (State.SUCCEEDED, 2, 2)
+        rescued = await scheduler.wait(held.id, 30)
+        assert (rescued.state, rescued.token) == (State.SUCCEEDED, 2)
+        tick = await heard.until("run.succeeded", where=lambda event: event.job_id == "ticking")
+        assert tick.run is not None
+        assert tick.run.scheduled_at >= ticking.next_run_at
+    assert sorted(seen) == ["lost", "nobody", "nobody"]
+
+
+# -- refused --------------------------------------------------------------------------------
+
+
+async def test_a_live_lease_is_refused(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await source.add([made("run", await source.now(), 1)])
+        lease = timedelta(minutes=1)
+        await source.claim(
+            Claim(worker="host:1", handlers=frozenset({"work"}), limit=1, lease=lease)
+        )
+        with pytest.raises(CopyRefused, match="run run is running on host:1: stop the workers"):
+            await copy(source, target)
+        assert await everything(target) == ([], [])
+
+
+async def test_a_live_scheduler_is_refused(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        for name, store in (("source", source), ("target", target)):
+            async with Scheduler(SqliteStore(store._path)) as scheduler:  # type: ignore[attr-defined]
+                while not scheduler.is_leader:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(CopyRefused, match=f"a scheduler is working on the {name}"):
+                    await copy(source, target)
+        await copy(source, target)
+
+
+async def test_a_target_with_something_else_in_it_is_refused(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source)
+        now = await target.now()
+        await target.add([made("stranger", now, 1)])
+        with pytest.raises(CopyRefused, match="not empty: run stranger is there"):
+            await copy(source, target)
+        assert len((await everything(target))[1]) == 1
+
+
+async def test_a_target_that_has_gone_on_is_refused(on_disk: Make) -> None:
+    """Tokens never go back."""
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await source.add([made("run", await source.now(), 1)])
+        await copy(source, target)
+        claim = Claim(
+            worker="w", handlers=frozenset({"work"}), limit=1, lease=timedelta(microseconds=1)
+        )
+        [run] = await target.claim(claim)
+        await target.commit([states.succeeded(run, await target.now(), None)])
+        with pytest.raises(CopyRefused, match="run run has gone on in the target"):
+            await copy(source, target)
+        assert (await target.get(["run"]))["run"].state is State.SUCCEEDED
+
+
+async def test_two_names_of_one_store_are_refused(on_disk: Make) -> None:
+    source = on_disk("a")
+    async with opened(source):
+        await fill(source)
+        with pytest.raises(CopyRefused, match="both names lead to the same store"):
+            await copy(source, AnotherName(source))  # type: ignore[arg-type]
+
+
+class AnotherName:
+    """Another client of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+async def test_work_enqueued_while_it_is_copied_is_told_and_then_completed(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source)
+        now = await source.now()
+        late = [made("late", now, 99)]
+
+        def enqueue(done: int, total: int) -> None:
+            task = asyncio.get_running_loop().create_task(source.add(late))
+            tasks.append(task)
+
+        tasks: list[asyncio.Task[object]] = []
+
+        class Slow(AnotherName):
+            async def jobs(self, query: JobQuery) -> object:
+                await asyncio.gather(*tasks)
+                return await source.jobs(query)
+
+            async def counts(self) -> object:
+                await asyncio.gather(*tasks)
+                return await source.counts()
+
+        with pytest.raises(CopyRefused, match="the source has changed while it was copied"):
+            await copy(Slow(source), target, enqueue)  # type: ignore[arg-type]
+        copied = await copy(source, target)
+        assert copied.written == 1
+        assert await everything(target) == await everything(source)

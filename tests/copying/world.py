@@ -1,0 +1,93 @@
+"""A store with something of everything in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+from mainspring import states
+from mainspring.model import Job, Run, Source, State, replace
+from mainspring.policy import Policy
+from mainspring.schedules import cron
+from mainspring.store import Claim, JobQuery, RunQuery, Store
+from mainspring.testing.conformance.keeping import JOB, RUN
+
+LEASE = timedelta(milliseconds=1)
+SOON = timedelta(minutes=5)
+
+
+@asynccontextmanager
+async def opened(*stores: Store) -> AsyncIterator[None]:
+    for store in stores:
+        await store.open()
+    try:
+        yield
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def everything(store: Store) -> tuple[list[Job], list[Run]]:
+    """All jobs by id, all runs newest first."""
+    jobs = (await store.jobs(JobQuery(limit=1000))).items
+    runs: list[Run] = []
+    cursor: str | None = None
+    while True:
+        page = await store.find(RunQuery(cursor=cursor, limit=100))
+        runs += page.items
+        if (cursor := page.cursor) is None:
+            return jobs, runs
+
+
+def made(run_id: str, now: datetime, number: int, **fields: object) -> Run:
+    """The `number`-th run of a store: made that many milliseconds after the first."""
+    created = now - timedelta(hours=1) + timedelta(milliseconds=number)
+    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), created)
+    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})  # type: ignore[arg-type]
+
+
+async def fill(store: Store, plain: int = 0) -> None:
+    """Jobs of every kind, and runs of every state by every way that leads there."""
+    now = await store.now()
+    job = Job(id="job", handler="work", created_at=now, updated_at=now)
+    await store.put_job(replace(job, policy=Policy(concurrency=2)))
+    for _ in range(4):  # a job that was edited, and so has a version
+        [kept] = (await store.jobs(JobQuery(ids=frozenset({"job"})))).items
+        await store.put_job(replace(kept, description=f"edit {kept.version}"))
+    often = replace(job, id="often", schedule=cron("* * * * *"), next_run_at=now + SOON)
+    await store.put_job(often)
+    await store.put_job(JOB)
+    await store.add([made(f"plain-{n}", now, n) for n in range(plain)])
+    created, held_until = made("", now, plain).created_at, now + timedelta(hours=1)
+    await store.add([replace(RUN, created_at=created, dedupe_until=held_until)])
+    at = plain + 1
+    ways = ("succeeds", "fails", "retries", "cancels", "dies", "waits", "is due")
+    await store.add(
+        [
+            made(way, now, at + n, dedupe_key=f"key of {way}", payload={"$n": [n]}, handler="ways")
+            for n, way in enumerate(ways)
+        ]
+    )
+    claim = Claim(worker="w", handlers=frozenset({"ways"}), limit=9, lease=LEASE)
+    held: dict[str, Run] = {}
+    while taken := await store.claim(claim):
+        held |= {run.id: run for run in taken}
+        ends = {
+            "succeeds": lambda run: states.succeeded(run, now, {"a": 1}, ("said",)),
+            "fails": lambda run: states.failed(run, now, states.Failure("no", "trace")),
+            "retries": lambda run: states.retrying(run, now, states.Failure("no"), now + SOON),
+            "cancels": lambda run: states.cancelled(run, now, "asked"),
+            "waits": lambda run: states.snoozed(run, now + SOON),
+            "is due": lambda run: states.snoozed(run, now + SOON),
+        }
+        await store.commit([ends[run.id](run) for run in taken if run.id in ends])
+    assert held["dies"].state is State.RUNNING
+    slot = {"source": Source.SCHEDULE, "job_id": "often"}
+    await store.add(
+        [
+            made("follower", now, at + 20, state=State.WAITING, after=("retries", "gone")),
+            made("skipped", now, at + 21, state=State.SKIPPED, reason="overlap", finished_at=now),
+            made("often@20300101T000000Z", now, at + 22, run_at=now + SOON, **slot),
+        ]
+    )

@@ -1,0 +1,286 @@
+"""What every request must pass: host, origin, key, rate, body."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.service.guard import Rates
+from mainspring.service.keys import Keys
+from mainspring.testing import FakeClock
+from tests.service.conftest import WEBHOOK, Api, Make, sample_scheduler
+
+
+async def key(api: Api, scope: str = "read", **options: Any) -> dict[str, str]:
+    """A key's header."""
+    _, text = await api.app.state.service.keys.create("test", scope, **options)
+    return {"Authorization": f"Bearer {text}"}
+
+
+async def code(api: Api, method: str = "GET", path: str = "/api/jobs", **options: Any) -> int:
+    return (await api.request(method, path, **options)).status_code
+
+
+# -- host and origin --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:3000", "127.0.0.1:1", "[::1]:3000"])
+async def test_the_machines_own_names_are_heard(api: Api, host: str) -> None:
+    assert await code(api, headers={"Host": host}) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1", "[", "localhost.evil"]
+)
+async def test_a_name_that_was_bent_to_loopback_is_not(api: Api, host: str) -> None:
+    answer = await api.get("/api/jobs", headers={"Host": host})
+    assert answer.status_code == 403
+    assert "localhost" in answer.json()["error"]
+
+
+async def test_elsewhere_any_host_is_heard_with_a_key(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    assert await code(api, headers={"Host": "jobs.example.org", **await key(api)}) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    ],
+)
+async def test_a_page_elsewhere_may_not_ask(api: Api, headers: dict[str, str]) -> None:
+    assert await code(api, headers=headers) == 403
+    assert await code(api, "POST", json=WEBHOOK, headers=headers) == 403
+    assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        {
+            "Sec-Fetch-Site": "cross-site",
+            "Sec-Fetch-Mode": "navigate",
+            "Sec-Fetch-Dest": "document",
+        },
+    ],
+)
+async def test_its_own_pages_and_links_that_people_follow_may(
+    api: Api, headers: dict[str, str]
+) -> None:
+    assert await code(api, headers=headers) == 200
+
+
+async def test_no_other_origin_is_ever_invited(api: Api) -> None:
+    answer = await api.options(
+        "/api/jobs",
+        headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},
+    )
+    assert answer.status_code == 403
+    for name in (await api.get("/api/jobs")).headers:
+        assert not name.startswith("access-control")
+
+
+async def test_security_headers_are_on_every_answer(api: Api) -> None:
+    for path in ("/api/jobs", "/nowhere", "/docs", "/livez"):
+        headers = (await api.get(path)).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+    assert (await api.get("/api/jobs")).headers["cache-control"] == "no-store"
+
+
+# -- bodies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "x"]
+)
+async def test_a_body_is_json_or_nothing(api: Api, kind: str) -> None:
+    headers = {"Content-Type": kind}
+    assert await code(api, "POST", content=b"{}", headers=headers) == 415
+
+
+async def test_a_body_may_say_its_charset(api: Api) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert await code(api, "POST", content=b"{}", headers=headers) == 422
+
+
+async def test_a_body_has_a_limit(make: Make) -> None:
+    api: Api = await make(workers=0, settings={"body_limit": 2048})
+    big = {**WEBHOOK, "description": "x" * 3000}
+    answer = await api.post("/api/jobs", json=big)
+    assert answer.status_code == 413
+    assert "2,048" in answer.json()["error"]
+
+    async def trickle() -> Any:
+        for _ in range(100):
+            yield b'"' + b"x" * 100
+
+    headers = {"Content-Type": "application/json"}
+    assert await code(api, "POST", content=trickle(), headers=headers) == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 422),
+        (b"{", 400),
+        (b"[]", 422),
+        (b"null", 422),
+        (b'"x"', 422),
+        (b"\xff\xfe", 400),
+        (b'{"name": "\\ud800"}', 422),
+        (b"[" * 100_000, 400),
+        (b'{"priority": ' + b"9" * 5000 + b"}", 400),
+        (b'{"body": NaN, "schedule": null, "endpoint": "https://a.example"}', 422),
+        (b'{"priority": 1e400}', 422),
+    ],
+)
+async def test_odd_bodies_are_refused(api: Api, body: bytes, status: int) -> None:
+    answer = await api.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]
+
+
+# -- keys -------------------------------------------------------------------------------------
+
+
+async def test_loopback_is_open_until_there_is_a_key(make: Make) -> None:
+    api: Api = await make(workers=0)
+    assert await code(api) == 200
+    headers = await key(api)
+    answer = await api.get("/api/jobs")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "mainspring keys create" in answer.json()["error"]
+    assert await code(api, headers=headers) == 200
+
+
+async def test_elsewhere_nothing_is_open_without_a_key(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    for method, path in (("GET", "/api/jobs"), ("GET", "/metrics"), ("DELETE", "/api/jobs/x")):
+        assert await code(api, method, path) == 401
+    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+        assert await code(api, "GET", path) == 200
+
+
+async def test_scopes(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    read, write, admin = [await key(api, scope) for scope in ("read", "write", "admin")]
+    assert await code(api, headers=read) == 200
+    answer = await api.post("/api/jobs", json=WEBHOOK, headers=read)
+    assert answer.status_code == 403
+    assert "needs write" in answer.json()["error"]
+    assert await code(api, "POST", json=WEBHOOK, headers=write) == 201
+    preview = {"schedule": "@daily"}
+    assert await code(api, "POST", "/api/schedules/preview", json=preview, headers=read) == 200
+    for headers, status in ((read, 403), (write, 403), (admin, 200)):
+        assert await code(api, path="/api/keys", headers=headers) == status
+    made = await api.post("/api/keys", json={"name": "ci", "expiresIn": "1h"}, headers=admin)
+    text = made.json()["data"]["key"]
+    assert await code(api, headers={"X-Api-Key": text}) == 200
+    listed = await api.get("/api/keys", headers=admin)
+    assert text not in listed.text
+    assert {one["state"] for one in listed.json()["data"]} == {"active"}
+    gone = f"/api/keys/{made.json()['data']['id']}"
+    assert await code(api, "DELETE", gone, headers=admin) == 200
+    assert await code(api, headers={"X-Api-Key": text}) == 401
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["Bearer ms_000000000000_x", "Bearer x", "Bearer", "Basic dTpw", "Bearer ms__", "Bearer ☃"],
+)
+async def test_wrong_keys_open_nothing(make: Make, wrong: str) -> None:
+    api: Api = await make(workers=0)
+    await key(api)
+    headers = [(b"Authorization", wrong.encode())]
+    assert (await api.get("/api/jobs", headers=headers)).status_code == 401
+
+
+async def test_a_key_with_another_secret_opens_nothing(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    header = (await key(api))["Authorization"]
+    assert await code(api, headers={"Authorization": header[:-1] + "~"}) == 401
+    assert await code(api, headers={"Authorization": header}) == 200
+
+
+async def test_a_key_expires_by_the_stores_clock() -> None:
+    clock = FakeClock()
+    async with sample_scheduler(clock=clock, workers=0) as scheduler:
+        keys = Keys(scheduler, clock)
+        _, text = await keys.create("short", "read", timedelta(minutes=1))
+        assert await keys.check(text) is not None
+        clock.advance(61)
+        assert await keys.check(text) is None
+        assert await keys.any_usable() is False
+        assert await keys.exist() is True  # so that nothing is open again
+
+
+async def test_a_revoked_key_is_noticed_by_other_instances_within_seconds() -> None:
+    clock = FakeClock()
+    async with sample_scheduler(clock=clock, workers=0) as scheduler:
+        here, there = Keys(scheduler, clock), Keys(scheduler, clock)
+        made, text = await here.create("mine", "read")
+        assert await there.check(text) is not None
+        await here.revoke(made.id)
+        assert await here.check(text) is None
+        clock.advance(6)
+        assert await there.check(text) is None
+
+
+async def test_only_a_hash_is_kept() -> None:
+    async with sample_scheduler(workers=0) as scheduler:
+        _, text = await Keys(scheduler).create("mine", "read")
+        [note] = (await scheduler.list_notes("api-key")).items
+        assert text.split("_")[2] not in str(note)
+
+
+# -- rates ------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_asks_too_often_is_told_when_to_come_back(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 2})
+    eager, other = await key(api), await key(api)
+    codes = [await code(api, headers=eager) for _ in range(5)]
+    assert codes == [200, 200, 200, 200, 429]
+    answer = await api.get("/api/jobs", headers=eager)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert await code(api, headers=other) == 200
+
+
+async def test_without_a_key_on_loopback_there_is_no_limit(make: Make) -> None:
+    api: Api = await make(workers=0, settings={"rate_limit": 1})
+    assert {await code(api) for _ in range(10)} == {200}
+
+
+async def test_who_guesses_keys_has_to_wait(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    headers = {"Authorization": "Bearer ms_000000000000_guess"}
+    codes = [await code(api, headers=headers) for _ in range(40)]
+    assert codes[0] == 401
+    assert codes[-1] == 429
+
+
+def test_rates_are_saved_up_and_forgotten() -> None:
+    clock = FakeClock()
+    rates = Rates(1, 2, clock)
+    assert [rates.take("a") > 0 for _ in range(3)] == [False, False, True]
+    clock.advance(1)
+    assert rates.take("a") == 0
+    assert rates.take("b") == 0
+    for n in range(Rates.MOST + 10):
+        rates.take(str(n))
+    assert len(rates._left) <= Rates.MOST

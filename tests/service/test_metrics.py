@@ -1,0 +1,131 @@
+"""`/metrics`, read as Prometheus reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mainspring.model import Attempt, Outcome, replace
+from mainspring.service import metrics as module
+from mainspring.service.metrics import Metrics
+from mainspring.testing import FakeClock
+from tests.service.conftest import Api, Make, sample_scheduler
+from tests.service.test_runs import finished
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+_SAMPLE = re.compile(r'([a-z_]+)(\{([a-z]+="(?:[^"\\\n]|\\.)*",?)*\})? (\S+)')
+
+
+async def scraped(api: Api) -> dict[str, float]:
+    """Every sample by its name and labels. A line that is none fails here."""
+    answer = await api.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    api.app.state.service.metrics._read_at = None
+    samples = {}
+    for line in answer.text.splitlines():
+        if line.startswith("# "):
+            assert line.split()[1] in ("HELP", "TYPE")
+            continue
+        found = _SAMPLE.fullmatch(line)
+        assert found, line
+        name = line.rpartition(" ")[0]
+        assert name not in samples, f"{name} twice"
+        samples[name] = float(found[4])
+    return samples
+
+
+async def test_runs_are_counted_by_job_and_state(working: Api) -> None:
+    await finished(working, name="Ada")
+    await finished(working, name="Ada")
+    await finished(working, name="nobody")
+    samples = await scraped(working)
+    assert samples['mainspring_runs_total{job="greet",state="succeeded"}'] == 2
+    assert samples['mainspring_runs_total{job="greet",state="failed"}'] == 1
+    assert samples['mainspring_run_duration_seconds_count{job="greet"}'] == 3
+    assert samples['mainspring_run_duration_seconds_bucket{job="greet",le="+Inf"}'] == 3
+    assert samples['mainspring_run_lateness_seconds_count{job="greet"}'] == 3
+    assert samples['mainspring_runs{state="succeeded"}'] == 2
+    assert samples["mainspring_workers"] == 4
+    assert samples["mainspring_store_up"] == 1
+    assert samples["mainspring_ownership_lost_total"] == 0
+    last = samples['mainspring_job_last_success_timestamp_seconds{job="greet"}']
+    upcoming = samples['mainspring_job_next_run_timestamp_seconds{job="report"}']
+    assert last < upcoming
+    assert samples['mainspring_http_requests_total{method="POST",status="202"}'] == 3
+
+
+async def test_what_is_due_is_told_by_handler(api: Api) -> None:
+    await api.scheduler.enqueue_many("greet", [{}] * 3)
+    await asyncio.sleep(0.001)
+    samples = await scraped(api)
+    assert samples['mainspring_runs_due{handler="greet"}'] == 3
+    assert samples['mainspring_due_oldest_seconds{handler="greet"}'] > 0
+
+
+async def test_the_last_success_is_known_after_a_restart(make: Make, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    first: Api = await make(sample_scheduler(url, workers=1))
+    await finished(first, name="Ada")
+    name = 'mainspring_job_last_success_timestamp_seconds{job="greet"}'
+    second: Api = await make(sample_scheduler(url, workers=0))
+    assert (await scraped(second))[name] == (await scraped(first))[name]
+
+
+async def test_a_store_that_is_away_does_not_hide_the_rest(make: Make) -> None:
+    from mainspring.stores.memory import MemoryStore
+    from mainspring.testing import FaultyStore
+    from tests.engine.kit import Weather
+
+    weather = Weather()
+    store: Any = FaultyStore(MemoryStore(), weather)
+    api: Api = await make(sample_scheduler(store, workers=1))
+    weather.foul.add("counts")
+    samples = await scraped(api)
+    assert samples["mainspring_store_up"] == 0
+    assert samples["mainspring_workers"] == 1
+
+
+async def test_labels_are_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "MOST_JOBS", 3)
+    scheduler = sample_scheduler(workers=0)
+    clock = FakeClock()
+    made = Metrics(scheduler, clock)
+    async with scheduler:
+        run = await scheduler.enqueue("greet")
+        for n in range(10):
+            made._take_run("run.retrying", replace(run, job_id=f"job-{n}"))
+        text = await made.text()
+    assert text.count("mainspring_run_retries_total{") == 4
+    assert 'mainspring_run_retries_total{job="other"} 7' in text
+
+
+async def test_webhook_answers_by_class() -> None:
+    scheduler = sample_scheduler(workers=0)
+    made = Metrics(scheduler, FakeClock())
+    async with scheduler:
+        run = await scheduler.enqueue("greet")
+        for response in ({"status": 200}, {"status": 204}, {"status": 503}, None):
+            detail = {"request": {"url": "https://secret.example/x"}, "response": response}
+            attempt = Attempt(1, "w", run.run_at, run.run_at, Outcome.FAILED, detail=detail)
+            made._take_run("run.retrying", replace(run, attempts=(attempt,)))
+        text = await made.text()
+    assert 'mainspring_webhook_responses_total{job="greet",class="2xx"} 2' in text
+    assert 'mainspring_webhook_responses_total{job="greet",class="5xx"} 1' in text
+    assert 'mainspring_webhook_responses_total{job="greet",class="error"} 1' in text
+    assert "secret.example" not in text
+    assert run.id not in text
+
+
+async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(working: Api) -> None:
+    await finished(working, name="nobody")
+    text = (await working.get("/metrics")).text
+    there = set(re.findall(r"# TYPE (\w+)", text))
+    dashboard = (DEPLOY / "grafana-dashboard.json").read_text()
+    json.loads(dashboard)
+    alerts = (DEPLOY / "prometheus-alerts.yml").read_text()
+    for name in re.findall(r"mainspring_\w+", dashboard + alerts):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert base in there or name in there, name

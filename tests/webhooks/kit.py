@@ -1,0 +1,105 @@
+"""A real endpoint on loopback, and schedulers that may call it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mainspring import Scheduler
+from mainspring.webhooks import WebhookSettings
+
+ALLOW = WebhookSettings(allow=["127.0.0.1"])
+
+
+@dataclass
+class Request:
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = Callable[[Request], bytes]
+Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def response(status: int = 200, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} Words", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class Endpoint:
+    """Answers each request with what `answer` makes of it, and remembers all of them."""
+
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.answer: Answer = answer or (lambda request: response())
+        self.requests: list[Request] = []
+        self.arrived = asyncio.Event()
+        self.hold: asyncio.Event | None = None
+        self.connections = 0
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while (request := await read_request(reader)) is not None:
+            self.requests.append(request)
+            self.arrived.set()
+            if self.hold is not None:
+                await self.hold.wait()
+            writer.write(self.answer(request))
+            await writer.drain()
+
+
+async def read_request(reader: asyncio.StreamReader) -> Request | None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    first, *lines = head.split("\r\n")[:-2]
+    method, target, _ = first.split(" ")
+    headers = {name.lower(): text for name, text in (line.split(": ", 1) for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Request(method, target, headers, body)
+
+
+@asynccontextmanager
+async def serving(behaviour: Behaviour, **options: Any) -> AsyncIterator[int]:
+    """A server on loopback whose every connection behaves so; gives its port."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await behaviour(reader, writer)
+        writer.close()
+        tasks.discard(task)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, **options)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def endpoint(answer: Answer | None = None) -> AsyncIterator[Endpoint]:
+    made = Endpoint(answer)
+    async with serving(made.serve) as made.port:
+        yield made
+
+
+def scheduler(**settings: Any) -> Scheduler:
+    settings.setdefault("webhooks", ALLOW)
+    return Scheduler(settings.pop("store", "memory://"), **settings)

@@ -1,0 +1,292 @@
+"""Endpoints that mean no good: each frees its place in time, and costs little memory.
+
+Real sockets on loopback. The bounds are the contract's own: timeout + 1 s, 10 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import gzip
+import ipaddress
+import ssl
+import struct
+import sys
+from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from mainspring import Run, Scheduler, State
+from tests.webhooks.kit import Behaviour, endpoint, read_request, scheduler, serving
+
+TIMEOUT = 1.0
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+BOMB = gzip.compress(bytes(200_000_000), 9)
+
+
+async def silent(reader: Reader, writer: Writer) -> None:
+    await asyncio.Event().wait()
+
+
+async def dripping_headers(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def dripping_body(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\nbegun")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def endless_body(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    await flood(writer, b"x" * 65_536)
+
+
+async def endless_chunks(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await flood(writer, b"1\r\nx\r\n" * 10_000)
+
+
+async def endless_chunk_extension(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;")
+    await flood(writer, b"x" * 65_536)
+
+
+async def endless_headers(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    await flood(writer, b"X-Pad: " + b"x" * 8_000 + b"\r\n")
+
+
+async def endless_header(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nX-Pad: ")
+    await flood(writer, b"x" * 65_536)
+
+
+async def endless_status(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 ")
+    await flood(writer, b"x" * 65_536)
+
+
+async def endless_interim(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    await flood(writer, b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 500)
+
+
+async def endless_trailers(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+    await flood(writer, b"X-Pad: " + b"x" * 8_000 + b"\r\n")
+
+
+async def resetting(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    reset(writer)
+
+
+async def resetting_in_the_body(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nbegun")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    reset(writer)
+
+
+async def closing(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+
+
+async def no_http(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    writer.write(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+    await writer.drain()
+
+
+async def bomb(reader: Reader, writer: Writer) -> None:
+    await read_request(reader)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n"
+    writer.write(head.encode() + BOMB)
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def flood(writer: Writer, block: bytes) -> None:
+    while True:
+        writer.write(block)
+        await writer.drain()
+
+
+def reset(writer: Writer) -> None:
+    writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def called(
+    mainspring: Scheduler, url: str, timeout: float = TIMEOUT, job: str = "bad"
+) -> Run:
+    await mainspring.add_job(job, webhook=url, timeout=timeout)
+    run = await mainspring.trigger(job)
+    return await mainspring.wait(run.id, timeout=60)
+
+
+def peak_since(mark: int | None = None) -> int:
+    """Bytes of memory at most in use since the last call of this (Linux counts them)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    names = {"VmRSS:": 0, "VmHWM:": 0}
+    for line in lines:
+        name, *rest = line.split()
+        if name in names:
+            names[name] = int(rest[0]) * 1024
+    Path("/proc/self/clear_refs").write_text("5")
+    return names["VmRSS:"] if mark is None else names["VmHWM:"] - mark
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by /proc")
+@pytest.mark.parametrize(
+    ("behaviour", "error"),
+    [
+        (silent, "timeout"),
+        (dripping_headers, "timeout"),
+        (dripping_body, "timeout"),
+        (endless_interim, "timeout"),
+        (endless_trailers, None),
+        (endless_chunk_extension, None),
+        (endless_headers, "did not answer in HTTP that can be read"),
+        (endless_header, "did not answer in HTTP that can be read"),
+        (endless_status, "did not answer in HTTP that can be read"),
+        (no_http, "did not answer in HTTP that can be read"),
+        (resetting, "the connection to 127.0.0.1 broke"),
+        (resetting_in_the_body, "broke"),
+        (closing, "closed the connection without an answer"),
+        (endless_body, ""),
+        (endless_chunks, ""),
+        (bomb, ""),
+    ],
+)
+async def test_a_bad_endpoint_frees_its_place_and_costs_little(
+    behaviour: Behaviour, error: str | None
+) -> None:
+    async with endpoint() as good, serving(behaviour) as port, scheduler(workers=1) as mainspring:
+        await called(mainspring, good.url, job="warm")
+        before = peak_since()
+        run = await called(mainspring, f"http://127.0.0.1:{port}/")
+        cost = peak_since(before)
+        after = await called(mainspring, good.url, job="after")
+    attempt = run.attempts[0]
+    assert (attempt.finished_at - attempt.started_at).total_seconds() < TIMEOUT + 1
+    assert cost < 10_000_000
+    assert after.state is State.SUCCEEDED
+    if error == "":
+        assert run.state is State.SUCCEEDED
+        assert attempt.detail["response"]["truncated"] is True
+    else:
+        assert run.state is State.FAILED
+        assert error is None or error in str(run.error)
+
+
+async def test_what_came_of_a_slow_answer_is_kept() -> None:
+    async with serving(dripping_body) as port, scheduler() as mainspring:
+        run = await called(mainspring, f"http://127.0.0.1:{port}/")
+    answer = run.attempts[0].detail["response"]
+    assert answer["status"] == 200
+    assert answer["body"].startswith("begunx")
+
+
+async def test_a_compressed_answer_is_kept_as_it_came() -> None:
+    async with serving(bomb) as port, scheduler() as mainspring:
+        run = await called(mainspring, f"http://127.0.0.1:{port}/")
+    answer = run.attempts[0].detail["response"]
+    assert answer["encoding"] == "base64"
+    assert answer["body"].startswith("H4sI")
+    assert len(answer["body"]) < 22_000
+
+
+async def test_nobody_listens() -> None:
+    async with serving(silent) as port:
+        pass
+    async with scheduler() as mainspring:
+        run = await called(mainspring, f"http://127.0.0.1:{port}/")
+    assert f"no connection to 127.0.0.1:{port}" in str(run.error)
+
+
+def self_signed(folder: Path, **changes: Any) -> ssl.SSLContext:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / "cert.pem"
+    pem.write_bytes(
+        made.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    return context
+
+
+async def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> None:
+    asked = []
+
+    async def listening(reader: Reader, writer: Writer) -> None:
+        asked.append(await read_request(reader))
+
+    context = self_signed(tmp_path)
+    async with serving(listening, ssl=context) as port, scheduler() as mainspring:
+        run = await called(mainspring, f"https://127.0.0.1:{port}/")
+    assert run.state is State.FAILED
+    assert "no safe connection to 127.0.0.1" in str(run.error)
+    assert "certificate verify failed" in str(run.error)
+    assert asked in ([], [None]), "nothing was sent over it"
+
+
+@pytest.mark.parametrize("behaviour", [silent, no_http, closing])
+async def test_tls_that_is_none(behaviour: Behaviour) -> None:
+    async def garbage(reader: Reader, writer: Writer) -> None:
+        if behaviour is not silent:
+            writer.write(b"not TLS at all\r\n\r\n" if behaviour is no_http else b"")
+            await writer.drain()
+            return
+        await silent(reader, writer)
+
+    async with serving(garbage) as port, scheduler() as mainspring:
+        run = await called(mainspring, f"https://127.0.0.1:{port}/")
+    attempt = run.attempts[0]
+    assert run.state is State.FAILED
+    assert (attempt.finished_at - attempt.started_at).total_seconds() < TIMEOUT + 1

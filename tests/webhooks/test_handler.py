@@ -1,0 +1,287 @@
+"""What becomes of a run, given what its endpoint answers: real calls on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook as Verifier
+
+from mainspring import Event, Run, Scheduler, State
+from mainspring.errors import InvalidInput
+from mainspring.webhooks import WebhookSettings, new_signing_secret
+from mainspring.webhooks.handler import retry_after
+from tests.webhooks.kit import Endpoint, endpoint, response, scheduler
+
+
+async def called(mainspring: Scheduler, webhook: Any, **policy: Any) -> Run:
+    await mainspring.add_job("call", webhook=webhook, **policy)
+    run = await mainspring.trigger("call")
+    return await mainspring.wait(run.id, timeout=30)
+
+
+async def test_a_call_succeeds_and_is_kept_with_its_attempt() -> None:
+    async with (
+        endpoint(lambda _: response(201, b'{"ok":true}', "X-Id: 7")) as end,
+        scheduler() as mainspring,
+    ):
+        webhook = {
+            "url": end.url + "?at={{scheduledAt}}",
+            "headers": {"X-Try": "{{attempt}}", "Authorization": "Bearer top-secret"},
+            "body": {"event": "tick", "id": "{{executionId}}", "job": "{{jobId}}"},
+        }
+        run = await called(mainspring, webhook)
+    assert run.state is State.SUCCEEDED
+    assert run.result == {"status": 201}
+    [sent] = end.requests
+    assert sent.method == "POST"
+    assert sent.target.startswith("/hook?at=20")
+    assert sent.headers["authorization"] == "Bearer top-secret"
+    assert sent.headers["x-try"] == "1"
+    assert sent.headers["idempotency-key"] == run.id
+    assert sent.headers["accept-encoding"] == "identity"
+    assert sent.headers["content-type"] == "application/json"
+    assert sent.headers["user-agent"].startswith("Mainspring/")
+    assert json.loads(sent.body) == {"event": "tick", "id": run.id, "job": "call"}
+    detail = run.attempts[0].detail
+    assert detail["request"]["headers"]["Authorization"] == "********"
+    assert json.loads(detail["request"]["body"]) == json.loads(sent.body)
+    assert detail["response"]["status"] == 201
+    assert detail["response"]["body"] == '{"ok":true}'
+    assert detail["response"]["truncated"] is False
+    assert ["X-Id", "7"] in detail["response"]["headers"]
+    assert detail["response"]["address"] == "127.0.0.1"
+    assert detail["duration_ms"] > 0
+    assert "top-secret" not in repr(run)
+
+
+async def test_signatures_verify_with_an_independent_library_and_stay_over_retries() -> None:
+    answers = iter([response(500), response(200)])
+    secret = new_signing_secret()
+    async with endpoint(lambda _: next(answers)) as end, scheduler() as mainspring:
+        webhook = {"url": end.url, "body": {"n": 1}, "signing_secret": secret}
+        run = await called(mainspring, webhook, retries=1, retry_delay="10ms")
+    assert run.state is State.SUCCEEDED
+    first, second = end.requests
+    for sent in (first, second):
+        assert Verifier(secret).verify(sent.body, sent.headers) == {"n": 1}
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+    with pytest.raises(Exception, match="No matching signature"):
+        Verifier(new_signing_secret()).verify(first.body, first.headers)
+
+
+async def test_while_a_secret_is_rotated_both_verify() -> None:
+    secret = new_signing_secret()
+    async with endpoint() as end, scheduler() as mainspring:
+        await mainspring.add_job("call", webhook={"url": end.url, "signing_secret": secret})
+        shown = await mainspring.rotate_secret("call", keep="1h")
+        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        last = await mainspring.rotate_secret("call", keep=0)
+        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+    both, only = end.requests
+    for known in (secret, shown):
+        assert _verifies(known, both)
+    assert _verifies(last, only)
+    assert not _verifies(shown, only)
+    assert len(both.headers["webhook-signature"].split()) == 2
+
+
+def _verifies(secret: str, sent: Any) -> bool:
+    """Without the library's reading of the body as JSON: these have none."""
+    moment = datetime.fromtimestamp(int(sent.headers["webhook-timestamp"]), UTC)
+    signed = Verifier(secret).sign(sent.headers["webhook-id"], moment, sent.body.decode())
+    return signed in sent.headers["webhook-signature"].split()
+
+
+@pytest.mark.parametrize("status", [302, 404, 429, 500, 503])
+async def test_every_answer_outside_the_success_codes_is_retried(status: int) -> None:
+    async with (
+        endpoint(lambda _: response(status, b"", "Location: /other")) as end,
+        scheduler() as mainspring,
+    ):
+        run = await called(mainspring, end.url, retries=2, retry_delay="5ms")
+    assert run.state is State.FAILED
+    assert len(end.requests) == 3
+    assert {sent.target for sent in end.requests} == {"/hook"}, "no redirect was followed"
+    assert run.error is not None
+    assert f"the endpoint answered {status}" in run.error
+
+
+async def test_retry_on_narrows_what_is_retried() -> None:
+    async with endpoint(lambda _: response(404)) as end, scheduler() as mainspring:
+        webhook = {"url": end.url, "retry_on": ["5xx", 429]}
+        run = await called(mainspring, webhook, retries=3, retry_delay="5ms")
+        assert run.state is State.FAILED
+        assert len(end.requests) == 1
+        end.answer = lambda _: response(502)
+        run = await mainspring.trigger("call")
+        run = await mainspring.wait(run.id, timeout=10)
+        assert len(end.requests) == 5
+
+
+async def test_success_codes_are_the_jobs_own() -> None:
+    async with endpoint(lambda _: response(404)) as end, scheduler() as mainspring:
+        run = await called(mainspring, {"url": end.url, "success": ["2xx", 404]})
+    assert (run.state, run.result) == (State.SUCCEEDED, {"status": 404})
+
+
+async def test_gone_fails_without_a_retry_and_pauses_the_job() -> None:
+    async with endpoint(lambda _: response(410)) as end, scheduler() as mainspring:
+        run = await called(mainspring, end.url, retries=5, schedule="0 0 1 1 *")
+        job = await mainspring.get_job("call")
+    assert run.state is State.FAILED
+    assert "the job is paused" in str(run.error)
+    assert len(end.requests) == 1
+    assert (job.enabled, job.next_run_at) == (False, None)
+
+
+async def test_retry_after_is_honoured_and_capped() -> None:
+    waits = iter(["1", "86400"])
+    ended: list[Event] = []
+    cap = WebhookSettings(allow=["127.0.0.1"], retry_after_cap="2s")
+
+    def busy(_: Any) -> bytes:
+        return response(503, b"", f"Retry-After: {next(waits, '0')}")
+
+    async with endpoint(busy) as end, scheduler(webhooks=cap) as mainspring:
+        mainspring.on("run.retrying", ended.append)
+        await called(mainspring, end.url, retries=2, retry_delay="5ms")
+    asked = []
+    for event in ended:
+        assert event.run is not None
+        asked.append(round((event.run.run_at - event.run.attempts[-1].finished_at).total_seconds()))
+    assert asked == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ([("Retry-After", "120")], 120),
+        ([("retry-after", " 5 ")], 5),
+        ([("Retry-After", "Tue, 01 Jan 2030 00:01:00 GMT")], 60),
+        (
+            [
+                ("Retry-After", "Tue, 01 Jan 2030 05:00:30 GMT"),
+                ("Date", "Tue, 01 Jan 2030 05:00:00 GMT"),
+            ],
+            30,
+        ),
+        ([("Retry-After", "Mon, 31 Dec 2029 00:00:00 GMT")], 0),
+        ([("Retry-After", "99999999999999999999999")], 10**9),
+        ([("Retry-After", "soon")], None),
+        ([("Retry-After", "-5")], None),
+        ([("Retry-After", "١٢")], None),
+        ([("Retry-After", "Tue, 99 Jan 2030 00:00:00 GMT")], None),
+        ([], None),
+    ],
+)
+def test_reading_retry_after(headers: list[tuple[str, str]], seconds: float | None) -> None:
+    wait = retry_after(headers, datetime(2030, 1, 1, tzinfo=UTC))
+    assert wait == (None if seconds is None else timedelta(seconds=seconds))
+
+
+async def test_a_trigger_may_bring_its_own_body() -> None:
+    async with endpoint() as end, scheduler() as mainspring:
+        await mainspring.add_job("call", webhook={"url": end.url, "body": {"a": 1}})
+        for body in ({"b": "{{attempt}}"}, "plain {{jobId}}", None):
+            run = await mainspring.trigger("call", body)
+            await mainspring.wait(run.id, timeout=10)
+        with pytest.raises(InvalidInput, match=r"\{\{nope\}\}, which stands for nothing"):
+            await mainspring.trigger("call", {"x": "{{nope}}"})
+    assert [sent.body for sent in end.requests] == [b'{"b":"1"}', b"plain call", b'{"a":1}']
+    assert end.requests[1].headers["content-type"] == "text/plain; charset=utf-8"
+
+
+async def test_an_edit_holds_for_the_next_attempt() -> None:
+    async with (
+        endpoint(lambda _: response(500)) as old,
+        endpoint() as new,
+        scheduler() as mainspring,
+    ):
+        await mainspring.add_job("call", webhook=old.url, retries=9, retry_delay="1s")
+        run = await mainspring.trigger("call")
+        await old.arrived.wait()
+        await mainspring.update_job("call", webhook={"url": new.url, "method": "put"})
+        run = await mainspring.wait(run.id, timeout=20)
+    assert run.state is State.SUCCEEDED
+    assert [sent.method for sent in new.requests] == ["PUT"]
+    assert len(old.requests) == 1
+
+
+async def test_another_process_reads_the_definition_as_it_is_now() -> None:
+    """An edit and a trigger by one process; the worker is another, which knows the old one."""
+    async with (
+        endpoint() as old,
+        endpoint() as new,
+        scheduler() as worker,
+        scheduler(store=worker.store, workers=0) as producer,
+    ):
+        await producer.add_job("call", webhook=old.url)
+        await worker.wait((await producer.trigger("call")).id, timeout=10)
+        await producer.update_job("call", webhook=new.url)
+        await worker.wait((await producer.trigger("call")).id, timeout=10)
+    assert (len(old.requests), len(new.requests)) == (1, 1)
+
+
+async def test_a_timeout_is_by_the_wall_clock_and_keeps_what_was_sent() -> None:
+    async with endpoint() as end, scheduler() as mainspring:
+        end.hold = asyncio.Event()
+        run = await called(mainspring, end.url, timeout="200ms")
+    assert run.state is State.FAILED
+    assert run.attempts[0].outcome == "timed_out"
+    assert run.attempts[0].detail["request"]["url"] == end.url
+    assert run.attempts[0].detail["response"] is None
+
+
+async def test_a_cancelled_call_is_broken_off() -> None:
+    async with endpoint() as end, scheduler() as mainspring:
+        end.hold = asyncio.Event()
+        await mainspring.add_job("call", webhook=end.url)
+        run = await mainspring.trigger("call")
+        await end.arrived.wait()
+        assert await mainspring.cancel(run.id)
+        run = await mainspring.wait(run.id, timeout=10)
+    assert run.state is State.CANCELLED
+    assert run.attempts[0].detail["request"]["method"] == "POST"
+
+
+async def test_a_busy_host_holds_no_places_and_burns_no_attempts() -> None:
+    """One call at a time to a slow host; a job of another host passes by those that wait."""
+    limited = WebhookSettings(allow=["127.0.0.1"], per_host=1)
+    async with endpoint() as slow, endpoint() as quick:
+        slow.hold = asyncio.Event()
+        async with scheduler(webhooks=limited, workers=2) as mainspring:
+            await mainspring.add_job("slow", webhook=slow.url)
+            await mainspring.add_job("quick", webhook=quick.url)
+            runs = [await mainspring.trigger("slow") for _ in range(4)]
+            await slow.arrived.wait()
+            passed = await mainspring.trigger("quick")
+            await mainspring.wait(passed.id, timeout=20)
+            assert len(slow.requests) == 1
+            slow.hold.set()
+            ended = [await mainspring.wait(run.id, timeout=30) for run in runs]
+    assert {run.state for run in ended} == {State.SUCCEEDED}
+    assert {len(run.attempts) for run in ended} == {1}
+    assert {run.attempt for run in ended} == {1}
+
+
+@pytest.mark.parametrize("method", ["get", "DELETE", "PATCH", "HEAD", "OPTIONS", "REPORT"])
+async def test_any_method(method: str) -> None:
+    async with endpoint(lambda _: response(204)) as end, scheduler() as mainspring:
+        run = await called(mainspring, {"url": end.url, "method": method})
+    assert run.state is State.SUCCEEDED
+    assert end.requests[0].method == method.upper()
+    assert "content-type" not in end.requests[0].headers
+
+
+async def test_connections_are_kept_and_used_again() -> None:
+    end: Endpoint
+    async with endpoint() as end, scheduler() as mainspring:
+        await mainspring.add_job("call", webhook=end.url)
+        for _ in range(3):
+            await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+    assert (len(end.requests), end.connections) == (3, 1)
