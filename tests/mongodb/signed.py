@@ -7,6 +7,7 @@ the server has seen it, or behind.
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -151,6 +152,8 @@ class _Seat:
 
     def __getattr__(self, name: str) -> Any:
         work = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(work):
+            return work
 
         async def called(*args: Any) -> Any:
             _METHOD.set(name)

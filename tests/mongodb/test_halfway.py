@@ -18,7 +18,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.policy import Overlap, Policy
 from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery
-from mainspring.stores.mongodb import MongoStore, claims, firing, keys, reserved
+from mainspring.stores.mongodb import MongoStore, claims, database, firing, keys, reserved
 from mainspring.testing import FakeClock
 from tests.servers.mongodb import with_database
 
@@ -158,6 +158,35 @@ async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival
     assert await store.get(["b"]) == {}
 
 
+# -- add ------------------------------------------------------------------------------------
+
+
+async def test_a_batch_that_was_cut_off_is_there_in_part_and_whole_when_sent_again(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a crash leaves are whole runs, none that is half made; none is doubled."""
+    batch = [run(clock, f"r{n}", dedupe_key=f"k{n}" if n % 5 == 0 else None) for n in range(50)]
+    whole = database.chunks
+
+    def cut_off(items: Any, size: int = 10) -> Any:
+        for number, part in enumerate(whole(items, size)):
+            if number == 2:
+                raise NetworkTimeout("the client died here")
+            yield part
+
+    with monkeypatch.context() as crash:
+        crash.setattr(reserved, "chunks", cut_off)
+        with pytest.raises(StoreUnavailable):
+            await store.add(batch)
+    there = (await store.find(RunQuery(limit=100))).items
+    assert {one.state for one in there} == {State.PENDING}
+    assert 0 < len(there) < 50
+    early = await store.claim(CLAIM)
+    assert [added.duplicate for added in await store.add(batch)] == [False] * 50
+    late = await store.claim(replace(CLAIM, limit=100))
+    assert sorted(one.id for one in [*early, *late]) == sorted(one.id for one in batch)
+
+
 # -- fire -----------------------------------------------------------------------------------
 
 
@@ -255,6 +284,36 @@ async def test_a_sweep_also_cancels_what_a_slot_replaces(
         State.CANCELLED,
         State.PENDING,
     ]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_firing_that_arrives_when_its_plan_is_too_old_is_taken_back(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """The client freezes with the write in its hands (and perhaps never hears of it)."""
+    made = await job(store, clock)
+    stale = replace(firing_of(made, clock), valid_until=clock.now() + timedelta(seconds=5))
+    whole = firing._advance
+
+    async def frozen(*given: Any) -> Any:
+        clock.advance(3600)
+        return await whole(*given)
+
+    monkeypatch.setattr(firing, "_advance", frozen)
+    if dies:
+        Death(monkeypatch, firing, "_take_back")
+        with pytest.raises(StoreUnavailable):
+            await store.fire([stale])
+        await store.find(RunQuery(lapsed=True))
+    else:
+        assert await store.fire([stale]) == [Fired(False)]
+    assert (await store.find(RunQuery())).items == []
+    [after] = (await store.jobs(JobQuery())).items
+    assert (after.next_run_at, after.last_run_at) == (made.next_run_at, made.last_run_at)
+    monkeypatch.setattr(firing, "_advance", whole)
+    [again] = await store.fire([firing_of(after, clock)])
+    assert again.done
+    assert [held.id for held in await store.claim(CLAIM)] == [again.runs[0].id]
 
 
 async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(

@@ -21,6 +21,7 @@ from pymongo.errors import PyMongoError
 
 from mainspring.clock import SystemClock
 from mainspring.model import Job, Run, Source
+from mainspring.stores.mongodb import firing
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
 from mainspring.stores.mongodb.rows import RESERVED, read_job, read_run
 from tests.simulation.machines import Machine
@@ -68,6 +69,9 @@ class WatchMonitor(Monitor):
     def _check_overrun(self, handling: _Handling, key: Key, now: datetime) -> None:
         later = super()._check_overrun
         asyncio.get_running_loop().call_later(self.LAG, later, handling, key, now)
+
+    def _check_effects(self, changed: list[Run]) -> None:
+        """No transactions here."""
 
     def _moment(self) -> float:
         told = asyncio.get_running_loop().time()
@@ -149,8 +153,11 @@ class Watcher:
         waiting = self._held[job_id]
         while waiting:
             kept = waiting[0].get("fullDocument")
-            if kept is not None:
-                fired = (kept.get("firing") or {}).get("runs", ())
+            if kept is not None and "firing" in kept:
+                if firing._too_late(kept):  # it will be taken back, and counts for nothing
+                    waiting.popleft()
+                    continue
+                fired = kept["firing"]["runs"]
                 if any(i not in self._mirror._runs and i not in self._gone for i in fired):
                     return
             waiting.popleft()
