@@ -17,7 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mongodb", description=__doc__)
     parser.add_argument("--seeds", type=int, default=30, help="how many (default 30)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (default 0)")
-    parser.add_argument("--at-once", type=int, default=3, help="at the same time (default 3)")
+    parser.add_argument("--at-once", type=int, default=2, help="at the same time (default 2)")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--stress", action="store_true", help="the harder world")
     parser.add_argument("--trace", action="store_true", help="show all that happens")

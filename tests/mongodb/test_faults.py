@@ -164,9 +164,20 @@ async def test_an_older_server_is_named(
         await MongoStore(with_database(replica_set_url, database_name)).open()
 
 
-async def test_an_index_in_the_way_is_named(replica_set_url: str, database_name: str) -> None:
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        (["colour"], {"name": "due"}),
+        ([("state", 1), ("lease", 1), ("leased_at", 1)], {"name": "leases"}),
+        ([("state", 1), ("created_at", -1), ("_id", -1)], {"name": "mine"}),
+    ],
+    ids=["the name for other keys", "the name with other options", "the keys by another name"],
+)
+async def test_an_index_in_the_way_is_named(
+    replica_set_url: str, database_name: str, keys: list[Any], options: dict[str, Any]
+) -> None:
     with MongoClient[Document](replica_set_url) as client:
-        client[database_name]["mainspring_runs"].create_index("colour", name="due")
+        client[database_name]["mainspring_runs"].create_index(keys, **options)
     with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
         await MongoStore(with_database(replica_set_url, database_name)).open()
 

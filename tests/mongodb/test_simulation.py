@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
 @pytest.mark.timeout(300)
 def test_seeds_on_mongodb(url: str) -> None:
     counted: Counter[str] = Counter()
-    for report in simulate_for_real(range(3), url):
+    for report in simulate_for_real(range(2), url):
         assert not report.violations, "\n".join(map(str, report.violations))
         counted += report.counted
     assert [what for what in MET if not counted[what]] == []
