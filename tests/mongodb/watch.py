@@ -128,6 +128,7 @@ class Watcher:
     def _take_run(self, event: Event) -> None:
         run_id, kept = event["documentKey"]["_id"], event.get("fullDocument")
         runs = self._mirror._runs
+        self._gone.discard(run_id)
         if kept is None:
             self._gone.add(run_id)
             if runs.pop(run_id, None) is not None:

@@ -42,7 +42,7 @@ from mainspring.stores.mongodb.changes import commit
 from mainspring.stores.mongodb.claims import stamp_lanes
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.reads import get
-from mainspring.stores.mongodb.reserved import discard, fill, reserve
+from mainspring.stores.mongodb.reserved import fill, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
 from mainspring.stores.mongodb.times import read_moment
 from mainspring.stores.waves import waves
@@ -257,14 +257,14 @@ def _too_late(job: Document) -> bool:
 
 
 async def _take_back(db: Database, job: Document) -> None:
-    """The job is what it was before a firing that came too late, but for its version."""
+    """The job is what it was before a firing that came too late, but for its version. The places
+    stay reserved: the next firing of the slot may be counting on them already."""
     firing = job["firing"]
     change = _moved(firing["before"], {})
     change["$unset"] = {**change.get("$unset", {}), "firing": "", "fired_at": ""}
     if not change["$set"]:
         del change["$set"]
     await db.jobs.update_one({"_id": job["_id"], "firing.by": firing["by"]}, change)
-    await discard(db, firing["runs"])
 
 
 async def _finish(db: Database, job: Document) -> list[Run]:
