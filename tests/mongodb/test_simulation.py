@@ -12,7 +12,7 @@ from tests.mongodb.world import PLANTED, Planted, hunt, simulate_for_real
 from tests.servers.mongodb import ReplicaSet
 from tests.simulation.monitor import INVARIANTS
 
-MET = ("at its limit", "claimed", "made pending", "returned", "slots")
+MET = ("claimed", "made pending", "raised", "returned")
 
 
 @pytest.fixture(scope="module")

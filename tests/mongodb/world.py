@@ -162,6 +162,7 @@ class RealWorld(World):
             await asyncio.sleep(0.2)
         if idle:
             self.monitor.fail("alive", f"{idle} took nothing")
+        ends = loop.time() + CALM
         while (left := self.monitor.unfinished()) and loop.time() < ends:
             await asyncio.sleep(0.2)
         for run in left:
