@@ -29,7 +29,7 @@ FLOORS: list[set[str]] = [
     {"model"},
     {"policy"},
     {"schedules"},
-    {"codec", "durations"},
+    {"codec", "durations", "tracing"},
     {"clock"},
     {"errors"},
 ]

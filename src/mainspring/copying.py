@@ -56,6 +56,8 @@ class Look:
     jobs: int = 0
     runs: Counter[State] = field(default_factory=Counter)
     tokens: int = 0
+    secrets: int = 0
+    """Jobs with secrets, which open with the key of the store they come from."""
     pages: list[str | None] = field(default_factory=list)
 
     @property
@@ -76,6 +78,7 @@ class Copied:
     written: int = 0
     mended: int = 0
     there: int = 0
+    secrets: int = 0
 
 
 async def look(store: Store) -> Look:
@@ -85,6 +88,7 @@ async def look(store: Store) -> Look:
     seen = Look()
     async for jobs in _all_jobs(store):
         seen.jobs += len(jobs)
+        seen.secrets += sum(map(_has_secrets, jobs))
     cursor: str | None = None
     while True:
         runs, after = await _page(store, cursor)
@@ -116,7 +120,12 @@ async def copy(
         await _refuse_leases(source)
         await _verify(source, target, seen, work.tokens)
     work.copied.runs = seen.runs
+    work.copied.secrets = seen.secrets
     return work.copied
+
+
+def _has_secrets(job: Job) -> bool:
+    return job.webhook is not None and bool(job.webhook.secret_headers or job.webhook.signing)
 
 
 class _Copy:

@@ -198,5 +198,10 @@ def _check_webhook(job: Job) -> None:
         raise InvalidInput(f"a webhook's timeout is at most {LONGEST_WEBHOOK}, not {timeout}")
     if job.payload is not None:
         raise InvalidInput("a webhook sends its body: give it there, not as payload")
+    if job.policy.delivery is Delivery.EFFECT_ONCE:
+        raise InvalidInput(
+            "an endpoint has no share in our transactions: a webhook is delivered at_least_once (it"
+            " can know a repeat by its webhook-id) or at_most_once"
+        )
     if job.policy.isolation is not Isolation.AUTO:
         raise InvalidInput(f"a webhook needs no isolation: {job.policy.isolation} is for handlers")

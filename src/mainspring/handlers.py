@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mainspring import tracing
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
 
@@ -26,6 +27,9 @@ class Hooks:
 
 class Handler:
     """A callable under a name, with what its signature says about payloads."""
+
+    built_in = False
+    """Whether it is Mainspring's own: a traceback of its failures would tell a user nothing."""
 
     reads_job = False
     """Whether it reads `ctx.job`, and so wants the definition as it is now, not a moment old."""
@@ -94,9 +98,20 @@ class Handler:
 
     def call(self, context: RunContext, payload: Any) -> Any:
         arguments = self.stored_arguments(payload)
-        if self.takes_context:
-            return self.function(context, **arguments)
-        return self.function(**arguments)
+        given = (context,) if self.takes_context else ()
+        if not tracing.tracing():
+            return self.function(*given, **arguments)
+        facts: dict[str, str | int] = {
+            "mainspring.job.id": context.job_id,
+            "mainspring.run.id": context.run_id,
+            "mainspring.run.attempt": context.attempt,
+        }
+        return tracing.traced(
+            f"run {context.job_id}",
+            facts,
+            lambda: self.function(*given, **arguments),
+            is_async=self.is_async,
+        )
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         names = given.keys()

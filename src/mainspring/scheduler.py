@@ -50,7 +50,8 @@ class Scheduler(Asking):
 
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how
     many runs this process works on at once; 0 makes it a producer, which only enqueues.
-    `resources` is handed to handlers as `ctx.resources`.
+    `resources` is handed to handlers as `ctx.resources`. A store that is away at the start is
+    waited for, as long as `wait_for_store` says.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Scheduler(Asking):
         poll: Span = "1s",
         retention: Span = "30d",
         leader_election: bool = True,
+        wait_for_store: Span = "30s",
         resources: Mapping[str, Any] | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
@@ -84,13 +86,14 @@ class Scheduler(Asking):
             poll=poll,
             retention=retention,
             leader_election=leader_election,
+            wait_for_store=wait_for_store,
         )
         self._resources: Mapping[str, Any] = dict(resources or {})
         self._inline = inline
         self._registry = Registry()
         self.webhooks = Webhooks(self._store, webhooks)
         if self.webhooks.available:
-            self._registry.add(WebhookHandler(self.webhooks, self._clock, pause=self.pause_job))
+            self._registry.add(WebhookHandler(self.webhooks, self, self._clock))
         self._events = Events()
         self._drafts: dict[str, Job] = {}
         self._portal: Portal | None = None
@@ -171,11 +174,19 @@ class Scheduler(Asking):
         """The queues this process takes from; None is all of them."""
         return self._settings.queues
 
-    def configure(self, *, workers: int | None = None, queues: Iterable[str] | None = None) -> Self:
+    def configure(
+        self,
+        *,
+        workers: int | None = None,
+        queues: Iterable[str] | None = None,
+        wait_for_store: Span | None = None,
+    ) -> Self:
         """Set what an operator may choose over the code, before start; None leaves it."""
         if self._portal is not None:
             raise InvalidState("the scheduler is running: configure it before start")
-        self._settings = self._settings.changed(workers=workers, queues=queues)
+        self._settings = self._settings.changed(
+            workers=workers, queues=queues, wait_for_store=wait_for_store
+        )
         return self
 
     # Life
@@ -330,6 +341,10 @@ class Scheduler(Asking):
         return await self._call(self._running().control.retry(run_id))
 
     # Steps
+
+    def store_time(self) -> datetime:
+        """The store's time by its last reading; this machine's before start."""
+        return self._clock.now() if self._engine is None else self._engine.time.now()
 
     def _running(self) -> Engine:
         if self._engine is None:

@@ -27,6 +27,7 @@ class Settings:
     poll: timedelta = timedelta(seconds=1)
     retention: timedelta = timedelta(days=30)
     leader_election: bool = True
+    wait_for_store: timedelta = timedelta(seconds=30)
 
     @classmethod
     def make(
@@ -39,6 +40,7 @@ class Settings:
         poll: Span,
         retention: Span,
         leader_election: bool,
+        wait_for_store: Span,
     ) -> Settings:
         """Read the forms people write; refuse what makes no sense."""
         return cls(
@@ -49,16 +51,23 @@ class Settings:
             poll=_poll(poll),
             retention=duration(retention, what="retention"),
             leader_election=leader_election,
+            wait_for_store=duration(wait_for_store, what="wait_for_store"),
         )
 
     def changed(
-        self, *, workers: int | None = None, queues: str | Iterable[str] | None = None
+        self,
+        *,
+        workers: int | None = None,
+        queues: str | Iterable[str] | None = None,
+        wait_for_store: Span | None = None,
     ) -> Settings:
-        """These settings with other workers or queues; None leaves what is there."""
+        """These settings with others in their place; None leaves what is there."""
+        wait = self.wait_for_store if wait_for_store is None else wait_for_store
         return replace(
             self,
             workers=self.workers if workers is None else _workers(workers),
             queues=self.queues if queues is None else _queues(queues),
+            wait_for_store=duration(wait, what="wait_for_store"),
         )
 
 

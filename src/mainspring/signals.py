@@ -45,13 +45,30 @@ async def run_until_signal(
         for number in (signal.SIGTERM, signal.SIGINT):
             before[number] = signal.signal(number, on_signal)
     try:
-        async with scheduler:
-            await _first(asked, watch)
-            log.info("stopping: waiting for running work (signal again to end at once)")
+        if await _started(scheduler, asked):
+            try:
+                await _first(asked, watch)
+                log.info("stopping: waiting for running work (signal again to end at once)")
+            finally:
+                await scheduler.stop()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return bool(signals)
+
+
+async def _started(scheduler: Scheduler, asked: asyncio.Event) -> bool:
+    """Start, unless a signal comes meanwhile: the store may be long in coming."""
+    starting = asyncio.ensure_future(scheduler.start())
+    stopping = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
 
 
 async def _first(asked: asyncio.Event, watch: Callable[[], Awaitable[None]] | None) -> None:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from mainspring import Scheduler
 from mainspring.cli.loading import load_scheduler
+from mainspring.errors import SecretKeyMissing
+from mainspring.webhooks import WebhookSettings
 from tests.cli.conftest import Run, Start, until
 from tests.servers.fixtures import *  # noqa: F403
 from tests.servers.mongodb import with_database
 
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HERE, THERE = "sqlite:///mainspring.db", "sqlite:///copy.db"
 
 
@@ -30,6 +35,7 @@ def test_there_and_back(
         "written": 2,
         "there": 0,
         "mended": 0,
+        "jobs_with_secrets": 0,
     }
     for words in (["runs", "list"], ["jobs", "list"], ["runs", "show", stocked["bad"]]):
         before = run(*words, "--store", HERE, "--json").json
@@ -38,6 +44,27 @@ def test_there_and_back(
         for document in (before, after):
             document.pop("cursor", None)
         assert after == before
+
+
+def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) -> None:
+    with Scheduler(HERE, workers=0).blocking as blocking:
+        webhook = {"url": "https://example.org/", "headers": {"Authorization": "Bearer t0k3n"}}
+        blocking.add_job("call", webhook=webhook)
+    answer = run("store", "copy", HERE, THERE)
+    assert "1 jobs have secrets, encrypted with the key of" in answer.out
+    assert "MAINSPRING_SECRET_KEY, or what is in " in answer.out
+    assert "mainspring.db.key)" in answer.out
+    key = Path("mainspring.db.key").read_text()
+    for keys, opens in (([key], True), ([], False)):
+        settings = WebhookSettings(secret_keys=keys)
+        there = Scheduler(THERE, workers=0, webhooks=settings)
+        with there.blocking as blocking:
+            job = blocking.get_job("call")
+            if opens:
+                assert there.webhooks.preview(job, NOW).headers["Authorization"] == "Bearer t0k3n"
+                continue
+            with pytest.raises(SecretKeyMissing):
+                there.webhooks.preview(job, NOW)
 
 
 def test_again(run: Run, stocked: dict[str, str]) -> None:

@@ -184,6 +184,15 @@ def test_an_app_that_cannot_be_loaded_ends_the_supervisor(start: Start) -> None:
     assert "there is no module 'nowhere'" in worker.output
 
 
+def test_a_signal_ends_the_wait_for_a_store_that_is_away(start: Start, folder: Path) -> None:
+    app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", "mongodb://[::1]:1/x")
+    (folder / "app.py").write_text(app)
+    worker = start("worker", "app:scheduler")
+    worker.says("waiting for the store up to 30 seconds: no MongoDB server answers")
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
 def test_a_store_that_cannot_be_opened(start: Start, folder: Path) -> None:
     (folder / "mainspring.db").write_text("this is no database" * 100)
     worker = start("worker", "app:scheduler")

@@ -7,10 +7,12 @@ import ctypes
 import os
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mainspring import GiveUp, Retry, RunContext, Scheduler
+from mainspring.errors import Snooze
 
 
 def register(scheduler: Scheduler, **policy: Any) -> None:
@@ -81,3 +83,18 @@ scheduler = Scheduler("memory://")
 def decorated(a: int) -> int:
     """Under its decorator: the child must find the function inside."""
     return -a
+
+
+def detailed(ctx: RunContext) -> None:
+    ctx.detail = {"at": datetime(2030, 1, 1, tzinfo=UTC)}
+
+
+def snoozing(ctx: RunContext) -> bool:
+    global _snoozed
+    if not _snoozed:
+        _snoozed = True  # the pool keeps one warm child, which runs it again
+        raise Snooze("not now", after=0.1)
+    return _snoozed
+
+
+_snoozed = False

@@ -67,6 +67,26 @@ async def test_failure_keeps_error_traceback_and_log(make: Make) -> None:
     assert attempt.started_at.utcoffset() == timedelta()
 
 
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_traceback_begins_with_the_handler(make: Make, kind: str) -> None:
+    scheduler = make()
+
+    def stumble() -> None:
+        raise ValueError("a stone lay there")
+
+    async def walk() -> None:
+        stumble()
+
+    job = scheduler.job(id="walk")(walk if kind == "async" else stumble)
+    async with scheduler:
+        [attempt] = (await ended(scheduler, await job.enqueue())).attempts
+    assert attempt.traceback is not None
+    head, first, *_ = attempt.traceback.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert first.strip().startswith(f'File "{__file__}"')
+    assert attempt.traceback.endswith("ValueError: a stone lay there\n")
+
+
 async def test_retries_until_it_succeeds(make: Make) -> None:
     scheduler = make()
     tried: list[int] = []

@@ -8,9 +8,11 @@ import threading
 
 import pytest
 
-from mainspring import Run, RunContext, Scheduler, State
+from mainspring import Run, RunContext, Scheduler, State, states
 from mainspring.errors import InvalidState, RunNotFound
 from mainspring.model import Outcome
+from mainspring.store import Claim
+from mainspring.stores.memory import MemoryStore
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -132,6 +134,31 @@ async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(mak
     told = len(heard.of("run.cancelled")) + len(heard.of("run.succeeded"))
     assert told == 30
     assert "ownership.lost" not in heard.names
+
+
+class CancelledOnTheWay(MemoryStore):
+    """A cancel comes between every claim and its answer."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        await asyncio.sleep(0.01)
+        runs = await super().claim(claim)
+        await self.commit([states.request_cancel(run, "in between") for run in runs])
+        return runs
+
+
+async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(make: Make) -> None:
+    """Not when the lease lapses: nobody works on such a run."""
+    scheduler = make(CancelledOnTheWay(), lease="10m")
+    heard = Heard(scheduler)
+
+    @scheduler.job(start_deadline="1ms")
+    async def late() -> None:
+        raise AssertionError
+
+    async with scheduler:
+        done = await ended(scheduler, await late.enqueue())
+        assert (done.state, done.reason) == (State.CANCELLED, "in between")
+        await heard.until("run.cancelled")
 
 
 async def test_cancel_from_another_scheduler_reaches_the_worker(file: str) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
 from mainspring import RunContext, State
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreDamaged, StoreUnavailable
 from mainspring.store import Store
-from mainspring.testing import FaultyStore
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore, ScriptedFaults
 from tests.engine.conftest import Make
-from tests.engine.kit import Heard, Weather, ended, opened, until
+from tests.engine.kit import LONG, Heard, Weather, ended, opened, until
 
 
 @pytest.mark.parametrize("error", ["before", "after"])
@@ -125,3 +127,65 @@ async def test_a_stop_while_the_store_is_away_comes_to_an_end(
     weather.foul = set()
     async with scheduler:
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
+
+
+async def test_a_store_that_is_away_at_the_start_is_waited_for(
+    make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = ScriptedFaults({"open": ["before"] * 2, "now": ["before"], "put_job": ["after"]})
+    scheduler = make(FaultyStore(opened(place), faults))
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    with caplog.at_level(logging.WARNING, "mainspring"):
+        async with scheduler:
+            assert (await ended(scheduler, await work.enqueue())).result == 1
+    assert "waiting for the store up to 30 seconds: injected: open failed" in caplog.text
+    assert caplog.text.count("waiting for the store") == 1
+    assert "the store is there, after" in caplog.text
+
+
+async def test_a_store_that_stays_away_is_waited_for_no_longer_than_said(
+    make: Make, place: str | Store
+) -> None:
+    weather = Weather()
+    weather.foul = {"open"}
+    store = FaultyStore(opened(place), weather)
+    with pytest.raises(StoreUnavailable, match="open failed"):
+        await make(store, wait_for_store="250ms").start()
+    assert weather.met["open"] == 2
+    with pytest.raises(StoreUnavailable):
+        await make(store, wait_for_store=0).start()
+    assert weather.met["open"] == 3
+    weather.foul = set()
+    async with make(store):
+        pass
+
+
+async def test_what_waiting_cannot_mend_is_told_at_once(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other.db").write_bytes(b"no database at all")
+    with pytest.raises(StoreDamaged):
+        await make(f"sqlite:///{tmp_path}/other.db").start()
+    assert "waiting for the store" not in caplog.text
+
+
+async def test_a_driver_that_takes_a_cancellation_for_an_error_keeps_nobody_from_stopping(
+    make: Make,
+) -> None:
+    """pymongo does, now and then."""
+
+    class Deaf(MemoryStore):
+        async def wait(self, timeout: float) -> bool:
+            try:
+                return await super().wait(3600)
+            except asyncio.CancelledError:
+                raise StoreUnavailable("operation cancelled") from None
+
+    scheduler = make(Deaf())
+    await scheduler.start()
+    async with asyncio.timeout(LONG):
+        await scheduler.stop()

@@ -35,7 +35,7 @@ async def test_an_async_handler_is_really_stopped(make: Make) -> None:
     assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
     assert done.error is not None
     assert done.error.startswith(
-        "RunTimeout: the handler ran longer than its timeout of 0:00:00.05"
+        "RunTimeout: the handler ran longer than its timeout of 50 milliseconds"
     )
 
 

@@ -30,6 +30,7 @@ def run(arguments: list[str], folder: Path) -> str:
     [
         ("workflow.py", "[1, 2, 3] make 6"),
         ("plain_code.py", "2.jpg at 200 px"),
+        ("webhooks.py", 'attempt 2: 200 {"try": 2}'),
     ],
 )
 def test_example_prints_what_it_should(name: str, says: str, tmp_path: Path) -> None:

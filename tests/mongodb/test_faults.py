@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
@@ -20,6 +20,7 @@ from mainspring.store import Claim
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, schema
 from mainspring.stores.mongodb.address import Address
+from mainspring.stores.mongodb.wakeups import Bell
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
 
@@ -251,3 +252,17 @@ async def test_a_cancelled_claim_gives_its_runs_back(
         done = claiming.result() if not claiming.cancelled() else []
         assert len(held) + len(done) == 50
         assert {run.attempt for run in held} <= {1}
+
+
+async def test_a_cancellation_that_the_driver_takes_for_an_error_keeps_no_store_open(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(self: Bell) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise AutoReconnect("operation cancelled") from None
+
+    monkeypatch.setattr(Bell, "_follow_once", deaf)
+    async with asyncio.timeout(30), opened(with_database(replica_set_url, database_name)) as store:
+        await store.wait(0.05)

@@ -40,6 +40,12 @@ async def test_a_name_that_was_bent_to_loopback_is_not(api: Api, host: str) -> N
     assert "localhost" in answer.json()["error"]
 
 
+async def test_a_proxys_name_can_be_allowed(make: Make) -> None:
+    api: Api = await make(workers=0, settings={"allowed_hosts": "jobs.example.org, other"})
+    assert await code(api, headers={"Host": "Jobs.example.org:443"}) == 200
+    assert await code(api, headers={"Host": "example.org"}) == 403
+
+
 async def test_elsewhere_any_host_is_heard_with_a_key(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     assert await code(api, headers={"Host": "jobs.example.org", **await key(api)}) == 200

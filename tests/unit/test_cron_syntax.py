@@ -202,6 +202,12 @@ CRON_LIKE = st.text(alphabet="0123456789*/-,?LW#H()+@ \tMONJAN.", max_size=256)
 @example(",".join(["1970-9999"] * 20) + " * * * * * *")
 @example("* * * 30 2 ? " + ",".join(["1970-9999"] * 24))
 @example("RRULE:FREQ=SECONDLY;INTERVAL=86399;BYSECOND=1;BYMONTHDAY=31;BYMONTH=2")
+@example(
+    "RRULE:FREQ=MINUTELY;INTERVAL=86400;BYDAY=TU,WE;BYHOUR=0;BYWEEKNO="
+    + ",".join(map(str, range(-53, 0, 2)))
+)
+@example("RRULE:FREQ=MONTHLY;INTERVAL=401;BYMONTHDAY=-30,-28,-17,-11,9,15;BYSETPOS=13")
+@example("RRULE:FREQ=YEARLY;INTERVAL=12;BYSECOND=28;BYSETPOS=34")
 def test_any_text_is_read_or_refused_quickly(text: str) -> None:
     began = time.process_time()
     with suppress(InvalidInput):

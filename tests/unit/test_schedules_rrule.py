@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules import Recurrence, parse, rrule
+from mainspring.schedules import Recurrence, from_dict, parse, rrule
 
 MONDAY = datetime(2026, 1, 5, 9, 30, 15)
 
@@ -81,6 +81,52 @@ def test_a_count_ends_where_dateutil_ends(text: str, count: int) -> None:
     assert schedule.previous(datetime(9999, 1, 1, tzinfo=UTC)) == ours[-1]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FREQ=MINUTELY;INTERVAL=15;COUNT=20000",
+        "FREQ=DAILY;BYHOUR=8,12,20;BYMINUTE=0,30;BYDAY=MO,WE,SU;COUNT=12000",
+        "FREQ=SECONDLY;BYMONTH=1;BYMINUTE=29,30,31;COUNT=15000",
+        "FREQ=HOURLY;COUNT=12345",
+        "FREQ=WEEKLY;INTERVAL=2;COUNT=10001",
+    ],
+)
+def test_a_large_count_ends_where_dateutil_ends(text: str) -> None:
+    schedule = rrule(text, start=MONDAY)
+    *_, last = dateutil.rrule.rrulestr(text, dtstart=MONDAY)
+    assert schedule.previous(datetime(9999, 12, 31, tzinfo=UTC)) == last.replace(tzinfo=UTC)
+    assert schedule.next(last.replace(tzinfo=UTC)) is None
+    assert schedule.next(last.replace(tzinfo=UTC) - timedelta(seconds=1)) is not None
+
+
+def test_a_count_beyond_the_calendar_never_ends() -> None:
+    schedule = rrule("FREQ=DAILY;COUNT=999999999", start=MONDAY)
+    assert schedule.next(datetime(9000, 1, 1, tzinfo=UTC)) is not None
+
+
+def test_times_beside_the_rule() -> None:
+    text = (
+        "DTSTART;TZID=Europe/Berlin:20270104T090000\n"
+        "RRULE:FREQ=WEEKLY;COUNT=3\n"
+        "EXDATE:20270111T090000,20270301T090000\n"
+        "RDATE:20270105T140000,20270118T090000,20270301T090000\n"
+        "RDATE;TZID=America/New_York:20270201T030000"
+    )
+    schedule = parse(text)
+    slots = schedule.upcoming(9, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [f"{slot:%m-%d %H}" for slot in slots] == [
+        "01-04 08",
+        "01-05 13",
+        "01-18 08",
+        "02-01 08",
+    ]
+    assert [schedule.previous(slot) for slot in slots] == [None, *slots[:-1]]
+    assert from_dict(schedule.to_dict()) == schedule
+    assert schedule.describe().endswith("3 times, and 4 more times, Europe/Berlin")
+    both = dateutil.rrule.rrulestr(text.replace(";TZID=Europe/Berlin", "").rpartition("\n")[0])
+    assert len(list(both)) == 3
+
+
 def test_far_ahead_is_not_counted_from_the_beginning() -> None:
     schedule = rrule("FREQ=SECONDLY;INTERVAL=7", start="1990-01-01T00:00")
     after = datetime(9000, 1, 1, tzinfo=UTC)
@@ -116,12 +162,14 @@ def test_what_never_fires_is_refused_at_once(text: str) -> None:
         ("FREQ=DAILY;BYDAY=XX", "MO, TU"),
         ("FREQ=WEEKLY;BYDAY=2MO", "MONTHLY or FREQ=YEARLY"),
         ("FREQ=DAILY;COUNT=2;UNTIL=20300101", "either"),
-        ("FREQ=DAILY;COUNT=999999", "use UNTIL"),
+        ("FREQ=DAILY;INTERVAL=2;BYHOUR=1,2;COUNT=999999", "use UNTIL"),
+        ("FREQ=MONTHLY;BYDAY=MO;BYSETPOS=1;COUNT=10001", "use UNTIL"),
         ("FREQ=DAILY;FREQ=DAILY", "twice"),
         ("FREQ=DAILY;BYEASTER=1", "parts of a rule"),
         ("FREQ=DAILY;UNTIL=soon", "20270104T090000"),
         ("RRULE:FREQ=DAILY\nRRULE:FREQ=WEEKLY", "one RRULE"),
-        ("RRULE:FREQ=DAILY\nRDATE:20270101", "not supported"),
+        ("RRULE:FREQ=DAILY\nEXRULE:FREQ=WEEKLY", "list gaps as EXDATE"),
+        ("RRULE:FREQ=DAILY\nRDATE:soon", "20270104T090000"),
         ("DTSTART:18000101T000000\nRRULE:FREQ=DAILY", "1900"),
         ("DTSTART;TZID=Mars/Base:20270101T000000\nRRULE:FREQ=DAILY", "unknown timezone"),
         ("FREQ=DAILY;" + "X" * 5000, "at most"),
@@ -181,8 +229,19 @@ def test_a_rule_of_dateutil() -> None:
     assert [slot.replace(tzinfo=None) for slot in slots] == list(theirs)
     with pytest.raises(InvalidSchedule, match="naive"):
         rrule(dateutil.rrule.rrule(dateutil.rrule.DAILY, dtstart=MONDAY.replace(tzinfo=UTC)))
-    with pytest.raises(InvalidSchedule, match="no rule"):
+    with pytest.raises(InvalidSchedule, match="with one rrule"):
         rrule(dateutil.rrule.rruleset())
+    with pytest.raises(InvalidSchedule, match="no rule"):
+        rrule(object())
+
+
+def test_a_set_of_dateutil() -> None:
+    theirs = dateutil.rrule.rruleset()
+    theirs.rrule(dateutil.rrule.rrule(dateutil.rrule.DAILY, dtstart=MONDAY, count=4))
+    theirs.rdate(MONDAY + timedelta(hours=5))
+    theirs.exdate(MONDAY + timedelta(days=1))
+    slots = parse(theirs).upcoming(9, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [slot.replace(tzinfo=None) for slot in slots] == list(theirs)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 
 from mainspring import states
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
-from mainspring.model import State
-from mainspring.store import RunQuery
+from mainspring.model import State, Webhook, replace
+from mainspring.store import JobQuery, RunQuery
 from mainspring.stores.sqlite import SqliteStore, schema
 from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened, sql
 
@@ -280,3 +280,31 @@ async def test_a_locked_file_is_away_for_now(
         other.close()
         await store.add([a_run("one")])
         assert await store.elect("x", "me", timedelta(seconds=1)) == 1
+
+
+async def test_a_file_from_before_webhooks_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = tmp_path / "jobs.db", schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", known[:1])
+    async with opened(path):
+        pass
+    body = '["work",0,0,null,"{}","api","",[],[]]'
+    attempts = '[[1,"w",0,1,"failed","no",null,["line"]]]'
+    plain = "'r','old','work','default',5,'l','enqueue','failed',1,1,0,1,0,0,0,0,0"
+    sql(
+        path,
+        f"INSERT INTO mainspring_jobs (id, version, enabled, body) VALUES ('old', 1, 1, '{body}');"
+        "INSERT INTO mainspring_runs (id, job_id, handler, queue, priority, lane, source, state,"
+        " attempt, failures, lapses, token, cancel_requested, after_any, created_at, scheduled_at,"
+        f" run_at, attempts) VALUES ({plain}, '{attempts}')",
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        [job] = (await store.jobs(JobQuery())).items
+        assert (job.id, job.webhook) == ("old", None)
+        assert await store.put_job(replace(job, webhook=Webhook(url="https://example.org/")))
+        [job] = (await store.jobs(JobQuery())).items
+        assert job.webhook == Webhook(url="https://example.org/")
+        [attempt] = (await store.get(["r"]))["r"].attempts
+        assert (attempt.log, attempt.detail) == (("line",), None)

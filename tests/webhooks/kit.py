@@ -39,6 +39,7 @@ class Endpoint:
         self.requests: list[Request] = []
         self.arrived = asyncio.Event()
         self.hold: asyncio.Event | None = None
+        self.delay: Callable[[], float] | None = None
         self.connections = 0
         self.port = 0
 
@@ -53,6 +54,8 @@ class Endpoint:
             self.arrived.set()
             if self.hold is not None:
                 await self.hold.wait()
+            if self.delay is not None:
+                await asyncio.sleep(self.delay())
             writer.write(self.answer(request))
             await writer.drain()
 

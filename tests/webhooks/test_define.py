@@ -115,6 +115,7 @@ def test_urls_are_kept_as_they_are_sent(url: str, kept: str) -> None:
         ({"X": "1", "x": "2"}, "is given twice"),
         ({"X": "{{nope}}"}, "the header X has {{nope}}"),
         ({f"X-{n}": "v" for n in range(51)}, "at most 50 headers"),
+        ({f"X-{n}": "v" * 8_000 for n in range(5)}, "at most 32,000 characters"),
         ("X: 1", "headers is an object"),
     ],
 )
@@ -260,6 +261,7 @@ async def test_what_a_webhook_job_cannot_have() -> None:
         for policy, why in [
             ({"payload": {"a": 1}}, "give it there, not as payload"),
             ({"isolation": "process"}, "needs no isolation"),
+            ({"delivery": "effect_once"}, "no share in our transactions"),
             ({"timeout": None}, "timeout is at most"),
             ({"timeout": "2h"}, "timeout is at most"),
             ({"handler": "other"}, "a handler, or a webhook"),

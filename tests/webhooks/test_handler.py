@@ -11,7 +11,9 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from mainspring import Event, Run, Scheduler, State
+from mainspring.clock import SystemClock
 from mainspring.errors import InvalidInput
+from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
 from tests.webhooks.kit import Endpoint, endpoint, response, scheduler
@@ -276,6 +278,38 @@ async def test_any_method(method: str) -> None:
     assert run.state is State.SUCCEEDED
     assert end.requests[0].method == method.upper()
     assert "content-type" not in end.requests[0].headers
+
+
+async def test_the_largest_of_everything_is_kept_within_bounds() -> None:
+    """Whatever was said, how the call ended stands."""
+    odd = '"\\\n' * 30_000
+    answer = response(200, odd.encode(), *(f"X-{n}: {'é' * 3_000}" for n in range(90)))
+    async with endpoint(lambda _: answer) as end, scheduler() as mainspring:
+        webhook = {
+            "url": end.url + "?" + "q" * 1_900,
+            "headers": {f"X-{n}": '"' * 7_900 for n in range(4)},
+            "body": odd,
+        }
+        run = await called(mainspring, webhook)
+    assert run.state is State.SUCCEEDED
+    detail = run.attempts[0].detail
+    assert detail["request"]["truncated"] is detail["response"]["truncated"] is True
+    assert len(detail["request"]["body"]) == len(detail["response"]["body"]) == 16_384
+    assert len(json.dumps(detail["response"]["headers"], ensure_ascii=False)) < 10_000
+
+
+async def test_the_signatures_time_is_the_stores() -> None:
+    """A worker whose clock is an hour off is believed all the same."""
+
+    class Wrong(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=1)
+
+    secret = new_signing_secret()
+    async with endpoint() as end, scheduler(store=MemoryStore(), clock=Wrong()) as mainspring:
+        webhook = {"url": end.url, "body": {"n": 1}, "signing_secret": secret}
+        await called(mainspring, webhook)
+    assert Verifier(secret).verify(end.requests[0].body, end.requests[0].headers) == {"n": 1}
 
 
 async def test_connections_are_kept_and_used_again() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from standardwebhooks import Webhook as Verifier
 
 from mainspring import Event, Scheduler, State
 from mainspring.errors import InvalidInput, SecretKeyMissing
@@ -23,6 +24,8 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
 from mainspring.webhooks.desk import shown_headers
 from mainspring.webhooks.secrets import VARIABLE, signing_bytes
+from tests.servers.fixtures import *  # noqa: F403
+from tests.servers.mongodb import with_database
 from tests.webhooks.kit import Request, endpoint, response, scheduler
 
 TOKEN = "Bearer s3cr3t-token-value"
@@ -155,6 +158,31 @@ async def test_on_a_shared_store_every_process_needs_the_key(shared: SharedStore
 
 def _holding(folder: Path, text: bytes) -> list[str]:
     return [file.name for file in folder.iterdir() if text in file.read_bytes()]
+
+
+async def test_on_a_real_cluster(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused without a key; with one, sealed, and sent and signed by another scheduler."""
+    cluster = with_database(replica_set_url, database_name)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    async with endpoint() as end:
+        webhook = {"url": end.url, "headers": {"Authorization": TOKEN}, "body": {"n": 1}}
+        async with scheduler(store=cluster, workers=0) as mainspring:
+            with pytest.raises(SecretKeyMissing, match=f"set {VARIABLE}"):
+                await mainspring.add_job("call", webhook=webhook)
+        monkeypatch.setenv(VARIABLE, new_key())
+        secret = new_signing_secret()
+        async with scheduler(store=cluster, workers=0) as mainspring:
+            await mainspring.add_job("call", webhook={**webhook, "signing_secret": secret})
+            run = await mainspring.trigger("call")
+        async with scheduler(store=cluster) as mainspring:
+            run = await mainspring.wait(run.id, timeout=30)
+    assert run.state is State.SUCCEEDED
+    assert run.attempts[0].detail["request"]["headers"]["Authorization"] == MASK
+    [sent] = end.requests
+    assert sent.headers["authorization"] == TOKEN
+    assert Verifier(secret).verify(sent.body, sent.headers) == {"n": 1}
 
 
 async def stored(mainspring: Scheduler, job_id: str) -> Any:

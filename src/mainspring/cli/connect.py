@@ -43,9 +43,9 @@ async def producer(where: Where, *, with_code: bool = False) -> AsyncIterator[Sc
     from mainspring.scheduler import Scheduler
 
     if where.app is None or not with_code:
-        scheduler = Scheduler(existing_store(where), workers=0, inline=True)
+        scheduler = Scheduler(existing_store(where), workers=0, inline=True, wait_for_store=0)
     else:
-        scheduler = _loaded(where.app).configure(workers=0)
+        scheduler = _loaded(where.app).configure(workers=0, wait_for_store=0)
         check_exists(Found(scheduler.store, scheduler.url))
     async with scheduler:
         yield scheduler

@@ -50,6 +50,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         "written": copied.written,
         "there": copied.there,
         "mended": copied.mended,
+        "jobs_with_secrets": copied.secrets,
     }
     if output.as_json:
         output.document(document)
@@ -62,6 +63,17 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
             " gone on since and were made equal"
         )
     output.line("counted on both sides, and equal")
+    if copied.secrets:
+        output.line(
+            f"{copied.secrets} jobs have secrets, encrypted with the key of {here.name}: give every"
+            f" process on {there.name} the same one ({_key_of(source)})"
+        )
+
+
+def _key_of(source: str) -> str:
+    path = database_file(source)
+    variable = "MAINSPRING_SECRET_KEY"
+    return variable if path is None else f"{variable}, or what is in {path}.key"
 
 
 def _tell(output: Output, seen: Look, *, source: str, target: str, already: int) -> None:

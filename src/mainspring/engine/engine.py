@@ -28,6 +28,8 @@ __all__ = ["Engine"]
 
 log = logging.getLogger("mainspring")
 
+CANCEL_AGAIN_AFTER = 0.5
+
 
 class Engine:
     """Made, started, used and stopped on one loop: its own, or inline on the program's."""
@@ -68,6 +70,11 @@ class Engine:
         return self._parts.store
 
     @property
+    def time(self) -> CarriedClock:
+        """The store's time, carried on between readings."""
+        return self._parts.time
+
+    @property
     def away(self) -> bool:
         """Whether the store failed the last call."""
         return self._parts.patience.away
@@ -80,15 +87,7 @@ class Engine:
         `home` is the loop that async handlers run on.
         """
         parts = self._parts
-        await parts.store.open()
-        try:
-            parts.time.correct(await parts.store.now())
-            await self.control.refuse_disorder(drafts)
-            for draft in drafts:
-                await self.control.define(draft)
-        except BaseException:
-            await parts.store.close()
-            raise
+        await parts.patience.first(parts.settings.wait_for_store, lambda: self._open(drafts))
         self.worker.employ(
             Runner(
                 Home(
@@ -136,9 +135,12 @@ class Engine:
             await self.worker.drain(graceful=graceful, timeout=timeout)
             await self._flush()
             parts.emit("worker.stopped", worker=parts.settings.worker_id)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A store's driver may take a cancellation for an error of its own, and the part goes on:
+        # it is sent until all have ended.
+        while left := [task for task in self._tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=CANCEL_AGAIN_AFTER)
         await self.worker.close()
         try:
             await self.keeper.resign()
@@ -149,6 +151,18 @@ class Engine:
             await parts.store.close()
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
+
+    async def _open(self, drafts: Sequence[Job]) -> None:
+        parts = self._parts
+        await parts.store.open()
+        try:
+            parts.time.correct(await parts.store.now())
+            await self.control.refuse_disorder(drafts)
+            for draft in drafts:
+                await self.control.define(draft)
+        except BaseException:
+            await parts.store.close()
+            raise
 
     async def _flush(self) -> None:
         """A store that is away must not keep a program from stopping: leases will lapse."""

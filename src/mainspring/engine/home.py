@@ -139,17 +139,22 @@ class Home:
         """A place: run what is on the deck until it is empty, or until this task is used up."""
         task = asyncio.current_task()
         assert task is not None
-        turn_ends = self._monotonic() + YIELD_AFTER
+        now = self._monotonic()
+        turn_ends = now + YIELD_AFTER
         try:
             while self._deck:
-                if self._monotonic() > turn_ends:
+                if now > turn_ends:
                     await asyncio.sleep(0)
-                    turn_ends = self._monotonic() + YIELD_AFTER
+                    now = self._monotonic()
+                    turn_ends = now + YIELD_AFTER
                 try:
                     work = self._deck.popleft()
                 except IndexError:  # the engine took the last one back
                     break
                 await self._attempt(work, task)
+                began, now = now, self._monotonic()
+                work.took = now - began
+                self._hand_over(work)
                 if work.waited or contextvars.copy_context() != self._context:
                     break
         finally:
@@ -159,7 +164,6 @@ class Home:
     async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
         if work.stop is None and not self._safe(work):
             work.stop = Stop.LATE
-            self._hand_over(work)
             return
         work.task = task
         work.began_at = self._time.now()
@@ -181,11 +185,10 @@ class Home:
             work.result = answer
         except BaseException as error:  # SystemExit too: a handler must not end the program
             work.waited = True
-            work.problem = Problem.of(error)
+            work.problem = Problem.of(error, plain=work.handler.built_in)
         work.task = None
         if work.timer is not None:
             work.timer.cancel()
-        self._hand_over(work)
 
     @types.coroutine
     def _awaited(self, handler: Coroutine[Any, Any, Any], work: Work) -> Generator[Any, Any, Any]:

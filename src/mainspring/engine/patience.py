@@ -6,9 +6,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import TypeVar
 
 from mainspring.clock import CarriedClock, Clock
+from mainspring.durations import humanize
 from mainspring.errors import StoreUnavailable
 from mainspring.events import Event, Events
 
@@ -36,6 +38,26 @@ class Patience:
     def away(self) -> bool:
         """Whether something the engine asked of the store has failed and not worked since."""
         return bool(self._failing)
+
+    async def first(self, longest: timedelta, operation: Callable[[], Awaitable[T]]) -> T:
+        """The first call of all: what is away may come, but not for ever. Other errors (a wrong
+        password, a damaged file) will not go away by themselves."""
+        began, pause, said = self._clock.monotonic(), FIRST_PAUSE, False
+        while True:
+            try:
+                answer = await operation()
+            except StoreUnavailable as error:
+                if self._clock.monotonic() - began + pause > longest.total_seconds():
+                    raise
+                if not said:
+                    log.warning("waiting for the store up to %s: %s", humanize(longest), error)
+                    said = True
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+            else:
+                if said:
+                    log.warning("the store is there, after %.1f s", self._clock.monotonic() - began)
+                return answer
 
     async def call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         pause = FIRST_PAUSE

@@ -51,7 +51,9 @@ class Record:
         """Record a run that was claimed but never became work."""
 
         def settled(kept: bool) -> None:
-            if kept and (name := EVENT_OF.get(change.set["state"])) is not None:
+            if not kept:
+                self._later(self._refused_alone(run))
+            elif (name := EVENT_OF.get(change.set["state"])) is not None:
                 self._parts.emit(name, change.after(run))
                 self._finished(run.id)
 
@@ -102,6 +104,14 @@ class Record:
         if work.stop is not Stop.LOST:
             log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
             self._parts.emit("ownership.lost", work.run)
+
+    async def _refused_alone(self, run: Run) -> None:
+        """A cancel that came first would else be heeded only when the lease lapses: nobody here
+        works on the run, so it can end at once."""
+        for now in await self._parts.get([run.id]):
+            if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
+                change = states.cancelled(now, self._parts.time.now(), now.reason)
+                self.settle_alone(now, change)
 
     def _count(self, work: Work, *, judged: bool, ok: bool) -> None:
         breaker = work.job.policy.breaker

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 
 from mainspring import codec, states
-from mainspring.durations import duration
+from mainspring.durations import duration, humanize
 from mainspring.engine.work import Problem, Stop, Work
 from mainspring.errors import InvalidInput, InvalidState, RunTimeout, TransactionAborted
 from mainspring.model import (
@@ -158,6 +158,5 @@ def _untransacted(work: Work) -> Problem | None:
 
 
 def _timed_out(work: Work) -> Problem:
-    return Problem.of(
-        RunTimeout(f"the handler ran longer than its timeout of {work.job.policy.timeout}")
-    )
+    allowed = humanize(work.job.policy.timeout or timedelta())
+    return Problem.of(RunTimeout(f"the handler ran longer than its timeout of {allowed}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -13,7 +12,8 @@ from msgspec import Struct
 
 from mainspring.context import RunContext
 from mainspring.engine.processes import RemoteError
-from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze
+from mainspring.engine.traces import trace_of
+from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -50,12 +50,13 @@ class Problem:
     exception: BaseException | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Problem:
-        lines = traceback.format_exception(error)
+    def of(cls, error: BaseException, *, plain: bool = False) -> Problem:
+        """`plain`: where it is one of ours, its words say all, and no traceback is kept."""
+        plain = plain and isinstance(error, WebhookFailed | Retry | GiveUp)
         return cls(
             error=_in_words(error),
             names=error_names(error),
-            traceback="".join(lines)[-16_000:],
+            traceback=None if plain else trace_of(error, 16_000),
             retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),
@@ -86,6 +87,8 @@ class Work(Struct, eq=False):
     context: RunContext
     held_since: float
     began_at: datetime | None = None
+    took: float | None = None
+    """Seconds on the program's loop."""
     result: Any = None
     problem: Problem | None = None
     stop: Stop | None = None

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from mainspring import states
@@ -302,12 +303,12 @@ class Worker:
             await rest(self._wake, max(left, 0.001))
 
     def _note_pace(self, works: list[Work]) -> None:
-        """A running mean of what handlers take (of those that end at once, the first speaks for
-        all), which sets how far ahead to claim."""
-        began = next((work.began_at for work in works if work.began_at is not None), None)
-        if began is not None:
-            seconds = max((self._parts.time.now() - began).total_seconds(), 1e-4)
-            self._handler_seconds += (seconds - self._handler_seconds) * 0.5
+        """A running mean of what handlers take, which sets how far ahead to claim."""
+        if not works:
+            return
+        now = self._parts.time.now()
+        seconds = sum(_seconds(work, now) for work in works) / len(works)
+        self._handler_seconds += (max(seconds, 1e-5) - self._handler_seconds) * 0.5
 
     def _note_stuck(self, work: Work) -> None:
         self._stuck.add(work)
@@ -319,3 +320,9 @@ class Worker:
                 len(self._stuck),
                 self._settings.workers,
             )
+
+
+def _seconds(work: Work, now: datetime) -> float:
+    if work.took is not None:
+        return work.took
+    return (now - work.began_at).total_seconds() if work.began_at is not None else 0.0

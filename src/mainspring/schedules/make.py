@@ -102,6 +102,7 @@ def rrule(
         rule=recipe.rule,
         dtstart=dtstart,
         exdates=recipe.exdates,
+        rdates=recipe.rdates,
         timezone=recipe.timezone,
         start=first,
         end=_moment(end, recipe.timezone, "end"),
@@ -151,6 +152,7 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
                     rule=data["rule"],
                     dtstart=data["dtstart"] and datetime.fromisoformat(data["dtstart"]),
                     exdates=tuple(map(datetime.fromisoformat, data.get("exdates", ()))),
+                    rdates=tuple(map(datetime.fromisoformat, data.get("rdates", ()))),
                     **common,
                 )
             case kind:
@@ -190,7 +192,18 @@ def _rule_text(rule: object) -> str:
     if isinstance(rule, str):
         return rule
     from dateutil.rrule import rrule as dateutil_rule  # only for those who use it
+    from dateutil.rrule import rruleset
 
+    if isinstance(rule, rruleset):
+        rules, gaps, more, without = (
+            getattr(rule, name) for name in ("_rrule", "_exrule", "_rdate", "_exdate")
+        )  # dateutil has no public names for them
+        if len(rules) != 1 or gaps:
+            raise InvalidSchedule("of a dateutil rruleset, give one with one rrule and no exrule")
+        lines = [_rule_text(rules[0])]
+        lines += [f"RDATE:{wall:%Y%m%dT%H%M%S}" for wall in more]
+        lines += [f"EXDATE:{wall:%Y%m%dT%H%M%S}" for wall in without]
+        return "\n".join(lines)
     if not isinstance(rule, dateutil_rule):
         raise InvalidSchedule(f"{_shown(rule)} is no rule: give a text or a dateutil rrule")
     dtstart = getattr(rule, "_dtstart", None)  # dateutil has no public name for it

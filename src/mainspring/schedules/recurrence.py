@@ -24,9 +24,10 @@ _EARLIEST = datetime(1900, 1, 1)
 class Recurrence(Wall):
     """The times of an RRULE on the wall clock of `timezone`, counted from `dtstart`.
 
-    `dtstart` and `exdates` are naive wall times there. Without a `dtstart` a rule counts from
-    the anchor it is bound to, and until then from 1970. Rules of hours, minutes and seconds
-    follow the clock through a repeated hour; all others name fixed times.
+    `dtstart`, `exdates` and `rdates` (times beside the rule) are naive wall times there. Without
+    a `dtstart` a rule counts from the anchor it is bound to, and until then from 1970. Rules of
+    hours, minutes and seconds follow the clock through a repeated hour; all others name fixed
+    times.
     """
 
     kind: ClassVar[str] = "rrule"
@@ -34,6 +35,7 @@ class Recurrence(Wall):
     rule: str
     dtstart: datetime | None = None
     exdates: tuple[datetime, ...] = ()
+    rdates: tuple[datetime, ...] = ()
     _walls: RuleWalls = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +47,7 @@ class Recurrence(Wall):
                 f"dtstart {dtstart} must be wall time (naive), in whole seconds, from 1900 on",
                 field="dtstart",
             )
-        walls = rule_walls(self.rule, dtstart, self.timezone, self.exdates)
+        walls = rule_walls(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
         object.__setattr__(self, "_walls", walls)
         if self.next(_EARLIEST.replace(tzinfo=UTC)) is None:
             raise InvalidSchedule(
@@ -58,7 +60,8 @@ class Recurrence(Wall):
         return replace(self, key=key, dtstart=self.dtstart or wall.replace(microsecond=0, fold=0))
 
     def describe(self) -> str:
-        return f"{rule_in_words(self._walls.rule, self.dtstart)}, {self.timezone}"
+        more = f", and {len(self.rdates)} more times" if self.rdates else ""
+        return f"{rule_in_words(self._walls.rule, self.dtstart)}{more}, {self.timezone}"
 
     @property
     def follows_clock(self) -> bool:
@@ -75,4 +78,5 @@ class Recurrence(Wall):
             "rule": self.rule,
             "dtstart": iso(self.dtstart),
             "exdates": [iso(wall) for wall in self.exdates],
+            **({"rdates": [iso(wall) for wall in self.rdates]} if self.rdates else {}),
         }

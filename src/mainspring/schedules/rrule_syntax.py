@@ -3,6 +3,7 @@
     DTSTART;TZID=Europe/Berlin:20270104T090000
     RRULE:FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,WE
     EXDATE:20270118T090000
+    RDATE:20270119T140000
 
 Times are naive here: wall time in the schedule's zone.
 """
@@ -65,6 +66,7 @@ class Recipe:
     timezone: str
     dtstart: datetime | None
     exdates: tuple[datetime, ...]
+    rdates: tuple[datetime, ...]
 
 
 # The list parts: the name of the field, the range allowed, and whether it may count from the end.
@@ -82,7 +84,7 @@ _PARTS = ("FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYDAY", *_LISTS)
 
 
 def read_recipe(text: str, timezone: str) -> Recipe:
-    """Take a text of `DTSTART`, `RRULE` and `EXDATE` lines apart (a bare rule is one too)."""
+    """Take a text of `DTSTART`, `RRULE`, `RDATE` and `EXDATE` lines apart (a bare rule is one)."""
     if len(text) > LONGEST:
         raise InvalidSchedule(f"a recurrence rule has at most {LONGEST} characters")
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
@@ -91,21 +93,31 @@ def read_recipe(text: str, timezone: str) -> Recipe:
         match = _PROPERTY.fullmatch(line)
         name, options, value = match.groups() if match else ("RRULE", "", line)
         found.setdefault(name.upper(), []).append((options, value.strip()))
-    for name in ("RDATE", "EXRULE"):
-        if name in found:
-            raise InvalidSchedule(f"{name} is not supported: use one RRULE, with EXDATE for gaps")
+    if "EXRULE" in found:
+        raise InvalidSchedule("EXRULE is not supported (RFC 5545 dropped it): list gaps as EXDATE")
     if len(found.get("RRULE", [])) != 1 or len(found.get("DTSTART", [])) > 1:
         raise InvalidSchedule("a recurrence has one RRULE line, and at most one DTSTART line")
     dtstart = None
     for options, value in found.get("DTSTART", []):
         timezone = _zone_option(options) or timezone
         dtstart = read_stamp(value, timezone, "DTSTART")
-    exdates = {
-        read_stamp(stamp, timezone, "EXDATE")
-        for _, value in found.get("EXDATE", [])
-        for stamp in value.split(",")
-    }
-    return Recipe(found["RRULE"][0][1].upper(), timezone, dtstart, tuple(sorted(exdates)))
+    exdates = _stamps("EXDATE", found.get("EXDATE", []), timezone)
+    rdates = _stamps("RDATE", found.get("RDATE", []), timezone)
+    return Recipe(found["RRULE"][0][1].upper(), timezone, dtstart, exdates, rdates)
+
+
+def _stamps(name: str, lines: list[tuple[str, str]], timezone: str) -> tuple[datetime, ...]:
+    """The times of such lines, each with a zone of its own if it likes, as wall time in ours."""
+    found = set()
+    for options, value in lines:
+        zone = _zone_option(options) or timezone
+        for text in value.split(","):
+            wall = read_stamp(text, zone, name)
+            if zone != timezone:
+                instant = wall.replace(tzinfo=zone_named(zone)).astimezone(UTC)
+                wall = dst.wall_of(instant, zone_named(timezone)).replace(fold=0)
+            found.add(wall)
+    return tuple(sorted(found))
 
 
 def _zone_option(options: str) -> str | None:

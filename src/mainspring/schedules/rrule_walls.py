@@ -8,11 +8,14 @@ it goes on from the next one that does. So a rule of seconds from 1990 answers a
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from calendar import isleap
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 
 from mainspring.errors import InvalidSchedule
+from mainspring.schedules.rrule_days import matching_days, month_lengths
 from mainspring.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
 from mainspring.schedules.walls import Days, Walls, bits, mask_of
 
@@ -20,7 +23,6 @@ __all__ = ["MOST_COUNTED", "MOST_STEPS", "RuleWalls", "rule_walls"]
 
 MOST_STEPS = 1_000  # jumps over periods for one answer; a rule that needs more counts as over
 MOST_COUNTED = 10_000
-_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _UNITS = {
     Freq.WEEKLY: timedelta(weeks=1),
     Freq.DAILY: timedelta(days=1),
@@ -29,35 +31,52 @@ _UNITS = {
     Freq.SECONDLY: timedelta(seconds=1),
 }
 _SECOND = timedelta(seconds=1)
+_CYCLE = 400  # years after which the calendar repeats
 
 
 @lru_cache(maxsize=1024)
 def rule_walls(
-    text: str, dtstart: datetime, timezone: str, exdates: tuple[datetime, ...]
+    text: str,
+    dtstart: datetime,
+    timezone: str,
+    exdates: tuple[datetime, ...],
+    rdates: tuple[datetime, ...],
 ) -> RuleWalls:
     rule = parse_rule(text)
     until = read_stamp(rule.until, timezone, "UNTIL", whole_day=True) if rule.until else None
-    return RuleWalls(rule, dtstart, until, frozenset(exdates))
+    extra = sorted(set(rdates) - set(exdates))
+    return RuleWalls(rule, dtstart, until, frozenset(exdates), extra)
 
 
 class RuleWalls:
-    """The wall times of a rule from DTSTART on, nearest first in either direction."""
+    """The wall times of a rule from DTSTART on, nearest first in either direction; and `extra`
+    ones (RDATE), which no rule names."""
 
     def __init__(
-        self, rule: Rule, dtstart: datetime, until: datetime | None, exdates: frozenset[datetime]
+        self,
+        rule: Rule,
+        dtstart: datetime,
+        until: datetime | None,
+        exdates: frozenset[datetime],
+        extra: Sequence[datetime],
     ) -> None:
-        if rule.count is not None and rule.count > MOST_COUNTED:
-            raise InvalidSchedule(
-                f"COUNT {rule.count} is too large: at most {MOST_COUNTED}; use UNTIL", field="COUNT"
-            )
         self.rule = rule
         self._dtstart = dtstart
         self._exdates = exdates
+        self._extra = extra
         self._walls = _RuleMasks(rule, dtstart)
         self._periods = _Periods(rule, dtstart)
         self._last = until
         self._counted = rule.count is None
+        if (rule.count or 0) > MOST_COUNTED and not self._can_leap:
+            raise InvalidSchedule(
+                f"COUNT {rule.count} is too large for a rule with INTERVAL and BY… parts or with"
+                f" BYSETPOS: at most {MOST_COUNTED}; use UNTIL",
+                field="COUNT",
+            )
         self._steps = MOST_STEPS // 2 if rule.positions else MOST_STEPS  # those cost double
+        if rule.positions and min(map(abs, rule.positions)) > self._walls.most(rule.freq):
+            self._steps = 0  # no period has so many times
 
     def later(self, wall: datetime) -> datetime | None:
         if wall >= self._dtstart:  # before it, the answer is the first: never past COUNT
@@ -65,6 +84,9 @@ class RuleWalls:
         found = self._later(wall)
         while found is not None and found in self._exdates:
             found = self._later(found)
+        at = bisect_right(self._extra, wall)
+        if at < len(self._extra) and (found is None or self._extra[at] < found):
+            return self._extra[at]
         return found
 
     def earlier(self, wall: datetime) -> datetime | None:
@@ -72,20 +94,53 @@ class RuleWalls:
         found = self._earlier(wall)
         while found is not None and found in self._exdates:
             found = self._earlier(found)
+        at = bisect_left(self._extra, wall)
+        if at > 0 and (found is None or self._extra[at - 1] > found):
+            return self._extra[at - 1]
         return found
+
+    @property
+    def _can_leap(self) -> bool:
+        """Whether the last of many times is found without going through them one by one."""
+        return not self.rule.positions and (self.rule.interval == 1 or self._plain)
+
+    @property
+    def _plain(self) -> bool:
+        """Nothing but a frequency of fixed length: DTSTART, and then every so often."""
+        rule = self.rule
+        return rule.freq in _UNITS and rule == Rule(
+            freq=rule.freq,
+            interval=rule.interval,
+            count=rule.count,
+            until=rule.until,
+            week_start=rule.week_start,
+        )
 
     def _count(self) -> None:
         """Turn COUNT into the last wall time, the first time it is needed."""
         if self._counted:
             return
+        self._last = self._leapt() if self._can_leap else self._stepped()
+        self._counted = True  # only now: another thread may look
+
+    def _leapt(self) -> datetime | None:
+        """The COUNTth time by arithmetic; None if that is past the year 9999."""
+        count = self.rule.count or 1
+        if not self._plain:
+            return self._walls.nth(self._dtstart, count)
+        try:
+            return self._dtstart + _UNITS[self.rule.freq] * self.rule.interval * (count - 1)
+        except OverflowError:
+            return None
+
+    def _stepped(self) -> datetime:
         wall = self._dtstart - timedelta.resolution
         for _ in range(self.rule.count or 0):
             found = self._later(wall)
             if found is None:
                 break
             wall = found
-        self._last = wall
-        self._counted = True  # only now: another thread may look
+        return wall
 
     def _later(self, wall: datetime) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
@@ -211,9 +266,18 @@ class _RuleMasks(Walls):
                 self._month_days = (dtstart.day,)
             if freq is Freq.WEEKLY:
                 self._weekdays = ((0, dtstart.weekday()),)
+        self._listed = bits(self.hours), bits(self.minutes), bits(self.seconds)
+        self._years: dict[int, Days] = {}
         self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
 
     def days_of(self, year: int) -> Days:
+        days = self._years.get(year % _CYCLE)
+        if days is None:
+            days = self._years[year % _CYCLE] = self._like(year)
+        return days
+
+    def _like(self, year: int) -> Days:
+        """The days of a year, worked out once for all years of the same calendar."""
         # Weeks that reach over New Year depend on the years on either side, too.
         leap = isleap(year - 1), isleap(year), isleap(year + 1)
         calendar = date(year, 1, 1).weekday(), leap
@@ -226,59 +290,85 @@ class _RuleMasks(Walls):
         """Year, month and mask of days for each month that a period `[start, end)` touches."""
         last = end - _SECOND
         found = []
-        for month in range(start.year * 12 + start.month - 1, last.year * 12 + last.month):
-            days = self.days_of(month // 12)[month % 12 + 1]
-            if month == start.year * 12 + start.month - 1:
-                days &= -1 << start.day
-            if month == last.year * 12 + last.month - 1:
-                days &= (2 << last.day) - 1
-            found.append((month // 12, month % 12 + 1, days))
+        for year in range(start.year, last.year + 1):
+            masks = self.days_of(year)
+            first_month = start.month if year == start.year else 1
+            last_month = last.month if year == last.year else 12
+            for month in range(first_month, last_month + 1):
+                days = masks[month]
+                if days:
+                    found.append((year, month, days))
+        if found and found[0][:2] == (start.year, start.month):
+            found[0] = (start.year, start.month, found[0][2] & -1 << start.day)
+        if found and found[-1][:2] == (last.year, last.month):
+            found[-1] = (last.year, last.month, found[-1][2] & (2 << last.day) - 1)
         return found
 
     def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
         """The hours, minutes and seconds that a period holds: one of each where it is so short."""
         span = end - start
+        hours, minutes, seconds = self._listed
         return (
-            bits(self.hours) if span > timedelta(hours=1) else [start.hour],
-            bits(self.minutes) if span > timedelta(minutes=1) else [start.minute],
-            bits(self.seconds) if span > _SECOND else [start.second],
+            hours if span > timedelta(hours=1) else [start.hour],
+            minutes if span > timedelta(minutes=1) else [start.minute],
+            seconds if span > _SECOND else [start.second],
         )
+
+    def nth(self, start: datetime, count: int) -> datetime | None:
+        """The `count`th match at or after a time: by whole years, then months, then its day."""
+        hours, minutes, seconds = self._listed
+        in_hour = len(minutes) * len(seconds)
+        in_day = len(hours) * in_hour
+        skipped, masks = count - 1, self.days_of(start.year)
+        if masks[start.month] >> start.day & 1:  # those of its day that come before it
+            skipped += sum(1 for hour in hours if hour < start.hour) * in_hour
+            if start.hour in hours:
+                skipped += sum(1 for minute in minutes if minute < start.minute) * len(seconds)
+                if start.minute in minutes:
+                    skipped += sum(1 for second in seconds if second < start.second)
+        day, rest = divmod(skipped, in_day)
+        for year in range(start.year, 10_000):
+            masks = self.days_of(year)
+            months = [masks[month] for month in range(1, 13)]
+            if year == start.year:
+                months[: start.month - 1] = [0] * (start.month - 1)
+                months[start.month - 1] &= -1 << start.day
+            size = sum(month.bit_count() for month in months)
+            if day < size:
+                found = _nth_day([(year, n, mask) for n, mask in enumerate(months, 1)], day)
+                hour, rest = divmod(rest, in_hour)
+                minute, second = divmod(rest, len(seconds))
+                return datetime(*found, hours[hour], minutes[minute], seconds[second])
+            day -= size
+        return None
+
+    def most(self, freq: Freq) -> int:
+        """More times than this no period of the rule can have."""
+        hours, minutes, seconds = map(len, self._listed)
+        in_day = hours * minutes * seconds
+        return {
+            Freq.YEARLY: 366 * in_day,
+            Freq.MONTHLY: 31 * in_day,
+            Freq.WEEKLY: 7 * in_day,
+            Freq.DAILY: in_day,
+            Freq.HOURLY: minutes * seconds,
+            Freq.MINUTELY: seconds,
+            Freq.SECONDLY: 1,
+        }[freq]
 
     def _matching(self, year: int) -> Days:
-        months = []
-        for month in range(1, 13):
-            if self._months and month not in self._months:
-                months.append(0)
-                continue
-            length = _LENGTHS[month] + (month == 2 and isleap(year))
-            days = (date(year, month, day) for day in range(1, length + 1))
-            months.append(mask_of(day.day for day in days if self._matches(day, length)))
-        return (int(any(months)), *months)
-
-    def _matches(self, day: date, length: int) -> bool:
-        rule = self._rule
-        if self._month_days and not (
-            day.day in self._month_days or day.day - length - 1 in self._month_days
-        ):
-            return False
-        if rule.year_days:
-            of_year = day.timetuple().tm_yday
-            if not {of_year, of_year - 366 - isleap(day.year)} & set(rule.year_days):
-                return False
-        if rule.weeks and not set(_week_numbers(day, rule.week_start)) & set(rule.weeks):
-            return False
-        return not self._weekdays or any(
-            weekday == day.weekday() and (nth == 0 or nth in self._which(day, length))
-            for nth, weekday in self._weekdays
+        matching = matching_days(
+            year,
+            self._rule,
+            months=self._months,
+            month_days=self._month_days,
+            weekdays=self._weekdays,
         )
-
-    def _which(self, day: date, length: int) -> tuple[int, int]:
-        """Which of its weekday a day is: in the month, or in a year without BYMONTH."""
-        if self._rule.freq is Freq.YEARLY and not self._rule.months:
-            number, length = day.timetuple().tm_yday, 365 + isleap(day.year)
-        else:
-            number = day.day
-        return (number - 1) // 7 + 1, -((length - number) // 7 + 1)
+        months, offset = [], 0
+        for length in month_lengths(year):
+            months.append(matching >> offset & (2 << length) - 2)
+            offset += length
+        return (int(any(months)), *months)
 
 
 def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]:
@@ -292,15 +382,3 @@ def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]
 
 def _default(every: bool, size: int, value: int) -> range:
     return range(size) if every else range(value, value + 1)
-
-
-def _week_numbers(day: date, week_start: int) -> tuple[int, int]:
-    """The number of a day's week from the start and from the end of the year it belongs to.
-
-    A week belongs to the year that has four or more of its days: the year of its fourth.
-    """
-    fourth = min(day.toordinal() - (day.weekday() - week_start) % 7 + 3, date.max.toordinal())
-    year = date.fromordinal(fourth).year
-    number = (fourth - date(year, 1, 1).toordinal()) // 7 + 1
-    weeks = number + (date(year, 12, 31).toordinal() - fourth) // 7
-    return number, number - weeks - 1

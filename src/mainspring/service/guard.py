@@ -7,11 +7,13 @@ be careful.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,13 +64,13 @@ class Rates:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: dict[str, tuple[float, float]] = {}
 
-    def take(self, name: str, count: float = 1) -> float:
-        """Take some; how many seconds to wait where there are none left (0: taken)."""
+    def take(self, name: str) -> float:
+        """Take one; how many seconds to wait where there is none left (0: taken)."""
         now = self._clock.monotonic()
         left, at = self._left.pop(name, (self._burst, now))
         left = min(self._burst, left + (now - at) * self._rate)
-        wait = max(0.0, (count - left) / self._rate)
-        self._left[name] = (left if wait else left - count, now)
+        wait = max(0.0, (1 - left) / self._rate)
+        self._left[name] = (left if wait else left - 1, now)
         if len(self._left) > self.MOST:  # the one that asked longest ago
             del self._left[next(iter(self._left))]
         return wait
@@ -90,6 +92,7 @@ class Guard:
         self._rules = rules
         self._keys = keys
         self._limit = settings.body_limit
+        self._hosts = settings.hosts
         self._rates = Rates(settings.rate_limit, 2 * settings.rate_limit, clock)
         self._failures = Rates(FAILED_KEYS_A_MINUTE / 60, FAILED_KEYS_A_MINUTE, clock)
 
@@ -125,17 +128,20 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 self._answered(method, message["status"])
-            await send(message)
+            # A request that broke HTTP half way was answered by the server itself.
+            with contextlib.suppress(LocalProtocolError):
+                await send(message)
 
         return sending
 
     def _check_host(self, headers: Headers) -> None:
         """A page elsewhere may have a name that leads to 127.0.0.1; its Host gives it away."""
-        if self._rules.loopback and not is_loopback(_host_name(headers.get("host", ""))):
+        name = _host_name(headers.get("host", ""))
+        if self._rules.loopback and not is_loopback(name) and name not in self._hosts:
             raise Problem(
                 403,
                 f"this service listens on loopback only, and {headers.get('host')!r} is no name of"
-                " that; ask for localhost or 127.0.0.1",
+                " that; ask for localhost or 127.0.0.1, or set ALLOWED_HOSTS for a proxy's name",
             )
 
     async def _check_key(self, scope: Scope, headers: Headers) -> None:
@@ -163,11 +169,9 @@ class Guard:
         scope.setdefault("state", {})["key"] = key
 
     async def _known(self, scope: Scope, text: str) -> Key:
-        client = (scope.get("client") or ("unknown",))[0]
-        if wait := self._failures.take(client, 0.0):
-            raise _slower("too many wrong keys from this address", wait)
         key = await self._keys.check(text)
         if key is None:
+            client = (scope.get("client") or ("unknown",))[0]
             if wait := self._failures.take(client):
                 raise _slower("too many wrong keys from this address", wait)
             raise Problem(

@@ -33,6 +33,8 @@ class ServiceSettings(BaseSettings):
     rate_limit: float = Field(100, gt=0, le=1_000_000)
     """Requests a second that one key may make; it may save up twice as many."""
     body_limit: int = Field(1024 * KIB, ge=KIB, le=64 * 1024 * KIB)
+    allowed_hosts: str = ""
+    """Names beside loopback's own that requests may ask for, with commas: those of a proxy."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
 
     @classmethod
@@ -47,6 +49,11 @@ class ServiceSettings(BaseSettings):
     @property
     def store(self) -> str:
         return self.mainspring_store or self.mongodb_uri or DEFAULT_STORE
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        names = (name.strip().lower() for name in self.allowed_hosts.split(","))
+        return frozenset(name for name in names if name)
 
     @property
     def poll(self) -> timedelta:

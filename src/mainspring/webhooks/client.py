@@ -10,16 +10,20 @@ by the wall clock, and the connection goes with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
+import os
 import socket
-from collections.abc import AsyncIterator
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import lru_cache, partial
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from mainspring.errors import AddressRefused, Snooze, WebhookFailed
@@ -30,6 +34,7 @@ __all__ = ["MOST_READ", "Client", "Heard"]
 
 MOST_READ = 64 * 1024
 MOST_HEADERS = 100
+MOST_INTERIM = 20
 LONGEST_LINE = 8_190
 NAME_SECONDS = 5
 """How long an address that a name stood for is used for new connections."""
@@ -40,6 +45,10 @@ hold those of the program."""
 
 PATIENCE = 0.5
 """Seconds to wait for one of a host's places; then the run is given back, and its place with it."""
+
+_SKIPPED = ("Content-Type",)  # a body without one has none
+
+_url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
 _host: ContextVar[str] = ContextVar("_host", default="")
 _heard: ContextVar[Heard] = ContextVar("_heard")
@@ -75,14 +84,16 @@ class Client:
 
         WebhookFailed says in words why there is no whole answer; Snooze that the host is busy.
         """
-        url = URL(request.url, encoded=True)
+        url = _url(request.url)
         _host.set(url.raw_host or "")
         _heard.set(heard)
-        async with self._places.one(f"{url.raw_host}:{url.port}", patience):
-            try:
-                await self._exchange(url, request, heard)
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise _in_words(error, url) from None
+        place = await self._places.taken(f"{url.raw_host}:{url.port}", patience)
+        try:
+            await self._exchange(url, request, heard)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _in_words(error, url) from None
+        finally:
+            self._places.free(place)
 
     async def close(self) -> None:
         session, loop, self._session = self._session, self._loop, None
@@ -103,12 +114,12 @@ class Client:
             headers=request.headers,
             data=request.body or None,
             allow_redirects=False,
-            skip_auto_headers=("Content-Type",),
+            skip_auto_headers=_SKIPPED,
         ) as answer:
             heard.status, heard.reason = answer.status, answer.reason or ""
             heard.headers = [(str(name), str(text)) for name, text in answer.headers.items()]
-            async for chunk in answer.content.iter_any():
-                heard.body += chunk[: MOST_READ - len(heard.body)]
+            while not answer.content.at_eof():
+                heard.body += (await answer.content.readany())[: MOST_READ - len(heard.body)]
                 if len(heard.body) == MOST_READ:
                     heard.more = not answer.content.at_eof()
                     answer.close()
@@ -146,8 +157,27 @@ class Client:
         return socket.socket(family=family, type=kind, proto=proto)
 
 
+class _Protocol(ResponseHandler):
+    """Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of
+    them, and a flood keeps the program's loop from everything else."""
+
+    interim = 0
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        self.interim = self.interim + 1 if data[0].code < 200 else 0
+        if self.interim <= MOST_INTERIM:
+            super().feed_data(data, size)
+        elif self.transport is not None:
+            self.set_exception(HttpProcessingError(message="too many interim answers"))
+            self.transport.abort()
+
+
 class _Connector(aiohttp.TCPConnector):
     """Tells which address a call goes to, also over a connection that is used again."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
 
     async def connect(self, *arguments: Any, **options: Any) -> Connection:
         connection = await super().connect(*arguments, **options)
@@ -204,27 +234,39 @@ class _Places:
 
     def __init__(self, per_host: int) -> None:
         self._per_host = per_host
-        self._hosts: dict[str, asyncio.Semaphore] = {}
-        self._users: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    @contextlib.asynccontextmanager
-    async def one(self, host: str, patience: float) -> AsyncIterator[None]:
-        places = self._hosts.setdefault(host, asyncio.Semaphore(self._per_host))
-        self._users[host] = self._users.get(host, 0) + 1
+    async def taken(self, host: str, patience: float) -> str:
+        """Take a place, at once or within that time; Snooze where there is none."""
+        if self._taken.get(host, 0) < self._per_host:
+            self._taken[host] = self._taken.get(host, 0) + 1
+            return host
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(host, deque()).append(turn)
         try:
-            try:
-                async with asyncio.timeout(patience):
-                    await places.acquire()
-            except TimeoutError:
+            async with asyncio.timeout(patience):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.free(host)  # it was handed over in the same moment
+            if isinstance(error, TimeoutError):
                 raise Snooze(f"{self._per_host} calls to {host} are under way") from None
-            try:
-                yield
-            finally:
-                places.release()
-        finally:
-            self._users[host] -= 1
-            if not self._users[host]:
-                del self._users[host], self._hosts[host]
+            raise
+        return host
+
+    def free(self, host: str) -> None:
+        """Give a place back: to the one who has waited longest, or to nobody."""
+        waiting = self._waiting.get(host, ())
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._waiting.pop(host, None)
+        self._taken[host] -= 1
+        if not self._taken[host]:
+            del self._taken[host]
 
 
 def _in_words(error: Exception, url: URL) -> WebhookFailed:
@@ -240,7 +282,7 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
         case aiohttp.ClientConnectorDNSError():
             return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return WebhookFailed(f"no safe connection to {host}: {_short(error)}")
+            return WebhookFailed(f"no safe connection to {host}: {str(error)[:300]}")
         case aiohttp.ClientConnectorError():
             return WebhookFailed(f"no connection to {host}:{url.port}: {_short(cause)}")
         case aiohttp.ServerDisconnectedError():
@@ -255,5 +297,6 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
 
 
 def _short(error: object) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)[:300]
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)[:300]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -74,6 +75,7 @@ def sign_with(job_id: str, secret: str, vault: Vault) -> SigningSecret:
     return SigningSecret(vault.seal(secret, job_id, "the signing secret"))
 
 
+@lru_cache(maxsize=4096)
 def origin_of(url: str) -> str:
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]

@@ -17,7 +17,7 @@ from mainspring.policy import Span
 from mainspring.store import Store
 from mainspring.webhooks import define as definitions
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.headers import MASK
+from mainspring.webhooks.headers import MASK, traces
 from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
 from mainspring.webhooks.secrets import Vault, new_key, new_signing_secret, signing_bytes
 from mainspring.webhooks.settings import WebhookSettings
@@ -25,12 +25,15 @@ from mainspring.webhooks.settings import WebhookSettings
 if TYPE_CHECKING:
     from mainspring.webhooks.client import Client
 
-__all__ = ["HANDLER", "Webhooks", "shown_headers"]
+__all__ = ["HANDLER", "Webhooks", "shown", "shown_headers"]
 
 log = logging.getLogger("mainspring")
 
 HANDLER = "webhook"
 """The name of the built-in handler."""
+
+MOST_OPENED = 1_000
+"""Jobs whose secrets are held in clear, beside the key that opens them."""
 
 _NEEDED = ("aiohttp", "cryptography")
 _MEMORY_KEYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -41,6 +44,19 @@ def shown_headers(webhook: Webhook) -> dict[str, str]:
     return {**webhook.headers, **dict.fromkeys(webhook.secret_headers, MASK)}
 
 
+def shown(webhook: Webhook) -> dict[str, Any]:
+    """A webhook in JSON's words, without its secrets."""
+    return {
+        "url": webhook.url,
+        "method": webhook.method,
+        "headers": shown_headers(webhook),
+        "body": webhook.body,
+        "success": webhook.success,
+        "retry_on": webhook.retry_on,
+        "signed": bool(webhook.signing),
+    }
+
+
 class Webhooks:
     """The webhooks of one scheduler: its settings, its keys."""
 
@@ -49,6 +65,7 @@ class Webhooks:
         self.settings = settings or WebhookSettings.from_environment()
         self.allow = AllowList.of(self.settings.allow)
         self._client: Client | None = None
+        self._opened: dict[str, tuple[Webhook, Opened]] = {}
 
     @cached_property
     def available(self) -> bool:
@@ -128,13 +145,25 @@ class Webhooks:
         return any(map(self.vault.stale, sealed))
 
     def opened(self, job: Job, now: datetime) -> Opened:
-        """A job's secrets in clear, for one request."""
-        keys = [
-            signing_bytes(self._signing_text(job.id, one))
-            for one in _of(job).signing
+        """A job's secrets in clear, for one request. Those of the same definition are opened once
+        (they took 20 of the 110 µs that a call costs beside aiohttp's own)."""
+        webhook = _of(job)
+        known = self._opened.get(job.id)
+        if known is None or known[0] is not webhook:
+            keys = tuple(signing_bytes(self._signing_text(job.id, one)) for one in webhook.signing)
+            clear = self._clear(job)
+            known = (webhook, Opened(clear, keys, traces(clear.values())))
+            if len(self._opened) >= MOST_OPENED:
+                self._opened.clear()
+            self._opened[job.id] = known
+        if all(one.until is None or one.until > now for one in webhook.signing):
+            return known[1]
+        valid = [
+            key
+            for one, key in zip(webhook.signing, known[1].signing, strict=True)
             if one.until is None or one.until > now
         ]
-        return Opened(self._clear(job), tuple(keys))
+        return replace(known[1], signing=tuple(valid))
 
     def preview(self, job: Job, now: datetime, *, body: Any = None, run_id: str = "") -> Prepared:
         """The request that the job would make now, signed, without sending it."""

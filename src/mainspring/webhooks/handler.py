@@ -11,21 +11,22 @@ import base64
 import contextlib
 import email.utils
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from mainspring.clock import Clock
 from mainspring.context import RunContext
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, NotFound, Retry, WebhookFailed
+from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
-from mainspring.model import Webhook
+from mainspring.model import Job, Webhook, replace
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
-from mainspring.webhooks.headers import redacted, without_secrets
-from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
+from mainspring.webhooks.headers import MASK, redacted, without_secrets
+from mainspring.webhooks.render import Facts, Prepared, prepare
+from mainspring.webhooks.tracing import traced
 
 __all__ = ["MOST_KEPT", "WebhookHandler"]
 
@@ -36,19 +37,26 @@ MOST_KEPT_HEADERS = 8 * 1024
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-Pause = Callable[[str], Awaitable[object]]
+
+class Host(Protocol):
+    """What the handler asks of the scheduler."""
+
+    def store_time(self) -> datetime: ...
+
+    async def pause_job(self, id: str) -> Job: ...
 
 
 class WebhookHandler(Handler):
     """The handler `webhook`, built in. A run's payload, where there is one, is its body."""
 
+    built_in = True
     reads_job = True
 
-    def __init__(self, webhooks: Webhooks, clock: Clock, pause: Pause) -> None:
+    def __init__(self, webhooks: Webhooks, host: Host, clock: Clock) -> None:
         super().__init__(HANDLER, self.send)
         self._webhooks = webhooks
+        self._host = host
         self._clock = clock
-        self._pause = pause
 
     def check(self, payload: Any) -> None:
         check_body(payload)
@@ -58,7 +66,8 @@ class WebhookHandler(Handler):
         from mainspring.webhooks.client import PATIENCE, Heard
 
         assert ctx.job is not None
-        job, began, now = ctx.job, self._clock.monotonic(), self._clock.now()
+        # The store's time: of many workers' clocks one may be wrong, and its signatures with it.
+        job, began, now = ctx.job, self._clock.monotonic(), self._host.store_time()
         webhook = job.webhook
         if webhook is None:
             raise GiveUp(f"job {job.id!r} is no webhook any more")
@@ -68,18 +77,22 @@ class WebhookHandler(Handler):
         patience = PATIENCE
         if job.policy.timeout is not None:
             patience = min(patience, job.policy.timeout.total_seconds() / 4)
-        try:
-            await self._webhooks.client.send(request, heard, patience=patience)
-        except WebhookFailed as error:
-            error.args = (redacted(str(error), opened.headers.values()),)
-            raise
-        finally:
-            seconds = self._clock.monotonic() - began
-            ctx.detail = _detail(request, heard, opened, seconds)
-        assert heard.status is not None
-        if _within(heard.status, webhook.success):
-            return {"status": heard.status}
-        raise await self._failure(ctx, webhook, heard.status, heard.headers)
+        with traced(request, ctx) as (span, trace_headers):
+            if trace_headers:
+                request = replace(request, headers={**request.headers, **trace_headers})
+            try:
+                await self._webhooks.client.send(request, heard, patience=patience)
+            except WebhookFailed as error:
+                error.args = (redacted(str(error), opened.traces),)
+                raise
+            finally:
+                seconds = self._clock.monotonic() - began
+                _keep(ctx, _detail(request, heard, opened.traces, seconds))
+            assert heard.status is not None
+            span.set_attribute("http.response.status_code", heard.status)
+            if _within(heard.status, webhook.success):
+                return {"status": heard.status}
+            raise await self._failure(ctx, webhook, heard.status, heard.headers)
 
     async def _failure(
         self, ctx: RunContext, webhook: Webhook, status: int, headers: Sequence[tuple[str, str]]
@@ -88,11 +101,11 @@ class WebhookHandler(Handler):
         answered = f"the endpoint answered {_named(status)}"
         if status == HTTPStatus.GONE:
             with contextlib.suppress(NotFound):  # the job may be gone as well
-                await self._pause(ctx.job_id)
+                await self._host.pause_job(ctx.job_id)
             return GiveUp(f"{answered}: it wants no more calls, so the job is paused")
         if webhook.retry_on is not None and not _within(status, webhook.retry_on):
             return GiveUp(f"{answered}, which is not retried (retry_on)")
-        wait = retry_after(headers, self._clock.now())
+        wait = retry_after(headers, self._host.store_time())
         if wait is None:
             return WebhookFailed(answered)
         cap = duration(self._webhooks.settings.retry_after_cap)
@@ -146,13 +159,14 @@ def _named(status: int) -> str:
 # -- what is kept ---------------------------------------------------------------------------
 
 
-def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> dict[str, Any]:
-    secrets = list(opened.headers.values())
+def _detail(
+    request: Prepared, heard: Any, secrets: Sequence[str], seconds: float
+) -> dict[str, Any]:
     made: dict[str, Any] = {
         "request": {
             "method": request.method,
             "url": request.url,
-            "headers": request.shown_headers(),
+            "headers": _within_bounds(request.shown_headers()),
             **_kept(request.body, secrets),
         },
         "response": None,
@@ -169,16 +183,26 @@ def _detail(request: Prepared, heard: Any, opened: Opened, seconds: float) -> di
     return made
 
 
+def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
+    """The call is over: what cannot be kept of it must not change how it ended."""
+    try:
+        ctx.detail = detail
+    except InvalidPayload as error:
+        answer = detail["response"]
+        status = None if answer is None else {"status": answer["status"]}
+        ctx.detail = {"request": None, "response": status, "dropped": str(error)[:500]}
+
+
 def _clean(text: str, secrets: Sequence[str]) -> str:
     """Text of an answer without secrets, and without what is no Unicode."""
-    return redacted(text, secrets).encode("utf-8", "replace").decode()
+    text = redacted(text, secrets)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _kept(body: bytes, secrets: Sequence[str], *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body: as text, or what is no text in base64."""
-    if secrets:
-        text = redacted(body.decode("utf-8", "surrogateescape"), secrets)
-        body = text.encode("utf-8", "surrogateescape")
+    for secret in secrets:
+        body = body.replace(secret.encode(), MASK.encode())
     part = body[:MOST_KEPT]
     made: dict[str, Any] = {"truncated": more or len(body) > MOST_KEPT}
     try:
@@ -205,10 +229,18 @@ def _kept_headers(
     headers: Sequence[tuple[str, str]], secrets: Sequence[str]
 ) -> list[tuple[str, str]]:
     """An answer's headers in their order (a name may come twice), as many as fit."""
+    cleaned = ((name, _clean(text, secrets)) for name, text in without_secrets(headers))
+    return _fitting(cleaned)
+
+
+def _within_bounds(headers: Mapping[str, str]) -> dict[str, str]:
+    return dict(_fitting(headers.items()))
+
+
+def _fitting(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     kept: list[tuple[str, str]] = []
     size = 0
-    for name, text in without_secrets(headers):
-        text = _clean(text, secrets)
+    for name, text in headers:
         size += len(name) + len(text)
         if size > MOST_KEPT_HEADERS:
             break

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["MASK", "check_headers", "is_secret", "masked", "redacted", "without_secrets"]
+__all__ = ["MASK", "check_headers", "is_secret", "redacted", "traces", "without_secrets"]
 
 MASK = "********"
 """What is shown of a secret. Given back in an edit it means: unchanged."""
@@ -20,6 +20,7 @@ ANSWERED_SECRET = frozenset({"set-cookie", "authorization", "cookie", "x-api-key
 
 MOST = 50
 LONGEST_VALUE = 8_000
+MOST_CHARACTERS = 32_000
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
@@ -46,6 +47,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     if len(headers) > MOST:
         raise InvalidInput(f"a webhook has at most {MOST} headers, not {len(headers)}")
     seen: set[str] = set()
+    size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidInput(
@@ -63,6 +65,9 @@ def check_headers(headers: Mapping[str, str]) -> None:
             raise InvalidInput(
                 f"the header {name} has {len(value):,} characters; {LONGEST_VALUE:,} are allowed"
             )
+        size += len(name) + len(value)
+        if size > MOST_CHARACTERS:
+            raise InvalidInput(f"a webhook's headers have at most {MOST_CHARACTERS:,} characters")
         if not _VALUE.fullmatch(value) or not _encodes(value):
             raise InvalidInput(
                 f"the header {name} has a line break or another character that no header can hold"
@@ -73,23 +78,22 @@ def is_secret(name: str) -> bool:
     return name.lower() in SECRET
 
 
-def masked(headers: Mapping[str, str], secret: Iterable[str]) -> dict[str, str]:
-    """The headers as they may be shown."""
-    hidden = {name.lower() for name in secret} | SECRET
-    return {name: MASK if name.lower() in hidden else text for name, text in headers.items()}
-
-
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """An answer's headers as they may be kept."""
     return [(name, MASK if name.lower() in ANSWERED_SECRET else text) for name, text in headers]
 
 
-def redacted(text: str, secrets: Iterable[str]) -> str:
+def traces(secrets: Iterable[str]) -> tuple[str, ...]:
+    """What a secret can be known by, longest first; `Bearer x` is often echoed as `x`. One shorter
+    than six characters would be found in every other word."""
+    parts = {part for secret in secrets for part in (secret, secret.rpartition(" ")[2])}
+    return tuple(sorted((part for part in parts if len(part) >= 6), key=len, reverse=True))
+
+
+def redacted(text: str, found_by: Sequence[str]) -> str:
     """A text in which no secret stands any more: endpoints echo what they were sent."""
-    for secret in secrets:
-        for part in (secret, secret.rpartition(" ")[2]):  # `Bearer x` is often echoed as `x`
-            if len(part) >= 6:
-                text = text.replace(part, MASK)
+    for part in found_by:
+        text = text.replace(part, MASK)
     return text
 
 

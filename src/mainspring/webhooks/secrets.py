@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -197,4 +196,5 @@ def _key_id(key: bytes) -> str:
 
 
 def _bound(parts: Sequence[str]) -> bytes:
-    return json.dumps(["mainspring", 1, *parts]).encode()
+    """Unambiguous: no job id, header name or origin has a control character in it."""
+    return "\x1f".join(("mainspring", "1", *parts)).encode()

@@ -49,9 +49,9 @@ def fill_text(text: str, facts: Mapping[str, str], quote: Quote | None = None) -
         return text
 
     def filled(found: re.Match[str]) -> str:
-        fact = facts.get(found[1])
-        if fact is None:
+        if found[1] not in NAMES:
             return found[0]
+        fact = facts[found[1]]
         return fact if quote is None else quote(fact)
 
     return _MARK.sub(filled, text)

@@ -37,6 +37,7 @@ class Bell:
         self._following: asyncio.Task[None] | None = None
         self._resting = False
         self._again = False
+        self._closed = False
         self._me = ObjectId()
 
     async def wait(self, timeout: float) -> bool:
@@ -53,10 +54,12 @@ class Bell:
             self._start(self._tell())
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """The driver may take a cancellation for an error of its own: it is sent until heard."""
+        self._closed = True
+        while left := [task for task in self._tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=0.2)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -78,7 +81,7 @@ class Bell:
             self._resting = False
 
     async def _follow(self) -> None:
-        while True:
+        while not self._closed:
             with suppress(PyMongoError):
                 await self._follow_once()
             self._waiters.wake()  # what was missed is found by looking

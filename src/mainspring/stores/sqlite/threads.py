@@ -59,6 +59,10 @@ class Mailbox:
             self._queue.put(None)
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def finished(self) -> bool:
         return self._closed and self._queue.empty()
 

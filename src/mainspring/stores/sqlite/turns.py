@@ -179,9 +179,21 @@ class HandlerConnection(sqlite3.Connection):
         return sqlite3.SQLITE_OK
 
     def cursor(self, factory: Any = None) -> Any:
-        cursor = super().cursor(_Cursor)
+        with self.in_use():
+            cursor = super().cursor(_Cursor)
         self._cursors.add(cursor)
         return cursor
+
+    # Python's own go past `cursor`.
+
+    def execute(self, *given: Any) -> Any:
+        return self.cursor().execute(*given)
+
+    def executemany(self, *given: Any) -> Any:
+        return self.cursor().executemany(*given)
+
+    def executescript(self, script: str) -> Any:
+        return self.cursor().executescript(script)
 
     def __enter__(self) -> HandlerConnection:
         return self

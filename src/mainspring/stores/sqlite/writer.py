@@ -117,7 +117,7 @@ class Writer:
         deliver(outcomes)
         if any(work.wakes and error is None for work, _, error in outcomes) or self._others_wrote():
             self.bell.ring()
-        if self._turns:
+        if self._turns and not self.mailbox.closed:
             self._give_turn(self._turns.popleft())
 
     def _patience(self) -> float | None:

@@ -1,0 +1,146 @@
+"""Job creations a second and the latency of lists, beside a bare FastAPI endpoint that only
+validates and inserts (bare_api.py). Both are processes of their own under uvicorn on SQLite at
+FULL, asked by one aiohttp client, in turns.
+
+Ours reads the schedule, works out the next slot, seals a secret header and a signing secret, and
+wakes the scheduler; the bare one does none of that, but has a commit for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.measure import folder, quantile, ratio, spread
+
+ROUNDS = 3
+CREATIONS = 600
+IN_FLIGHT = 16
+JOBS = 10_000
+LISTS = 300
+LIMIT = 20
+
+JOB = {
+    "schedule": "0 0 0 1 1 *",  # none fires while we measure
+    "endpoint": "https://api.example.com/webhook",
+    "headers": {"Authorization": "Bearer token", "Content-Type": "application/json"},
+    "body": {"event": "scheduled_task", "timestamp": "{{timestamp}}"},
+}
+
+
+def run() -> dict[str, Any]:
+    return asyncio.run(_run())
+
+
+async def _run() -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"ours": [], "bare": []}
+    lists: dict[str, list[float]] = {"ours": [], "bare": []}
+    with folder() as path:
+        async with _ours(path) as ours, _bare(path) as bare, aiohttp.ClientSession() as client:
+            sides = {"ours": ours, "bare": bare}
+            for _ in range(ROUNDS):
+                for name, url in sides.items():
+                    rates[name].append(await _creations(client, url, CREATIONS))
+            made = ROUNDS * CREATIONS
+            for url in sides.values():
+                await _creations(client, url, JOBS - made)
+            for _ in range(ROUNDS):
+                for name, url in sides.items():
+                    lists[name] += await _lists(client, url)
+    return {
+        "creations_per_second": {name: spread(values) for name, values in rates.items()},
+        "creations_of_bare": ratio(rates["ours"], rates["bare"]),
+        "list_of_10000_jobs_by_page_of_20": {name: _told(lists[name]) for name in lists},
+        "in_flight": IN_FLIGHT,
+    }
+
+
+def _told(seconds: list[float]) -> dict[str, float]:
+    parts = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+    return {name: round(quantile(seconds, part) * 1000, 2) for name, part in parts.items()}
+
+
+async def _creations(client: aiohttp.ClientSession, url: str, count: int) -> float:
+    left = iter(range(count))
+
+    async def worker() -> None:
+        for _ in left:
+            async with client.post(f"{url}/api/jobs", json=JOB) as answer:
+                assert answer.status == 201, await answer.text()
+                await answer.read()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(IN_FLIGHT)))
+    return count / (time.perf_counter() - began)
+
+
+async def _lists(client: aiohttp.ClientSession, url: str) -> list[float]:
+    rng = random.Random(1)
+    times = []
+    for _ in range(LISTS):
+        page = rng.randint(1, JOBS // LIMIT)
+        began = time.perf_counter()
+        async with client.get(f"{url}/api/jobs?page={page}&limit={LIMIT}") as answer:
+            document = json.loads(await answer.read())
+        times.append(time.perf_counter() - began)
+        assert document["total"] == JOBS
+    return times
+
+
+@asynccontextmanager
+async def _ours(path: Path) -> AsyncIterator[str]:
+    words = ["-m", "mainspring", "serve", "--quiet", "--store", f"sqlite:///{path}/ours.db"]
+    async with _process([*words, "--port"], {}) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _bare(path: Path) -> AsyncIterator[str]:
+    words = ["-m", "uvicorn", "bench.bare_api:app", "--log-level", "warning", "--no-access-log"]
+    environ = {"BARE_DATABASE": str(path / "bare.db")}
+    async with _process([*words, "--port"], environ) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _process(words: list[str], environ: dict[str, str]) -> AsyncIterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = Path(__file__).parent.parent
+    environ = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}", **environ}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, str(port), env=environ, stdout=DEVNULL, stderr=DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await _up(url)
+        yield url
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _up(url: str) -> None:
+    async with aiohttp.ClientSession() as client:
+        for _ in range(600):
+            try:
+                async with client.get(f"{url}/api/jobs") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.05)
+    raise RuntimeError(f"{url} did not come up")

@@ -1,0 +1,138 @@
+"""Webhook runs a second to an endpoint on loopback, beside a bare aiohttp loop.
+
+The endpoint is a process of its own that answers 200 with a small body. Both sides send the same
+request from one process with the same number of calls in flight. Ours is everything else too: runs
+claimed from SQLite at FULL, secrets opened, each request signed, the outcome and what was said
+recorded with each attempt. Each round runs both one after another. CPU time is of the calling
+process, all its threads: on a busy machine it says more than the rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.measure import folder, ratio, rounded, spread
+from mainspring import Event, Scheduler
+from mainspring.webhooks import Prepared, WebhookSettings
+
+ROUNDS = 5
+CALLS = 4_000
+IN_FLIGHT = 100
+BODY = {"event": "tick", "at": "{{timestamp}}", "run": "{{executionId}}"}
+SETTINGS = WebhookSettings(allow=["127.0.0.1"], per_host=IN_FLIGHT)
+
+ENDPOINT = """
+import asyncio
+
+class Answer(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport, self.seen = transport, b""
+    def data_received(self, data):
+        self.seen += data
+        head, end, rest = self.seen.partition(b"\\r\\n\\r\\n")
+        if end:
+            at = head.lower().index(b"content-length: ") + 16
+            size = int(head[at:].split(b"\\r\\n", 1)[0])
+            if len(rest) >= size:
+                self.seen = rest[size:]
+                self.transport.write(
+                    b'HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\n'
+                    b'Content-Length: 11\\r\\n\\r\\n{"ok":true}')
+
+async def main():
+    server = await asyncio.get_running_loop().create_server(Answer, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def run() -> dict[str, Any]:
+    figures: dict[str, list[float]] = {}
+    with endpoint() as url:
+        for _ in range(ROUNDS):
+            with folder() as path:
+                ours, cost, request = asyncio.run(webhooks(path, url))
+                bare, least = asyncio.run(bare_loop(request))
+            for name, value in (
+                ("webhook runs", ours),
+                ("bare calls", bare),
+                ("webhook cpu µs", cost),
+                ("bare cpu µs", least),
+            ):
+                figures.setdefault(name, []).append(rounded(value))
+    return {
+        "per_second": {name: spread(figures[name]) for name in ("webhook runs", "bare calls")},
+        "of_bare_loop": ratio(figures["webhook runs"], figures["bare calls"]),
+        "cpu_us_a_call": {name: spread(figures[f"{name} cpu µs"]) for name in ("webhook", "bare")},
+        "calls_per_round": CALLS,
+        "in_flight": IN_FLIGHT,
+    }
+
+
+@contextmanager
+def endpoint() -> Iterator[str]:
+    process = subprocess.Popen([sys.executable, "-c", ENDPOINT], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/hook"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def webhooks(path: Path, url: str) -> tuple[float, float, Prepared]:
+    """Runs a second from the first claim to the last record, their CPU time in µs, and the request
+    that was sent."""
+    store = f"sqlite:///{path}/jobs.db"
+    async with Scheduler(store, workers=0, webhooks=SETTINGS) as producer:
+        webhook = {"url": url, "body": BODY, "headers": {"Authorization": "Bearer bench-token"}}
+        job = await producer.add_job("call", webhook=webhook)
+        await producer.enqueue_many("call", [None] * CALLS)
+        request = producer.webhooks.preview(job, datetime.now(UTC), run_id="0" * 32)
+    done, all_done = 0, asyncio.Event()
+
+    def succeeded(event: Event) -> None:
+        nonlocal done
+        done += 1
+        if done == CALLS:
+            all_done.set()
+
+    worker = Scheduler(store, workers=IN_FLIGHT, webhooks=SETTINGS)
+    worker.on("run.succeeded", succeeded)
+    began, worked = time.perf_counter(), time.process_time()
+    async with worker:
+        await all_done.wait()
+        seconds, worked = time.perf_counter() - began, time.process_time() - worked
+        run = (await worker.list_runs(limit=1)).items[0]
+        assert run.attempts[0].detail["response"]["body"] == '{"ok":true}'
+    return CALLS / seconds, worked / CALLS * 1e6, request
+
+
+async def bare_loop(request: Prepared) -> tuple[float, float]:
+    left = iter(range(CALLS))
+
+    async def caller(session: aiohttp.ClientSession) -> None:
+        for _ in left:
+            async with session.request(
+                request.method, request.url, headers=request.headers, data=request.body
+            ) as answer:
+                await answer.read()
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        began, worked = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(caller(session) for _ in range(IN_FLIGHT)))
+        seconds, worked = time.perf_counter() - began, time.process_time() - worked
+        return CALLS / seconds, worked / CALLS * 1e6

@@ -1,0 +1,61 @@
+"""Instances side by side on a real MongoDB: what one is told, the others know."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.servers.fixtures import *  # noqa: F403
+from tests.servers.mongodb import with_database
+from tests.service.conftest import WEBHOOK, Serve
+from tests.service.test_page import Endpoint, until
+from tests.service.test_page import endpoint as endpoint
+
+
+def test_two_instances_on_a_replica_set(
+    serve: Serve, replica_set_url: str, database_name: str, endpoint: Endpoint
+) -> None:
+    url = with_database(replica_set_url, database_name)
+    secret = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+    environ = {"MONGODB_URI": url, "MAINSPRING_SECRET_KEY": secret}
+    one, two = [serve("--allow-private", "127.0.0.1", **environ) for _ in range(2)]
+    assert "mongodb://" in one.told["store"]
+    with one.client() as first, two.client() as second:
+        # The same create at both at once makes one job.
+        headers = {"Idempotency-Key": "same"}
+
+        def create(client: Any) -> Any:
+            return client.post("/api/jobs", json=WEBHOOK, headers=headers)
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(create, [first, second] * 4))
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["data"]["jobId"] for answer in answers}) == 1
+
+        # What one stores the other lists, runs and tells.
+        job = {"every": "1h", "endpoint": endpoint.url, "id": "call", "headers": {"Cookie": "x=1"}}
+        assert first.post("/api/jobs", json=job).status_code == 201
+        listed = second.get("/api/jobs?page=2&limit=1").json()
+        assert (listed["total"], listed["data"][0]["_id"]) == (2, "call")
+        assert listed["data"][0]["headers"] == {"Cookie": "********"}
+        run = second.post("/api/jobs/call/trigger").json()["data"]["id"]
+        until(lambda: first.get(f"/api/runs/{run}").json()["data"]["state"] == "succeeded")
+        assert endpoint.requests[0][1]["Cookie"] == "x=1"
+        endpoint.status = 500
+        first.put("/api/jobs/call", json={"retryAttempts": 0})
+        bad = first.post("/api/jobs/call/trigger").json()["data"]["id"]
+        failures = until(lambda: second.get("/api/observability/failures").json()["data"])
+        assert failures[0]["_id"] == f"{bad}:1"
+        failing = second.get("/api/runs?failing=true&since=2020-01-01").json()["data"]
+        assert [one["id"] for one in failing] == [bad]
+        stats = second.get("/api/observability/stats").json()["data"]
+        assert stats["executions"] == {"total": 2, "successful": 1, "failed": 1, "last24Hours": 2}
+        gone = second.post("/api/runs/bulk", json={"action": "delete", "match": {"job": "call"}})
+        assert gone.json()["data"]["done"] == 2
+        assert first.get("/api/runs?job=call").json()["data"] == []
+
+        # A key made at one shuts the other.
+        key = first.post("/api/keys", json={"name": "ops"}).json()["data"]["key"]
+        until(lambda: second.get("/api/jobs").status_code == 401)
+        good = {"Authorization": f"Bearer {key}"}
+        assert second.get("/api/jobs", headers=good).status_code == 200

@@ -1,0 +1,200 @@
+"""The connection that a handler writes with, and the turn it has of the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring import states
+from mainspring.errors import InvalidState, StoreError, TransactionExpired
+from mainspring.model import Run, State
+from mainspring.store import Claim, Held
+from mainspring.stores.sqlite import SqliteStore
+from mainspring.stores.sqlite.turns import Turn
+
+LEASE = timedelta(seconds=30)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "jobs.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def running(store: SqliteStore, run_id: str = "run") -> Run:
+    now = await store.now()
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+    await store.add([Run(id=run_id, job_id="job", handler="work", **times)])
+    claim = Claim(worker="w", handlers=frozenset({"work"}), limit=1, lease=LEASE)
+    [run] = await store.claim(claim)
+    return run
+
+
+def turn(store: SqliteStore, run: Run, limit: float = 10, *, blocking: bool = False) -> Turn:
+    held = Held(run.id, run.token)
+    return store.transaction(held, timedelta(seconds=limit), blocking=blocking)
+
+
+async def committed(store: SqliteStore, turn: Turn, run: Run) -> bool:
+    return await turn.commit(states.succeeded(run, await store.now(), None))
+
+
+def kept(tmp_path: Path) -> list[Any]:
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        return connection.execute("SELECT * FROM effects ORDER BY 1").fetchall()
+
+
+async def test_only_the_block_ends_it(store: SqliteStore, tmp_path: Path) -> None:
+    run = await running(store)
+    mine = turn(store, run)
+    session = await mine.begin()
+    session.execute("CREATE TABLE effects (name TEXT)")
+    for end in (session.commit, session.rollback, session.close):
+        with pytest.raises(InvalidState, match="by the end of its block alone"):
+            end()
+    for words in ("COMMIT", "END", "ROLLBACK", "BEGIN"):
+        with pytest.raises(InvalidState, match="SAVEPOINT"):
+            session.execute(words)
+    with pytest.raises(sqlite3.DatabaseError):
+        session.isolation_level = None  # Python's own way of a commit
+    with session:
+        session.execute("INSERT INTO effects VALUES ('with')")
+    session.execute("SAVEPOINT here")
+    session.execute("INSERT INTO effects VALUES ('undone')")
+    session.execute("ROLLBACK TO here")
+    session.cursor().executescript(
+        "INSERT INTO effects VALUES ('one; two'); INSERT INTO effects VALUES ('three')"
+    )
+    session.executemany("INSERT INTO effects VALUES (?)", [("four",)])
+    assert await committed(store, mine, run)
+    assert kept(tmp_path) == [("four",), ("one; two",), ("three",), ("with",)]
+
+
+async def test_a_connection_is_over_with_its_block(store: SqliteStore, tmp_path: Path) -> None:
+    run = await running(store)
+    mine = turn(store, run)
+    session = await mine.begin()
+    session.row_factory, session.text_factory = sqlite3.Row, bytes
+    session.execute("CREATE TABLE effects (name TEXT)")
+    reading = session.execute("INSERT INTO effects VALUES ('a'), ('b') RETURNING name")
+    assert reading.fetchone()[0] == b"a"  # and the other row is never asked for
+    assert await committed(store, mine, run)
+    for late in (session, reading):
+        with pytest.raises((TransactionExpired, sqlite3.ProgrammingError)):
+            late.execute("INSERT INTO effects VALUES ('late')")
+    assert kept(tmp_path) == [("a",), ("b",)]
+
+
+async def test_foreign_keys_hold(store: SqliteStore) -> None:
+    run = await running(store)
+    mine = turn(store, run)
+    session = await mine.begin()
+    session.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    session.execute("CREATE TABLE children (parent REFERENCES parents)")
+    with pytest.raises(sqlite3.IntegrityError):
+        session.execute("INSERT INTO children VALUES (1)")
+    await mine.rollback()
+
+
+@pytest.mark.parametrize("busy", ["sleeping", "in a statement"])
+async def test_its_time_is_up_whatever_the_handler_does(
+    store: SqliteStore, tmp_path: Path, busy: str
+) -> None:
+    run, other = await running(store), await running(store, "other")
+    mine = turn(store, run, limit=0.2, blocking=True)
+    began = threading.Event()
+    met: list[BaseException] = []
+
+    def handler() -> None:
+        begin = mine.begin()
+        with pytest.raises(StopIteration) as given:
+            begin.send(None)
+        session = given.value.value
+        session.execute("CREATE TABLE effects (name TEXT)")
+        began.set()
+        try:
+            if busy == "sleeping":
+                time.sleep(0.5)
+                session.execute("INSERT INTO effects VALUES ('late')")
+            session.execute(
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+                " SELECT count(*) FROM n"
+            )
+        except Exception as error:
+            met.append(error)
+
+    work = asyncio.create_task(asyncio.to_thread(handler))
+    await asyncio.to_thread(began.wait)
+    # Others wait for it as long as it may last, and no longer.
+    assert [r.id for r in await store.renew([Held(other.id, other.token)], LEASE)] == ["other"]
+    await work
+    assert isinstance(met[0], TransactionExpired)
+    late = mine.commit(states.succeeded(run, await store.now(), None))
+    with pytest.raises(TransactionExpired):
+        late.send(None)
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        assert (
+            connection.execute("SELECT name FROM sqlite_schema WHERE name = 'effects'").fetchall()
+            == []
+        )
+    assert (await store.get(["run"]))["run"].state is State.RUNNING
+
+
+async def test_renewals_come_between_two_transactions(store: SqliteStore) -> None:
+    """However many wait, what is queued has its turn after the one that is under way."""
+    first, *rest = [await running(store, f"r{n}") for n in range(4)]
+    mine = turn(store, first)
+    await mine.begin()
+    others = [turn(store, run) for run in rest]
+    waiting = [asyncio.create_task(other.begin()) for other in others]
+    await asyncio.sleep(0.05)
+    renewal = asyncio.create_task(store.renew([Held(first.id, first.token)], LEASE))
+    await asyncio.sleep(0.05)
+    await mine.rollback()
+    await renewal
+    assert sum(one.done() for one in waiting) <= 1
+    for other, one in zip(others, waiting, strict=True):
+        await one
+        await other.rollback()
+
+
+async def test_one_that_waits_may_leave(store: SqliteStore) -> None:
+    first, second = await running(store), await running(store, "second")
+    mine, other = turn(store, first), turn(store, second)
+    await mine.begin()
+    waiting = asyncio.create_task(other.begin())
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await other.rollback()
+    await mine.rollback()
+    third = turn(store, second)
+    await third.begin()
+    await third.rollback()
+
+
+async def test_a_closed_store_gives_no_turn(store: SqliteStore) -> None:
+    run, other = await running(store), await running(store, "other")
+    mine, waits, late = turn(store, run), turn(store, other), turn(store, other)
+    await mine.begin()
+    waiting = asyncio.create_task(waits.begin())
+    await asyncio.sleep(0.05)
+    closing_ = asyncio.create_task(store.close())
+    await asyncio.sleep(0.05)
+    await mine.rollback()
+    await closing_
+    with pytest.raises(StoreError, match="not open"):
+        await waiting
+    with pytest.raises(StoreError, match="not open"):
+        await late.begin()
