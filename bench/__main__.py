@@ -13,6 +13,7 @@ BENCHMARKS = {
     "latency": "enqueue to start on an idle worker, beside a bare writer and polling reader",
     "punctual": "lateness of starts for 100 and 1,000 jobs that share each second",
     "cron": "time per `next`, beside croniter",
+    "effects": "effect-once beside at-least-once with a commit of its own",
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
     "scale": "claim cost at 10 thousand to 1 million pending runs",

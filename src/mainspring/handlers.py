@@ -28,6 +28,9 @@ class Hooks:
 class Handler:
     """A callable under a name, with what its signature says about payloads."""
 
+    built_in = False
+    """Whether it is Mainspring's own: a traceback of its failures would tell a user nothing."""
+
     reads_job = False
     """Whether it reads `ctx.job`, and so wants the definition as it is now, not a moment old."""
 

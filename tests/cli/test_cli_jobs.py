@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mainspring import Scheduler
 from tests.cli.conftest import Run
 
 Stocked = dict[str, str]
@@ -106,3 +107,16 @@ def test_looking_through_an_app_changes_nothing(run: Run, stocked: Stocked, fold
     run("jobs", "remove", "whoami", "--force")
     listed = run("jobs", "list", "--app", "app:scheduler", "--json").json["items"]
     assert "whoami" not in [job["id"] for job in listed]
+
+
+def test_a_webhook_is_shown_without_its_secrets(run: Run, stocked: dict[str, str]) -> None:
+    store = "sqlite:///mainspring.db"
+    with Scheduler(store, workers=0).blocking as blocking:
+        webhook = {"url": "https://example.org/x", "headers": {"Authorization": "Bearer t0k3n-1"}}
+        blocking.add_job("call", webhook=webhook)
+    assert "calls:      POST https://example.org/x\n" in run("jobs", "show", "call").out
+    told = run("jobs", "show", "call", "--json").json["webhook"]
+    assert told["headers"] == {"Authorization": "********"}
+    assert (told["url"], told["signed"]) == ("https://example.org/x", True)
+    assert "********" in run("jobs", "list", "--json").out
+    assert "t0k3n" not in run("jobs", "list", "--json").out

@@ -1,4 +1,4 @@
-"""The examples of the two pages about jobs and the library run as they stand."""
+"""The examples of the pages about jobs, effects and the library run as they stand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mainspring.policy import Policy
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["jobs.md", "library.md"])
+@pytest.mark.parametrize("page", ["jobs.md", "effect-once.md", "library.md"])
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     script = tmp_path / "page.py"

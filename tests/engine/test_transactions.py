@@ -18,7 +18,8 @@ from mainspring.errors import (
     TransactionAborted,
     TransactionExpired,
 )
-from mainspring.model import Outcome
+from mainspring.model import Outcome, replace
+from mainspring.policy import Policy
 from mainspring.store import Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
@@ -398,6 +399,38 @@ async def test_they_do_not_nest(make: Make, place: str | Store) -> None:
     async with scheduler:
         done = await ended(scheduler, await send.enqueue())
     assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
+
+
+async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        with ctx.transaction():
+            pass
+
+    async with scheduler:
+        done = await ended(scheduler, await send.enqueue())
+    assert done.state is State.FAILED
+    assert "writes `async with ctx.transaction()`" in str(done.error)
+
+
+async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions() -> None:
+    class Plain(MemoryStore):
+        no_transactions = "none here"
+
+    store = Plain()
+    scheduler = Scheduler(store)
+
+    @scheduler.job()
+    async def send(ctx: RunContext) -> None: ...
+
+    async with scheduler:
+        job = await scheduler.add_job("copied", handler=send)
+        await store.put_job(replace(job, policy=Policy.make(job.policy, delivery="effect_once")))
+        assert (await scheduler.pause_job("copied")).enabled is False
+        with pytest.raises(InvalidInput, match="none here"):
+            await scheduler.update_job("copied", retries=1)
 
 
 def test_what_cannot_be_is_refused_when_the_job_is_made() -> None:

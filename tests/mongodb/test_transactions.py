@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,9 @@ from mainspring.stores.mongodb.transactions import MongoTransaction
 from tests.engine.kit import Heard
 from tests.servers.mongodb import with_database
 from tests.servers.server import Document
+from tests.simulation.effects import effect_test
+
+PAGE = Path(__file__).parents[2] / "docs" / "effect-once.md"
 
 
 @pytest.fixture(params=["replica set", "sharded"])
@@ -255,3 +262,26 @@ async def test_a_server_alone_has_none(standalone_url: str, database_name: str) 
 
     with pytest.raises(InvalidInput, match=r"'send' cannot have .* this server stands alone"):
         await scheduler.start()
+
+
+def test_the_page_runs_as_it_stands(
+    replica_set_url: str, database_name: str, tmp_path: Path
+) -> None:
+    [block] = re.findall(r"```python mongodb\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    url = with_database(replica_set_url, database_name)
+    assert block.count("mongodb://db1,db2,db3/shop?replicaSet=rs") == 1
+    script = tmp_path / "page.py"
+    script.write_text(block.replace("mongodb://db1,db2,db3/shop?replicaSet=rs", url))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_a_handler_killed_anywhere_leaves_one_effect(
+    replica_set_url: str, database_name: str, tmp_path: Path
+) -> None:
+    """In short; `make chaos` does it at length, on a cluster too."""
+    url = with_database(replica_set_url, database_name)
+    tally = await effect_test(tmp_path, url=url, runs=120, kills=5, stops=0, seed=1, patience=100)
+    assert tally.again > 0, "no kill met a handler: it shows nothing"

@@ -20,7 +20,16 @@ from mainspring import Run, Scheduler, State
 from mainspring.model import Outcome
 from tests.simulation.crash_worker import LEASE, LIMIT, build
 
-__all__ = ["Account", "Crew", "Entry", "check", "crash_test", "read_log"]
+__all__ = [
+    "Account",
+    "Crew",
+    "Entry",
+    "all_ended",
+    "check",
+    "crash_test",
+    "read_log",
+    "tormented",
+]
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,13 +50,14 @@ class Crew:
     url: str
     logs: Path
     rng: random.Random
+    module: str = "tests.simulation.crash_worker"
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed: dict[int, float] = field(default_factory=dict)
     stopped: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def hire(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.simulation.crash_worker", self.url, str(self.logs)],
+            [sys.executable, "-m", self.module, self.url, str(self.logs)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             stderr=subprocess.DEVNULL,
@@ -72,10 +82,13 @@ class Crew:
 
     @classmethod
     @contextmanager
-    def on(cls, place: Path, seed: int) -> Iterator[Self]:
+    def on(
+        cls, place: Path, seed: int, url: str | None = None, worker: str = "crash_worker"
+    ) -> Iterator[Self]:
         logs = place / "logs"
         logs.mkdir()
-        crew = cls(f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed))
+        module = f"tests.simulation.{worker}"
+        crew = cls(url or f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed), module)
         try:
             yield crew
         finally:
@@ -113,8 +126,8 @@ async def crash_test(
             ids = await _enqueue(desk, crew.rng, runs)
             for _ in range(4):
                 crew.hire()
-            torment = asyncio.create_task(_torment(crew, kills, stops))
-            ended = await _all_ended(desk, ids, patience)
+            torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
+            ended = await all_ended(desk, ids, patience)
             await torment
         log = read_log(crew.logs)
         check(ended, log, crew)
@@ -132,7 +145,7 @@ async def _enqueue(desk: Scheduler, rng: random.Random, count: int) -> list[str]
     return ids
 
 
-async def _torment(crew: Crew, kills: int, stops: int) -> None:
+async def tormented(crew: Crew, kills: int, stops: int, lease: float) -> None:
     rng = crew.rng
     deeds = ["kill"] * kills + ["stop"] * stops
     rng.shuffle(deeds)
@@ -144,10 +157,10 @@ async def _torment(crew: Crew, kills: int, stops: int) -> None:
             crew.kill(victim)
             crew.hire()
         else:
-            await crew.freeze(victim, rng.uniform(1.1, 1.6) * LEASE)
+            await crew.freeze(victim, rng.uniform(1.1, 1.6) * lease)
 
 
-async def _all_ended(desk: Scheduler, ids: list[str], patience: float) -> list[Run]:
+async def all_ended(desk: Scheduler, ids: list[str], patience: float) -> list[Run]:
     deadline = time.monotonic() + patience
     while True:
         left = (await desk.stats()).runs

@@ -10,6 +10,7 @@ from mainspring import State
 from mainspring.model import Outcome
 from tests.simulation.crash import Crew, crash_test, read_log
 from tests.simulation.crash_worker import LEASE, build
+from tests.simulation.effects import effect_test
 
 
 async def test_killed_workers_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
@@ -40,3 +41,9 @@ async def test_a_worker_that_was_stopped_beyond_its_lease_is_refused(tmp_path: P
         assert outcomes == [Outcome.LOST, Outcome.SUCCEEDED]
         assert after.result["pid"] != first.pid
         assert after.token == 2
+
+
+async def test_a_handler_killed_anywhere_leaves_one_effect(tmp_path: Path) -> None:
+    tally = await effect_test(tmp_path, runs=240, kills=10, stops=1, seed=1, patience=90)
+    assert tally.kills == 10
+    assert tally.again > 0, "no kill met a handler: it shows nothing"

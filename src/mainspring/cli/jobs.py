@@ -226,6 +226,7 @@ def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str
         ("failing", _failing(metrics.consecutive_failures)),
         ("takes", None if average is None else f"{times.span(average)} on average"),
         ("payload", None if job.payload is None else _one_line(job.payload)),
+        ("calls", f"{job.webhook.method} {job.webhook.url}" if job.webhook else None),
         ("policy", ", ".join(f"{k}={_one_line(v)}" for k, v in job.policy.to_dict().items())),
         ("tags", ", ".join(job.tags)),
         ("metadata", _one_line(dict(job.metadata)) if job.metadata else None),

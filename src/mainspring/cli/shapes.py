@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from mainspring import codec
 from mainspring.cli.times import iso
 from mainspring.model import Attempt, Job, Page, Progress, Run
+from mainspring.webhooks.desk import shown
 
 __all__ = ["job_document", "page_document", "plain_json", "run_document"]
 
@@ -35,6 +36,7 @@ def job_document(job: Job) -> dict[str, Any]:
         if schedule is None
         else {**schedule.to_dict(), "description": schedule.describe()},
         "policy": job.policy.to_dict(),
+        "webhook": None if job.webhook is None else shown(job.webhook),
     }
 
 

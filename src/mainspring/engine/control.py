@@ -260,7 +260,8 @@ class Control:
             edited = replace(edit(job, now), updated_at=now)
             if edited.policy.after != job.policy.after:
                 await self._refuse_reorder(edited)
-            self._refuse_effect_once(edited)
+            if edited.policy != job.policy:
+                self._refuse_effect_once(edited)
             if await self._parts.store.put_job(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")

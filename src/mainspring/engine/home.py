@@ -185,7 +185,7 @@ class Home:
             work.result = answer
         except BaseException as error:  # SystemExit too: a handler must not end the program
             work.waited = True
-            work.problem = Problem.of(error)
+            work.problem = Problem.of(error, plain=work.handler.built_in)
         work.task = None
         if work.timer is not None:
             work.timer.cancel()

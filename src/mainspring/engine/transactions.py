@@ -17,6 +17,7 @@ from mainspring.engine.parts import Parts
 from mainspring.engine.verdict import completed
 from mainspring.engine.work import Work
 from mainspring.errors import (
+    InvalidInput,
     InvalidState,
     MainspringError,
     StoreUnavailable,
@@ -55,6 +56,8 @@ class Transacting:
         await _to_the_end(self._end(error, expired=self._timer.expired()))
 
     def __enter__(self) -> Any:
+        if self._work.handler.is_async:
+            raise InvalidState("an async handler writes `async with ctx.transaction()`")
         self._make(blocking=True)
         return _driven(self._begun())
 
@@ -112,11 +115,10 @@ class Transacting:
         work.completion = completed(work, self._parts.time.now())
         try:
             kept = await self._transaction.commit(work.completion)
-        except StoreUnavailable:
-            raise  # perhaps it stands: whoever settles this attempt will see
-        except BaseException:
+        except (InvalidInput, TransactionExpired):
             work.completion = None
             raise
+        # After any other error it may stand all the same: whoever settles this attempt will see.
         if not kept:
             work.completion = None
             raise TransactionAborted("a cancel came first, or another worker has it by now")

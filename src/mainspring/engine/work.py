@@ -13,7 +13,7 @@ from msgspec import Struct
 from mainspring.context import RunContext
 from mainspring.engine.processes import RemoteError
 from mainspring.engine.traces import trace_of
-from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze
+from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -50,11 +50,13 @@ class Problem:
     exception: BaseException | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Problem:
+    def of(cls, error: BaseException, *, plain: bool = False) -> Problem:
+        """`plain`: where it is one of ours, its words say all, and no traceback is kept."""
+        plain = plain and isinstance(error, WebhookFailed | Retry | GiveUp)
         return cls(
             error=_in_words(error),
             names=error_names(error),
-            traceback=trace_of(error, 16_000),
+            traceback=None if plain else trace_of(error, 16_000),
             retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),

@@ -10,6 +10,8 @@ by the wall clock, and the connection goes with it.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from mainspring.errors import AddressRefused, Snooze, WebhookFailed
@@ -30,6 +34,7 @@ __all__ = ["MOST_READ", "Client", "Heard"]
 
 MOST_READ = 64 * 1024
 MOST_HEADERS = 100
+MOST_INTERIM = 20
 LONGEST_LINE = 8_190
 NAME_SECONDS = 5
 """How long an address that a name stood for is used for new connections."""
@@ -152,8 +157,27 @@ class Client:
         return socket.socket(family=family, type=kind, proto=proto)
 
 
+class _Protocol(ResponseHandler):
+    """Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of
+    them, and a flood keeps the program's loop from everything else."""
+
+    interim = 0
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        self.interim = self.interim + 1 if data[0].code < 200 else 0
+        if self.interim <= MOST_INTERIM:
+            super().feed_data(data, size)
+        elif self.transport is not None:
+            self.set_exception(HttpProcessingError(message="too many interim answers"))
+            self.transport.abort()
+
+
 class _Connector(aiohttp.TCPConnector):
     """Tells which address a call goes to, also over a connection that is used again."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
 
     async def connect(self, *arguments: Any, **options: Any) -> Connection:
         connection = await super().connect(*arguments, **options)
@@ -258,7 +282,7 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
         case aiohttp.ClientConnectorDNSError():
             return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return WebhookFailed(f"no safe connection to {host}: {_short(error)}")
+            return WebhookFailed(f"no safe connection to {host}: {str(error)[:300]}")
         case aiohttp.ClientConnectorError():
             return WebhookFailed(f"no connection to {host}:{url.port}: {_short(cause)}")
         case aiohttp.ServerDisconnectedError():
@@ -273,5 +297,6 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
 
 
 def _short(error: object) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)[:300]
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)[:300]

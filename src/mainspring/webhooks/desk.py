@@ -25,7 +25,7 @@ from mainspring.webhooks.settings import WebhookSettings
 if TYPE_CHECKING:
     from mainspring.webhooks.client import Client
 
-__all__ = ["HANDLER", "Webhooks", "shown_headers"]
+__all__ = ["HANDLER", "Webhooks", "shown", "shown_headers"]
 
 log = logging.getLogger("mainspring")
 
@@ -42,6 +42,19 @@ _MEMORY_KEYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def shown_headers(webhook: Webhook) -> dict[str, str]:
     """A webhook's headers as they may be shown: secrets are masked."""
     return {**webhook.headers, **dict.fromkeys(webhook.secret_headers, MASK)}
+
+
+def shown(webhook: Webhook) -> dict[str, Any]:
+    """A webhook in JSON's words, without its secrets."""
+    return {
+        "url": webhook.url,
+        "method": webhook.method,
+        "headers": shown_headers(webhook),
+        "body": webhook.body,
+        "success": webhook.success,
+        "retry_on": webhook.retry_on,
+        "signed": bool(webhook.signing),
+    }
 
 
 class Webhooks:

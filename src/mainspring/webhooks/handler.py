@@ -49,6 +49,7 @@ class Host(Protocol):
 class WebhookHandler(Handler):
     """The handler `webhook`, built in. A run's payload, where there is one, is its body."""
 
+    built_in = True
     reads_job = True
 
     def __init__(self, webhooks: Webhooks, host: Host, clock: Clock) -> None:
