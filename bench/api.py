@@ -49,7 +49,13 @@ async def _run() -> dict[str, Any]:
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     lists: dict[str, list[float]] = {"ours": [], "bare": []}
     with folder() as path:
-        async with _ours(path) as ours, _bare(path) as bare, aiohttp.ClientSession() as client:
+        # Servers let go of idle connections after 5 s: let go first.
+        lines = aiohttp.TCPConnector(keepalive_timeout=2)
+        async with (
+            _ours(path) as ours,
+            _bare(path) as bare,
+            aiohttp.ClientSession(connector=lines) as client,
+        ):
             sides = {"ours": ours, "bare": bare}
             for _ in range(ROUNDS):
                 for name, url in sides.items():
