@@ -303,6 +303,10 @@ class Store(Protocol):
         write came first."""
         ...
 
+    async def note_kinds(self) -> list[str]:
+        """The kinds of which there are notes (expired ones may count)."""
+        ...
+
     async def drop_note(self, kind: str, name: str) -> bool:
         """Delete a note. False if there was none."""
         ...

@@ -12,14 +12,13 @@ import pytest
 from mainspring import Scheduler, states
 from mainspring.copying import PAGE, copy
 from mainspring.errors import CopyRefused
-from mainspring.model import State, replace
-from mainspring.store import Claim, JobQuery, Store
+from mainspring.model import Note, State, replace
+from mainspring.store import Claim, JobQuery, NoteQuery, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore, RandomFaults
 from tests.copying.world import everything, fill, made, opened
-from tests.engine.kit import Heard
 from tests.servers.mongodb import with_database
 
 Make = Callable[[str], Store]
@@ -112,6 +111,29 @@ async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -
         assert await everything(target) == await everything(source)
 
 
+async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
+    """API keys among them: one that was revoked meanwhile must not live on."""
+    source, target = on_disk("a"), on_mongo("b")
+    async with opened(source, target):
+        ends = await source.now() + timedelta(hours=1)
+        notes = [Note(kind="api-key", name=f"{n:04}", value={"$n": n}) for n in range(PAGE + 3)]
+        notes.append(Note(kind="other", name="0001", value="x", expires_at=ends))
+        for note in notes:
+            await source.put_note(note)
+        assert (await copy(source, target)).notes == len(notes)
+        await source.put_note(replace(notes[0], value="changed", version=1))
+        await copy(source, target)
+        query = NoteQuery(kind="api-key", limit=1000)
+        assert [(note.name, note.value) for note in (await target.notes(query)).items] == [
+            (note.name, note.value) for note in (await source.notes(query)).items
+        ]
+        [other] = (await target.notes(NoteQuery(kind="other"))).items
+        assert (other.value, other.expires_at) == ("x", ends)
+        await source.drop_note("api-key", "0007")
+        with pytest.raises(CopyRefused, match="note 0007 is there, and not in the source"):
+            await copy(source, target)
+
+
 async def test_a_key_that_was_given_on_and_taken_back(on_disk: Make, on_mongo: Make) -> None:
     """An old run that was revived holds the key that a newer one had, which is over."""
     source, target, third = on_disk("a"), on_mongo("b"), on_disk("c")
@@ -146,7 +168,7 @@ async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo:
     seen: list[str] = []
 
     def made_on(store: Store) -> Scheduler:
-        scheduler = Scheduler(store, lease="1s", poll="50ms")
+        scheduler = Scheduler(store)
 
         @scheduler.job(id="mail", concurrency=1)
         async def mail(to: str) -> str:
@@ -175,18 +197,20 @@ async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo:
         await copy(source, target)
         [ticking] = (await source.jobs(JobQuery(ids=frozenset({"ticking"})))).items
         assert ticking.next_run_at is not None
-    scheduler = made_on(target)
-    heard = Heard(scheduler)
-    async with scheduler:
+    async with made_on(target) as scheduler:
         again = await scheduler.enqueue("mail", {"to": "again"}, dedupe_key="one")
         assert (again.id, again.duplicate) == (later.id, True)
         done = await scheduler.wait((await scheduler.retry(failed.id)).id, 30)
         assert (done.state, done.attempt, done.token) == (State.SUCCEEDED, 2, 2)
         rescued = await scheduler.wait(held.id, 30)
         assert (rescued.state, rescued.token) == (State.SUCCEEDED, 2)
-        tick = await heard.until("run.succeeded", where=lambda event: event.job_id == "ticking")
-        assert tick.run is not None
-        assert tick.run.scheduled_at >= ticking.next_run_at
+        async with asyncio.timeout(30):
+            while not [
+                run
+                for run in (await scheduler.list_runs(job="ticking", state="succeeded")).items
+                if run.scheduled_at >= ticking.next_run_at
+            ]:
+                await asyncio.sleep(0.1)
     assert sorted(seen) == ["lost", "nobody", "nobody"]
 
 

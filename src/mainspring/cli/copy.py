@@ -46,6 +46,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         "from": here.name,
         "to": there.name,
         "jobs": copied.jobs,
+        "notes": copied.notes,
         "runs": {str(state): count for state, count in sorted(copied.runs.items())},
         "written": copied.written,
         "there": copied.there,

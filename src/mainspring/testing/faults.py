@@ -236,6 +236,9 @@ class FaultyStore:
     async def put_note(self, note: Note) -> int | None:
         return await self._call("put_note", lambda: self.store.put_note(note))
 
+    async def note_kinds(self) -> list[str]:
+        return await self._call("note_kinds", lambda: self.store.note_kinds())
+
     async def drop_note(self, kind: str, name: str) -> bool:
         return await self._call("drop_note", lambda: self.store.drop_note(kind, name))
 

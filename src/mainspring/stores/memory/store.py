@@ -299,6 +299,9 @@ class MemoryStore:
         self._notes[note.kind, note.name] = replace(note, value=value, version=version)
         return version
 
+    async def note_kinds(self) -> list[str]:
+        return sorted({kind for kind, _ in self._notes})
+
     @_whole
     async def drop_note(self, kind: str, name: str) -> bool:
         return self._notes.pop((kind, name), None) is not None

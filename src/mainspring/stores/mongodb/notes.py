@@ -18,7 +18,7 @@ from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.rows import to_us
 from mainspring.stores.mongodb.times import read_moment
 
-__all__ = ["drop", "find", "put"]
+__all__ = ["drop", "find", "kinds", "put"]
 
 
 async def find(db: Database, query: NoteQuery) -> Page[Note]:
@@ -45,6 +45,11 @@ async def find(db: Database, query: NoteQuery) -> Page[Note]:
     ]
     full = len(notes) == query.limit
     return Page(notes, notes[-1].name if full else None)
+
+
+async def kinds(db: Database) -> list[str]:
+    found: list[str] = await db.notes.distinct("kind")
+    return sorted(found)
 
 
 async def put(db: Database, note: Note) -> int | None:

@@ -202,6 +202,10 @@ class MongoStore:
         with translating():
             return await notes.put(self._db, note)
 
+    async def note_kinds(self) -> list[str]:
+        with translating():
+            return await notes.kinds(self._db)
+
     async def drop_note(self, kind: str, name: str) -> bool:
         with translating():
             return await notes.drop(self._db, kind, name)

@@ -13,7 +13,7 @@ from mainspring.store import NoteQuery
 from mainspring.stores.sqlite.rows import from_us, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 
-__all__ = ["drop", "find", "put"]
+__all__ = ["drop", "find", "kinds", "put"]
 
 _LIVE = "(expires_at IS NULL OR expires_at > ?)"
 
@@ -42,6 +42,11 @@ def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Not
     ]
     full = found and len(found) == query.limit
     return Page(found, found[-1].name if full else None)
+
+
+def kinds(connection: sqlite3.Connection) -> list[str]:
+    rows = connection.execute("SELECT DISTINCT kind FROM mainspring_notes ORDER BY kind")
+    return [kind for (kind,) in rows]
 
 
 def put(tx: Transaction, items: Sequence[Note]) -> list[int | None]:

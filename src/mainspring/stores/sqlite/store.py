@@ -156,6 +156,9 @@ class SqliteStore:
         [version] = await self._write(notes.put, [note], wakes=False)
         return None if version is None else int(version)
 
+    async def note_kinds(self) -> list[str]:
+        return await self._open_session().reader.read(notes.kinds)
+
     async def drop_note(self, kind: str, name: str) -> bool:
         [done] = await self._write(notes.drop, [(kind, name)], wakes=False)
         return bool(done)

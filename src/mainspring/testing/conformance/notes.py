@@ -1,4 +1,4 @@
-"""`notes`, `put_note`, `drop_note`."""
+"""`notes`, `note_kinds`, `put_note`, `drop_note`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Noting(Suite):
         assert found.value == "other"
         assert await self.names(store) == ["a"]
         assert await self.names(store, "neither") == []
+        assert await store.note_kinds() == ["key", "other"]
 
     async def test_by_name_in_pages(self, store: Store) -> None:
         for name in ("c", "a", "e", "b", "d"):

@@ -1,4 +1,4 @@
-"""From one store to another: every job and every run, as they are.
+"""From one store to another: every job, note and run, as they are.
 
 A scheduler that starts on the copy goes on as if nothing had happened: tokens, attempts, versions,
 dedupe keys and slots are those of the original. It needs the methods of the protocol alone:
@@ -17,16 +17,24 @@ over there as it would have been here.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from mainspring import codec
+from mainspring.copying.reading import (
+    PAGE,
+    all_jobs,
+    all_notes,
+    jobs_like,
+    page_of,
+    patiently,
+    same_notes,
+)
 from mainspring.engine.keeper import LEADER
 from mainspring.errors import CopyRefused, StoreUnavailable
 from mainspring.model import Job, Run, State, replace
@@ -35,15 +43,7 @@ from mainspring.store import JobQuery, RunQuery, Store
 
 __all__ = ["Copied", "Look", "copy", "look"]
 
-T = TypeVar("T")
-
-PAGE = 200
-"""Runs at a time. With payloads, results and logs as large as they may be, that is 400 MB."""
-
 TURN = timedelta(seconds=30)
-TRIES = 12
-LONGEST_PAUSE = 5.0
-"""A store that is away is asked again for about 45 seconds: longer than a failover takes."""
 
 _LOCK = "copy"
 _COMPARED = tuple(name for name in Run.__struct_fields__ if name not in ("id", "duplicate"))
@@ -74,6 +74,7 @@ class Copied:
     """What became of a copy: how much was written, was there already, was there and made equal."""
 
     jobs: int = 0
+    notes: int = 0
     runs: Counter[State] = field(default_factory=Counter)
     written: int = 0
     mended: int = 0
@@ -83,15 +84,15 @@ class Copied:
 
 async def look(store: Store) -> Look:
     """Count a store through, and refuse one whose runs are being worked on."""
-    await _patiently(store.find, RunQuery(lapsed=True, limit=1))  # ends what is half made
+    await patiently(store.find, RunQuery(lapsed=True, limit=1))  # ends what is half made
     await _refuse_leases(store)
     seen = Look()
-    async for jobs in _all_jobs(store):
+    async for jobs in all_jobs(store):
         seen.jobs += len(jobs)
         seen.secrets += sum(map(_has_secrets, jobs))
     cursor: str | None = None
     while True:
-        runs, after = await _page(store, cursor)
+        runs, after = await page_of(store, cursor)
         if runs:
             seen.pages.append(cursor)
         for run in runs:
@@ -111,9 +112,10 @@ async def copy(
         await _refuse_strangers(source, target)
         work = _Copy(source, target)
         await work.copy_jobs()
+        await work.copy_notes()
         for number, cursor in enumerate(reversed(seen.pages), start=1):
             await still_alone()
-            runs, _ = await _page(source, cursor)
+            runs, _ = await page_of(source, cursor)
             await work.copy_runs(runs[::-1])
             progress(min(number * PAGE, seen.total), seen.total)
         await work.copy_deferred()
@@ -139,21 +141,32 @@ class _Copy:
         self.tokens = 0
 
     async def copy_jobs(self) -> None:
-        async for jobs in _all_jobs(self._source):
+        async for jobs in all_jobs(self._source):
             ids = frozenset(job.id for job in jobs)
             query = JobQuery(ids=ids, limit=len(ids))
-            there = {job.id: job for job in await _patiently(_jobs, self._target, query)}
+            there = {job.id: job for job in await patiently(jobs_like, self._target, query)}
             changed = [job for job in jobs if job.id in there and there[job.id] != job]
             for job in changed:
                 _refuse_newer(f"job {job.id}", "version", there[job.id].version, job.version)
-                await _patiently(self._target.drop_job, job.id)
+                await patiently(self._target.drop_job, job.id)
             missing = [job for job in jobs if job.id not in there or job in changed]
-            await _patiently(self._target.add_jobs, missing)
+            await patiently(self._target.add_jobs, missing)
             self.copied.jobs += len(jobs)
+
+    async def copy_notes(self) -> None:
+        """API keys and the like. Their versions begin anew: who compares them reads them first."""
+        async for notes in all_notes(self._source):
+            there = await same_notes(self._target, notes)
+            for note in notes:
+                kept = there.get(note.name)
+                fresh = replace(note, version=kept.version if kept else 0)
+                if fresh != kept:
+                    await patiently(self._target.put_note, fresh)
+            self.copied.notes += len(notes)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:
         """Write a page, oldest first. Those whose key is another's now come last."""
-        there = await _patiently(self._target.get, [run.id for run in runs])
+        there = await patiently(self._target.get, [run.id for run in runs])
         stale = [(there[run.id], run) for run in runs if run.id in there]
         self.copied.mended += await self._mend(stale)
         refused = await self._add([run for run in runs if run.id not in there])
@@ -167,7 +180,7 @@ class _Copy:
         """Live runs whose key was held when their turn came: its holder has been mended since."""
         for at in range(0, len(self._deferred), PAGE):
             ids = self._deferred[at : at + PAGE]
-            runs = await _patiently(self._source.get, ids)
+            runs = await patiently(self._source.get, ids)
             for run in await self._add(list(runs.values())):
                 raise CopyRefused(
                     f"run {run.id} cannot be copied: its dedupe key {run.dedupe_key!r} is held by"
@@ -178,7 +191,7 @@ class _Copy:
         """Add runs as they are; give those that were refused for their key."""
         if not runs:
             return []
-        added = await _patiently(self._target.add, runs)
+        added = await patiently(self._target.add, runs)
         refused = [run for run, one in zip(runs, added, strict=True) if one.duplicate]
         pairs = zip(runs, added, strict=True)
         await self._mend([(one.run, run) for run, one in pairs if not one.duplicate])
@@ -202,8 +215,8 @@ class _Copy:
             Change(run.id, {"state": kept.state, "token": kept.token}, unlike)
             for kept, run, unlike in differ
         ]
-        await _patiently(self._target.commit, changes)
-        now = await _patiently(self._target.get, [run.id for _, run, _ in differ])
+        await patiently(self._target.commit, changes)
+        now = await patiently(self._target.get, [run.id for _, run, _ in differ])
         for _, run, _ in differ:
             if run.id not in now or _unlike(now[run.id], run):
                 raise CopyRefused(
@@ -277,14 +290,14 @@ async def _same_store(source: Store, target: Store, mine: str, other: str) -> bo
 
 
 async def _elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
-    return await _patiently(store.elect, name, holder, ttl)
+    return await patiently(store.elect, name, holder, ttl)
 
 
 async def _refuse_leases(store: Store) -> None:
-    now = await _patiently(store.now)
+    now = await patiently(store.now)
     cursor: str | None = None
     while True:
-        runs, cursor = await _page(store, cursor, State.RUNNING)
+        runs, cursor = await page_of(store, cursor, State.RUNNING)
         held = [run for run in runs if run.lease_until is not None and run.lease_until > now]
         if held:
             last = max(run.lease_until for run in held if run.lease_until is not None)
@@ -298,16 +311,19 @@ async def _refuse_leases(store: Store) -> None:
 
 async def _refuse_strangers(source: Store, target: Store) -> None:
     """The target is empty, or holds nothing but what a copy before has brought there."""
-    async for jobs in _all_jobs(target):
+    async for jobs in all_jobs(target):
         ids = frozenset(job.id for job in jobs)
         query = JobQuery(ids=ids, limit=len(ids))
-        known = {job.id for job in await _patiently(_jobs, source, query)}
+        known = {job.id for job in await patiently(jobs_like, source, query)}
         _refuse_stranger("job", ids - known)
+    async for notes in all_notes(target):
+        known = set(await same_notes(source, notes))
+        _refuse_stranger("note", frozenset(note.name for note in notes) - known)
     cursor: str | None = None
     while True:
-        runs, cursor = await _page(target, cursor)
+        runs, cursor = await page_of(target, cursor)
         ids = frozenset(run.id for run in runs)
-        _refuse_stranger("run", ids - (await _patiently(source.get, ids)).keys())
+        _refuse_stranger("run", ids - (await patiently(source.get, ids)).keys())
         if cursor is None:
             return
 
@@ -338,7 +354,7 @@ async def _verify(source: Store, target: Store, seen: Look, tokens: int) -> None
         )
     pairs = [
         (job, kept)
-        async for jobs in _all_jobs(source)
+        async for jobs in all_jobs(source)
         for job, kept in zip(jobs, await _same_jobs(target, jobs), strict=True)
         if job != kept
     ]
@@ -351,12 +367,12 @@ async def _verify(source: Store, target: Store, seen: Look, tokens: int) -> None
 
 async def _same_jobs(store: Store, jobs: Sequence[Job]) -> list[Job | None]:
     query = JobQuery(ids=frozenset(job.id for job in jobs), limit=len(jobs))
-    found = {job.id: job for job in await _patiently(_jobs, store, query)}
+    found = {job.id: job for job in await patiently(jobs_like, store, query)}
     return [found.get(job.id) for job in jobs]
 
 
 async def _counted(store: Store) -> Counter[tuple[str, State]]:
-    counts = await _patiently(store.counts)
+    counts = await patiently(store.counts)
     by_job = counts.runs.items()
     return Counter({(job, state): n for job, runs in by_job for state, n in runs.items() if n})
 
@@ -370,39 +386,3 @@ def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:
 
 def _told(runs: Mapping[State, int]) -> str:
     return ", ".join(f"{runs[state]} {state}" for state in State if runs.get(state)) or "no runs"
-
-
-# -- reading --------------------------------------------------------------------------------
-
-
-async def _page(store: Store, cursor: str | None, *states: State) -> tuple[list[Run], str | None]:
-    query = RunQuery(cursor=cursor, limit=PAGE, states=frozenset(states) or None)
-    page = await _patiently(store.find, query)
-    return page.items, page.cursor
-
-
-async def _jobs(store: Store, query: JobQuery) -> list[Job]:
-    return (await store.jobs(query)).items
-
-
-async def _all_jobs(store: Store) -> AsyncIterator[list[Job]]:
-    cursor: str | None = None
-    while True:
-        query = JobQuery(cursor=cursor, limit=PAGE)
-        page = await _patiently(store.jobs, query)
-        if page.items:
-            yield page.items
-        if (cursor := page.cursor) is None:
-            return
-
-
-async def _patiently(operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Everything here may be sent again: a store that is away is waited for."""
-    for attempt in range(TRIES):
-        try:
-            return await operation(*arguments)
-        except StoreUnavailable:
-            if attempt == TRIES - 1:
-                raise
-            await asyncio.sleep(min(0.1 * 2**attempt, LONGEST_PAUSE))
-    raise AssertionError("unreachable")
