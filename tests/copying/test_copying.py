@@ -130,8 +130,55 @@ async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
         [other] = (await target.notes(NoteQuery(kind="other"))).items
         assert (other.value, other.expires_at) == ("x", ends)
         await source.drop_note("api-key", "0007")
-        with pytest.raises(CopyRefused, match="note 0007 is there, and not in the source"):
+        with pytest.raises(CopyRefused, match="api-key 0007 is there, and not in the source"):
             await copy(source, target)
+
+
+async def test_a_key_that_was_revoked_in_the_target_does_not_open_again(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        key = Note(kind="api-key", name="k", value="opens")
+        await source.put_note(key)
+        await copy(source, target)
+        assert await target.put_note(replace(key, value="revoked", version=1)) == 2
+        with pytest.raises(CopyRefused, match="api-key k was changed in the target"):
+            await copy(source, target)
+        [kept] = (await target.notes(NoteQuery(kind="api-key"))).items
+        assert kept.value == "revoked"
+
+
+async def test_notes_that_expire_stand_in_nobodys_way(on_disk: Make) -> None:
+    """One that is gone here and not yet there; one that has expired there and not here."""
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        now = await source.now()
+        soon, before = now + timedelta(hours=1), now - timedelta(hours=1)
+        record = Note(kind="idempotency", name="gone", value=1, expires_at=soon)
+        await source.put_note(record)
+        await copy(source, target)
+        await source.drop_note("idempotency", "gone")
+        await target.put_note(replace(record, name="again", expires_at=before))
+        await source.put_note(replace(record, name="again"))
+        await copy(source, target)
+        found = (await target.notes(NoteQuery(kind="idempotency"))).items
+        assert [(note.name, note.expires_at) for note in found] == [("again", soon), ("gone", soon)]
+
+
+async def test_a_note_that_changes_while_it_is_copied_is_told(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+
+    class Changing(AnotherName):
+        async def counts(self) -> object:  # asked for at the end
+            await source.put_note(Note(kind="api-key", name="k", value="revoked", version=1))
+            return await source.counts()
+
+    async with opened(source, target):
+        await source.put_note(Note(kind="api-key", name="k", value="opens"))
+        with pytest.raises(CopyRefused, match="api-key k has changed while it was copied"):
+            await copy(Changing(source), target)  # type: ignore[arg-type]
+        await copy(source, target)
+        [kept] = (await target.notes(NoteQuery(kind="api-key"))).items
+        assert kept.value == "revoked"
 
 
 async def test_a_key_that_was_given_on_and_taken_back(on_disk: Make, on_mongo: Make) -> None:

@@ -1,6 +1,7 @@
 """`mainspring store copy`: everything from one store to another, with the protocol alone.
 
 copy.py       look, copy, and what stands in the way of it
+notes.py      the same for API keys and other notes
 reading.py    stores read through, page by page
 """
 

@@ -26,14 +26,13 @@ from datetime import timedelta
 from typing import Any
 
 from mainspring import codec
+from mainspring.copying.notes import copy_notes, refuse_strange_notes, verify_notes
 from mainspring.copying.reading import (
     PAGE,
     all_jobs,
-    all_notes,
     jobs_like,
     page_of,
     patiently,
-    same_notes,
 )
 from mainspring.engine.keeper import LEADER
 from mainspring.errors import CopyRefused, StoreUnavailable
@@ -112,7 +111,7 @@ async def copy(
         await _refuse_strangers(source, target)
         work = _Copy(source, target)
         await work.copy_jobs()
-        await work.copy_notes()
+        work.copied.notes = await copy_notes(source, target)
         for number, cursor in enumerate(reversed(seen.pages), start=1):
             await still_alone()
             runs, _ = await page_of(source, cursor)
@@ -121,6 +120,7 @@ async def copy(
         await work.copy_deferred()
         await _refuse_leases(source)
         await _verify(source, target, seen, work.tokens)
+        await verify_notes(source, target)
     work.copied.runs = seen.runs
     work.copied.secrets = seen.secrets
     return work.copied
@@ -152,17 +152,6 @@ class _Copy:
             missing = [job for job in jobs if job.id not in there or job in changed]
             await patiently(self._target.add_jobs, missing)
             self.copied.jobs += len(jobs)
-
-    async def copy_notes(self) -> None:
-        """API keys and the like. Their versions begin anew: who compares them reads them first."""
-        async for notes in all_notes(self._source):
-            there = await same_notes(self._target, notes)
-            for note in notes:
-                kept = there.get(note.name)
-                fresh = replace(note, version=kept.version if kept else 0)
-                if fresh != kept:
-                    await patiently(self._target.put_note, fresh)
-            self.copied.notes += len(notes)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:
         """Write a page, oldest first. Those whose key is another's now come last."""
@@ -316,9 +305,7 @@ async def _refuse_strangers(source: Store, target: Store) -> None:
         query = JobQuery(ids=ids, limit=len(ids))
         known = {job.id for job in await patiently(jobs_like, source, query)}
         _refuse_stranger("job", ids - known)
-    async for notes in all_notes(target):
-        known = set(await same_notes(source, notes))
-        _refuse_stranger("note", frozenset(note.name for note in notes) - known)
+    await refuse_strange_notes(source, target)
     cursor: str | None = None
     while True:
         runs, cursor = await page_of(target, cursor)
