@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -15,7 +16,14 @@ import msgspec
 from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
 from mainspring.model import Job, Progress, Run
 
-__all__ = ["MAX_DETAIL_BYTES", "MAX_LOG_BYTES", "HandlerTransaction", "RunContext", "Transact"]
+__all__ = [
+    "MAX_DETAIL_BYTES",
+    "MAX_LOG_BYTES",
+    "TRANSACTING",
+    "HandlerTransaction",
+    "RunContext",
+    "Transact",
+]
 
 MAX_LOG_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 128 * 1024
@@ -164,6 +172,9 @@ class RunContext:
             total = _number(total)
         self.latest_progress = Progress(_number(done), total, str(message))
 
+
+TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting", default=None)
+"""The context of the handler that entered a transaction here, or in what began this."""
 
 Transact = Callable[[RunContext], HandlerTransaction]
 

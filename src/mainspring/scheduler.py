@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from mainspring.asking import Asking
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
+from mainspring.context import TRANSACTING
 from mainspring.decorated import DecoratedJob, JobDecorator
 from mainspring.drafts import draft_job, edited
 from mainspring.durations import duration
@@ -371,6 +372,12 @@ class Scheduler(Asking):
         options: Options,
         source: Source = Source.ENQUEUE,
     ) -> list[Run]:
+        context = TRANSACTING.get()
+        if context is not None and context.in_transaction:
+            raise InvalidState(
+                f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
+                " of it: enqueue before the block, or have a job come after this one"
+            )
         control = self._running().control
         return await self._call(control.enqueue(job_id, payloads, options, self._zone, source))
 

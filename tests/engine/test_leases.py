@@ -6,10 +6,11 @@ import asyncio
 import threading
 import time
 
-from mainspring import RunContext, State
+from mainspring import RunContext, Scheduler, State
 from mainspring.model import Outcome
 from mainspring.store import Store
-from mainspring.testing import FaultyStore
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, Weather, ended, opened, steal
 
@@ -164,3 +165,30 @@ async def test_an_outcome_that_comes_too_late_is_dropped(make: Make, place: str 
         assert await slow.get_run(run.id) == done
     assert (done.state, done.result) == (State.SUCCEEDED, "fresh")
     assert len(heard.of("run.succeeded")) == 1
+
+
+def test_a_lease_of_thirty_seconds_outlives_a_failover_of_nineteen() -> None:
+    """Calls hang for their five seconds and fail; the first behind the outage must come in time."""
+
+    class Failover:
+        def inject(self, method: str) -> Injection:
+            away = 5.1 < asyncio.get_running_loop().time() < 24.1
+            return Injection("outage", delay=5) if away else Injection()
+
+    async def main() -> None:
+        clock = VirtualClock()
+        store = FaultyStore(MemoryStore(clock), Failover())
+        scheduler = Scheduler(store, inline=True, clock=clock)
+
+        @scheduler.job()
+        async def long() -> None:
+            await asyncio.sleep(60)
+
+        async with scheduler:
+            run = await long.enqueue()
+            await asyncio.sleep(30)  # virtual; `wait` would hear of the outage
+            done = await scheduler.wait(run.id, 100)
+        assert (done.state, done.attempt) == (State.SUCCEEDED, 1)
+        assert store.injected["renew", "outage"] > 1
+
+    run_virtual(main)

@@ -401,6 +401,37 @@ async def test_they_do_not_nest(make: Make, place: str | Store) -> None:
     assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
 
 
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_nothing_is_enqueued_in_a_block(make: Make, place: str | Store, kind: str) -> None:
+    """It would be no part of the transaction; on SQLite each would wait for the other."""
+    scheduler = make()
+
+    @scheduler.job()
+    async def other() -> None: ...
+
+    async def send(ctx: RunContext) -> None:
+        await other.enqueue()
+        async with ctx.transaction() as session:
+            write(session, "sent")
+            with pytest.raises(InvalidState, match="enqueue before the block"):
+                await other.enqueue()
+        await other.enqueue()
+
+    def plain(ctx: RunContext) -> None:
+        with ctx.transaction() as session:
+            write(session, "sent")
+            with pytest.raises(InvalidState, match="enqueue before the block"):
+                other.blocking.enqueue()
+        other.blocking.enqueue()
+
+    scheduler.job(id="send", delivery="effect_once")(send if kind == "async" else plain)
+    async with scheduler:
+        done = await ended(scheduler, await scheduler.enqueue("send"))
+        made = (await scheduler.list_runs(job="other")).items
+    assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
+    assert len(made) <= (2 if kind == "async" else 1)
+
+
 async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -> None:
     scheduler = make()
 

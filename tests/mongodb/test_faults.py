@@ -103,6 +103,7 @@ async def test_a_user_with_read_write_alone_can_do_everything(guarded: ReplicaSe
         assert await store.commit([states.succeeded(r, now, 1) for r in held]) == [True, True]
         assert (await store.counts()).runs
         assert await store.elect("lead", "me", timedelta(seconds=5)) == 1
+        await store.wait(0.2)  # a hint of our own that found nobody waiting is kept
         assert await store.wait(0.2) is False
 
 
@@ -165,9 +166,20 @@ async def test_an_older_server_is_named(
         await MongoStore(with_database(replica_set_url, database_name)).open()
 
 
-async def test_an_index_in_the_way_is_named(replica_set_url: str, database_name: str) -> None:
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        (["colour"], {"name": "due"}),
+        ([("state", 1), ("lease", 1), ("leased_at", 1)], {"name": "leases"}),
+        ([("state", 1), ("created_at", -1), ("_id", -1)], {"name": "mine"}),
+    ],
+    ids=["the name for other keys", "the name with other options", "the keys by another name"],
+)
+async def test_an_index_in_the_way_is_named(
+    replica_set_url: str, database_name: str, keys: list[Any], options: dict[str, Any]
+) -> None:
     with MongoClient[Document](replica_set_url) as client:
-        client[database_name]["mainspring_runs"].create_index("colour", name="due")
+        client[database_name]["mainspring_runs"].create_index(keys, **options)
     with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
         await MongoStore(with_database(replica_set_url, database_name)).open()
 

@@ -17,8 +17,8 @@ from mainspring import states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Firing, Held, JobQuery, RunQuery
-from mainspring.stores.mongodb import MongoStore, claims, firing, keys, reserved
+from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.stores.mongodb import MongoStore, claims, database, firing, keys, reserved
 from mainspring.testing import FakeClock
 from tests.servers.mongodb import with_database
 
@@ -158,6 +158,35 @@ async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival
     assert await store.get(["b"]) == {}
 
 
+# -- add ------------------------------------------------------------------------------------
+
+
+async def test_a_batch_that_was_cut_off_is_there_in_part_and_whole_when_sent_again(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a crash leaves are whole runs, none that is half made; none is doubled."""
+    batch = [run(clock, f"r{n}", dedupe_key=f"k{n}" if n % 5 == 0 else None) for n in range(50)]
+    whole = database.chunks
+
+    def cut_off(items: Any, size: int = 10) -> Any:
+        for number, part in enumerate(whole(items, size)):
+            if number == 2:
+                raise NetworkTimeout("the client died here")
+            yield part
+
+    with monkeypatch.context() as crash:
+        crash.setattr(reserved, "chunks", cut_off)
+        with pytest.raises(StoreUnavailable):
+            await store.add(batch)
+    there = (await store.find(RunQuery(limit=100))).items
+    assert {one.state for one in there} == {State.PENDING}
+    assert 0 < len(there) < 50
+    early = await store.claim(CLAIM)
+    assert [added.duplicate for added in await store.add(batch)] == [False] * 50
+    late = await store.claim(replace(CLAIM, limit=100))
+    assert sorted(one.id for one in [*early, *late]) == sorted(one.id for one in batch)
+
+
 # -- fire -----------------------------------------------------------------------------------
 
 
@@ -174,7 +203,7 @@ def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Fi
     )
 
 
-@pytest.mark.parametrize("step", ["_advance", "carry_out"])
+@pytest.mark.parametrize("step", ["_advance", "fill"])
 async def test_a_firing_that_was_cut_off(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -185,7 +214,7 @@ async def test_a_firing_that_was_cut_off(
         await store.fire([fired])
     assert await store.get([fired.runs[0].id]) == {}
     [again] = await store.fire([fired])
-    advanced = step == "carry_out"
+    advanced = step == "fill"
     assert again.done is not advanced
     await store.find(RunQuery(lapsed=True))
     assert [held.id for held in await store.claim(CLAIM)] == [fired.runs[0].id]
@@ -197,7 +226,7 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
 ) -> None:
     made = await job(store, clock)
     first = firing_of(made, clock, overlap)
-    Death(monkeypatch, firing, "carry_out")
+    Death(monkeypatch, firing, "fill")
     with pytest.raises(StoreUnavailable):
         await store.fire([first])
     clock.advance(60)
@@ -212,6 +241,79 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
     }
     earlier = (await store.get([first.runs[0].id]))[first.runs[0].id]
     assert (earlier.state, second.runs[0].state) == expected[overlap]
+
+
+async def test_what_a_plan_left_that_never_came_true_does_not_count(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot's run is reserved as pending; then its maker dies. Until another fires the slot it is
+    part of a gap: the record of that gap is what must be there."""
+    made = await job(store, clock)
+    never = firing_of(made, clock)
+    Death(monkeypatch, firing, "_advance")
+    with pytest.raises(StoreUnavailable):
+        await store.fire([never])
+    missed = {"first": clock.now(), "last": clock.now() + timedelta(seconds=60), "count": 2}
+    gap = replace(
+        never.runs[0],
+        state=State.SKIPPED,
+        finished_at=clock.now(),
+        reason="misfire",
+        result=missed,
+    )
+    [fired] = await store.fire([replace(never, runs=(gap,))])
+    assert fired == Fired(True, (gap,))
+    assert (await store.find(RunQuery())).items == [gap]
+    assert await store.claim(CLAIM) == []
+
+
+async def test_a_sweep_also_cancels_what_a_slot_replaces(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await job(store, clock)
+    first = firing_of(made, clock, Overlap.REPLACE)
+    await store.fire([first])
+    clock.advance(60)
+    second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
+    Death(monkeypatch, firing, "commit")
+    with pytest.raises(StoreUnavailable):
+        await store.fire([second])
+    await store.find(RunQuery(lapsed=True))
+    found = await store.get([first.runs[0].id, second.runs[0].id])
+    assert [found[one.runs[0].id].state for one in (first, second)] == [
+        State.CANCELLED,
+        State.PENDING,
+    ]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_firing_that_arrives_when_its_plan_is_too_old_is_taken_back(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """The client freezes with the write in its hands (and perhaps never hears of it)."""
+    made = await job(store, clock)
+    stale = replace(firing_of(made, clock), valid_until=clock.now() + timedelta(seconds=5))
+    whole = firing._advance
+
+    async def frozen(*given: Any) -> Any:
+        clock.advance(3600)
+        return await whole(*given)
+
+    monkeypatch.setattr(firing, "_advance", frozen)
+    if dies:
+        Death(monkeypatch, firing, "_take_back")
+        with pytest.raises(StoreUnavailable):
+            await store.fire([stale])
+        await store.find(RunQuery(lapsed=True))
+    else:
+        assert await store.fire([stale]) == [Fired(False)]
+    assert (await store.find(RunQuery())).items == []
+    [after] = (await store.jobs(JobQuery())).items
+    assert (after.next_run_at, after.last_run_at) == (made.next_run_at, made.last_run_at)
+    monkeypatch.setattr(firing, "_advance", whole)
+    [again] = await store.fire([firing_of(after, clock)])
+    assert again.done
+    assert [held.id for held in await store.claim(CLAIM)] == [again.runs[0].id]
 
 
 async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
@@ -243,13 +345,26 @@ async def test_a_place_reserved_by_the_dead_comes_free(
     with pytest.raises(StoreUnavailable):
         await store.claim(CLAIM)
     assert await store.claim(CLAIM) == []
-    [limit] = [kept async for kept in store._db.limits.find({})]
-    await store._db.limits.update_one(
-        {"_id": limit["_id"]},
-        {"$set": {"reserved.0.seen": 0}},  # as another client's claim notes it
-    )
     clock.advance(11)
     assert len(await store.claim(CLAIM)) == 1
+
+
+async def test_a_place_reserved_for_a_run_that_was_cancelled_is_free_at_once(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    whole = claims._take
+
+    async def too_late(*given: Any) -> Any:
+        monkeypatch.setattr(claims, "_take", whole)
+        [first] = (await store.get(["a"])).values()
+        assert await store.commit([states.cancelled(first, clock.now(), "no")]) == [True]
+        return await whole(*given)
+
+    monkeypatch.setattr(claims, "_take", too_late)
+    held = await store.claim(CLAIM) or await store.claim(CLAIM)
+    assert [one.id for one in held] == ["b"]
 
 
 async def test_a_write_that_comes_too_late_is_fenced_off(
@@ -269,7 +384,7 @@ async def test_a_write_that_comes_too_late_is_fenced_off(
     monkeypatch.setattr(claims, "_take", slow)
     with pytest.raises(StoreUnavailable):
         await store.claim(CLAIM)
-    await store._db.limits.update_one({"_id": "job:job"}, {"$set": {"reserved.0.seen": 0}})
+    assert await store.claim(CLAIM) == []
     clock.advance(11)
     [held] = await store.claim(CLAIM)
     assert await whole(*late[0]) == []
@@ -314,3 +429,26 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
     held = await store.claim(CLAIM)
     assert len(held) == 5
     assert all(await store.commit([states.succeeded(r, clock.now(), None) for r in held]))
+
+
+async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the answer nor the question after it comes through: the runs wait for no lapse."""
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    whole = claims._send
+
+    async def unheard(*given: Any) -> Any:
+        await whole(*given)
+        raise NetworkTimeout("the answer was lost")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(claims, "_send", unheard)
+        Death(outage, claims, "_bearing")
+        with pytest.raises(StoreUnavailable):
+            await store.claim(CLAIM)
+    other = replace(CLAIM, worker="other")
+    assert await store.claim(other) == []
+    held = await store.claim(CLAIM)
+    assert [(one.id, one.token) for one in held] == [(f"r{n}", 1) for n in range(5)]
+    assert await store.claim(CLAIM) == []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 
 import pytest
 from pymongo.errors import OperationFailure
 
 from mainspring import states
+from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State
 from mainspring.store import Claim, RunQuery
 from mainspring.stores.mongodb import MongoStore
@@ -20,6 +23,7 @@ from mainspring.stores.mongodb.schema import SHARDED
 from tests.servers.mongodb import ShardedCluster, with_database
 
 RUNS = 2000
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +47,24 @@ def move_chunks(cluster: ShardedCluster, ended: asyncio.Event) -> int:
     return moved
 
 
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """As the engine does: an update that a moving chunk cut off in the middle is sent again."""
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            await asyncio.sleep(0.05)
+
+
 async def work(store: MongoStore, worker: str) -> Counter[str]:
     """Claim and complete until nothing is left; what this worker completed."""
     handlers = frozenset({"work"})
     claim = Claim(worker=worker, handlers=handlers, limit=50, lease=timedelta(seconds=60))
     done: Counter[str] = Counter()
-    while held := await store.claim(claim):
+    while held := await patiently(lambda: store.claim(claim)):
         now = await store.now()
-        kept = await store.commit([states.succeeded(run, now, run.id) for run in held])
+        changes = [states.succeeded(run, now, run.id) for run in held]
+        kept = await patiently(partial(store.commit, changes))
         done.update(run.id for run, mine in zip(held, kept, strict=True) if mine)
     return done
 
@@ -76,8 +90,8 @@ async def test_chunks_that_move_under_load(cluster: ShardedCluster) -> None:
                 )
                 for n in range(start, start + 200)
             ]
-            await stores[0].add(runs)
-            await stores[1].add(runs)  # sent again: nothing may be doubled
+            await patiently(partial(stores[0].add, runs))
+            await patiently(partial(stores[1].add, runs))  # sent again: nothing may be doubled
         one, two = await asyncio.gather(*(work(s, f"w{n}") for n, s in enumerate(stores)))
     finally:
         ended.set()

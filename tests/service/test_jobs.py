@@ -108,6 +108,21 @@ async def test_an_edit_touches_what_it_names_and_nothing_else(api: Api) -> None:
     assert wrong["errors"][0]["field"] == "version_"
 
 
+async def test_another_schedule_keeps_zone_and_jitter(api: Api) -> None:
+    job_id = await created(api, timezone="Asia/Kolkata", jitter=500)
+    path = f"/api/jobs/{job_id}"
+    data = (await api.ok("PUT", path, json={"schedule": "0 9 * * *"}))["data"]
+    assert (data["timezone"], data["jitter"]) == ("Asia/Kolkata", 500)
+    assert data["nextRunAt"].endswith("03:30:00.000Z")
+    data = (await api.ok("PUT", path, json={"timezone": "UTC"}))["data"]
+    assert (data["timezone"], data["jitter"]) == ("UTC", 500)
+    assert data["nextRunAt"].endswith("09:00:00.000Z")
+    data = (await api.ok("PUT", path, json={"jitter": None}))["data"]
+    assert (data["schedule"], data["jitter"]) == ("0 9 * * *", None)
+    data = (await api.ok("PUT", path, json={"schedule": None, "timezone": "UTC"}))["data"]
+    assert (data["schedule"], data["nextRunAt"]) == (None, None)
+
+
 async def test_a_job_that_moves_to_another_host_leaves_its_secrets_behind(api: Api) -> None:
     job_id = await created(api)
     moved = {"endpoint": "https://evil.example/steal"}

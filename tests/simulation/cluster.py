@@ -11,7 +11,7 @@ from mainspring import Event, Scheduler
 from mainspring.errors import StoreUnavailable
 from mainspring.store import Store
 from mainspring.testing import FaultyStore, Injection, RandomFaults, VirtualClock
-from tests.simulation.machines import Machine, MachineLoop, outside
+from tests.simulation.machines import Machine, machines_of, outside
 from tests.simulation.monitor import Monitor, Proxy
 
 __all__ = ["Bad", "Node", "Wire"]
@@ -132,9 +132,7 @@ class Node:
         self.scheduler = None
         self.bad.booting = True
         machine = self._machine = Machine(self.author)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, MachineLoop)
-        loop.machines.append(machine)
+        machines_of(asyncio.get_running_loop()).append(machine)
         machine.spawn(self._live(machine, self.author, settings))
 
     def kill(self) -> None:
@@ -159,8 +157,12 @@ class Node:
             await self.machine.spawn(scheduler.stop(graceful=graceful, timeout="4s"))
             self._monitor.note(self.author, "stopped")
 
+    def _reached(self, author: str) -> Store:
+        """The store, as this node reaches it."""
+        return cast(Store, Wire(cast(Store, FaultyStore(self._monitor.seat(author), self.bad))))
+
     async def _live(self, machine: Machine, author: str, settings: dict[str, Any]) -> None:
-        store = cast(Store, Wire(cast(Store, FaultyStore(self._monitor.seat(author), self.bad))))
+        store = self._reached(author)
         rng = random.Random(self._rng.getrandbits(64))
         scheduler = Scheduler(store, inline=True, clock=self.clock, rng=rng, **settings)
         scheduler.on("scheduler.error", self._heard)

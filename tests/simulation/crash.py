@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,18 +50,23 @@ class Crew:
     url: str
     logs: Path
     rng: random.Random
-    module: str = "tests.simulation.crash_worker"
+    program: Sequence[str] = ("tests.simulation.crash_worker",)
+    """A module that is run with the URL and the folder of logs, and what else it is given."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed: dict[int, float] = field(default_factory=dict)
     stopped: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def hire(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", self.module, self.url, str(self.logs)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            stderr=subprocess.DEVNULL,
-        )
+    def hire(
+        self, environment: Mapping[str, str] | None = None, url: str | None = None
+    ) -> subprocess.Popen[bytes]:
+        module, *more = self.program
+        with (self.logs / f"errors{len(self.processes)}").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, url or self.url, str(self.logs), *more],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(environment or {})},
+                stderr=errors,
+            )
         self.processes.append(process)
         return process
 
@@ -83,12 +88,13 @@ class Crew:
     @classmethod
     @contextmanager
     def on(
-        cls, place: Path, seed: int, url: str | None = None, worker: str = "crash_worker"
+        cls, place: Path, seed: int, url: str | None = None, program: Sequence[str] = ()
     ) -> Iterator[Self]:
+        """Of workers on this store, or on an SQLite file of their own."""
         logs = place / "logs"
         logs.mkdir()
-        module = f"tests.simulation.{worker}"
-        crew = cls(url or f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed), module)
+        crew = cls(url or f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed))
+        crew.program = program or crew.program
         try:
             yield crew
         finally:

@@ -50,7 +50,7 @@ async def effect_test(
 ) -> Tally:
     """Four workers; so many kills and stops (and what else is told) while they work; then peace
     until all has ended."""
-    with Crew.on(place, seed, url, worker="effect_worker") as crew:
+    with Crew.on(place, seed, url, ("tests.simulation.effect_worker",)) as crew:
         make_effects(crew.url)
         async with build(crew.url, workers=0) as desk:
             ids = []

@@ -1,4 +1,4 @@
-"""Machines on one virtual loop: each can be frozen (SIGSTOP) and killed (SIGKILL).
+"""Machines on one loop, virtual or real: each can be frozen (SIGSTOP) and killed (SIGKILL).
 
 Everything that a machine's code does, its tasks, timers and callbacks, carries the machine in
 its context. The loop looks at it before each step: a frozen machine's steps are put aside and
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 from collections.abc import Coroutine
 from typing import Any
 
 from mainspring.testing import VirtualLoop
 
-__all__ = ["Machine", "MachineLoop", "outside"]
+__all__ = ["Machine", "MachineLoop", "RealMachineLoop", "machines_of", "outside"]
 
 _MACHINE: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machine", default=None)
 
@@ -74,6 +75,61 @@ class MachineLoop(VirtualLoop):
             ready.extend(machine._aside)
             machine._aside.clear()
         super().finish()
+
+
+class _HeldBack:
+    """A step of a loop in real time, which is put aside while its machine stands still."""
+
+    _context: contextvars.Context
+
+    def _run(self) -> None:
+        machine = self._context.get(_MACHINE)
+        if machine is not None and (machine.frozen or machine.dead):
+            machine.put_aside(self)
+        else:
+            super()._run()  # type: ignore[misc]
+
+
+class _Handle(_HeldBack, asyncio.Handle):
+    pass
+
+
+class _TimerHandle(_HeldBack, asyncio.TimerHandle):
+    pass
+
+
+class RealMachineLoop(asyncio.SelectorEventLoop):
+    """Machines in real time, with real sockets. What arrives while a machine stands still is
+    there when it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machines: list[Machine] = []
+
+    def _call_soon(self, callback: Any, args: Any, context: Any) -> Any:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def raise_the_dead(self) -> None:
+        """For the end: so that their tasks can be cancelled like any other."""
+        for machine in self.machines:
+            machine.frozen = machine.dead = False
+            self._ready.extend(machine._aside)  # type: ignore[attr-defined]
+            machine._aside.clear()
+
+
+def machines_of(loop: asyncio.AbstractEventLoop) -> list[Machine]:
+    assert isinstance(loop, MachineLoop | RealMachineLoop)
+    return loop.machines
 
 
 def outside() -> contextvars.Context:

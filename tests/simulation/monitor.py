@@ -137,6 +137,9 @@ class Monitor:
     def runs(self) -> dict[str, Run]:
         return self._runs
 
+    async def saw_claim(self, run_id: str, token: int) -> None:
+        """Returns once the claim of a handler that is about to begin is known here."""
+
     def began(self, machine: Machine, author: str, run_id: str, token: int) -> None:
         """A handler has begun."""
         key = (run_id, token)
@@ -177,9 +180,12 @@ class Monitor:
         self.counted[outcome] += 1
         if outcome == "returned":
             self._returned.add((run_id, token))
-        late = self.clock.now() - self._leases[run_id, token]
+        self._check_overrun(handling, (run_id, token), self.clock.now())
+
+    def _check_overrun(self, handling: _Handling, key: Key, now: datetime) -> None:
+        late = now - self._leases[key]
         if late > timedelta(milliseconds=10) and not _was_frozen(handling):
-            self.fail("overrun", f"{run_id} ran {late} beyond its lease on {handling.author}")
+            self.fail("overrun", f"{key[0]} ran {late} beyond its lease on {handling.author}")
 
     def died(self, author: str) -> None:
         """A worker was killed, and its handlers with it."""
@@ -187,6 +193,10 @@ class Monitor:
         for handlings in self._active.values():
             for token in [t for t, one in handlings.items() if one.author == author]:
                 del handlings[token]
+
+    def _moment(self) -> float:
+        """When what is being looked at has happened, on the loop's clock."""
+        return asyncio.get_running_loop().time()
 
     # After each call
 
@@ -243,7 +253,7 @@ class Monitor:
             self.fail("attempts", f"a claim of {run.id} went from {old.attempt} to {run.attempt}")
         if run.run_at > now:
             self.fail("early", f"{run.id} was claimed {run.run_at - now} before its time")
-        self._claimed[key] = asyncio.get_running_loop().time()
+        self._claimed[key] = self._moment()
         self._leases[key] = run.lease_until
         job = self._jobs.get(run.job_id)
         if job is None or not _by_slot(run) or run.id in self._revived:

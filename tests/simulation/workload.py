@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,9 @@ class Workload:
     monitor: Monitor
     rng: random.Random
     stress: bool = False
+    pace: float = 1.0
+    """How long handlers and delays take, where time is real: less than they otherwise do."""
+    schedules: Sequence[str] = SCHEDULES
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class Workload:
     def _scheduled(self) -> dict[str, Any]:
         rng = self.rng
         made: dict[str, Any] = {
-            "schedule": rng.choice(SCHEDULES),
+            "schedule": rng.choice(self.schedules),
             "overlap": rng.choice(OVERLAPS),
             "misfire": Misfire(
                 rng.choice(("once", "skip", "all")),
@@ -93,6 +96,7 @@ class Workload:
 
     def _handler(self, machine: Machine, author: str) -> Callable[..., Any]:
         async def work(ctx: RunContext) -> dict[str, int]:
+            await self.monitor.saw_claim(ctx.run_id, ctx.token)
             self.monitor.began(machine, author, ctx.run_id, ctx.token)
             outcome = "stopped "
             try:
@@ -140,7 +144,7 @@ class Workload:
     async def _work(self, ctx: RunContext) -> None:
         rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
         lengths = (0.05, 8.0) if self.stress else (0.0, 0.05, 0.3, 1.0, 3.0, 8.0)
-        takes = rng.choice(lengths) * rng.uniform(0.5, 1)
+        takes = rng.choice(lengths) * rng.uniform(0.5, 1) * self.pace
         for step in range(3):
             await asyncio.sleep(takes / 3)
             ctx.progress(step, 3)
@@ -203,7 +207,7 @@ class Client:
     async def _enqueue(self) -> None:
         options: dict[str, Any] = {}
         if self._rng.random() < 0.3:
-            options["delay"] = self._rng.uniform(0, 10)
+            options["delay"] = self._rng.uniform(0, 10) * self._workload.pace
         if self._rng.random() < 0.3:
             options["priority"] = self._rng.randrange(10)
         self._accept(
@@ -270,7 +274,9 @@ class Client:
             return
         match rng.randrange(4):
             case 0:
-                await self._scheduler.update_job("edited", schedule=rng.choice(SCHEDULES))
+                await self._scheduler.update_job(
+                    "edited", schedule=rng.choice(self._workload.schedules)
+                )
             case 1:
                 await self._scheduler.update_job("edited", concurrency=rng.choice((1, 2, None)))
             case 2:

@@ -19,7 +19,7 @@ from tests.simulation.machines import MachineLoop
 from tests.simulation.monitor import Monitor, Violation
 from tests.simulation.workload import Client, Workload
 
-__all__ = ["Report", "simulate"]
+__all__ = ["Report", "World", "quiet", "simulate"]
 
 WORKERS = 4
 PLACES = 3
@@ -52,8 +52,8 @@ def simulate(
     `stress` gives short leases, long handlers, many lost answers and pauses about as long as
     the lease: what is rare in the plain story is frequent there.
     """
-    world = _World(seed, trace, make_store, stress)
-    with _quiet():
+    world = World(seed, trace, make_store, stress)
+    with quiet():
         try:
             run_virtual(world.run, seed, until=3600, steps=600_000, make_loop=MachineLoop)
         except (Deadlock, SimulationLimit) as error:
@@ -70,7 +70,7 @@ def simulate(
     )
 
 
-class _World:
+class World:
     def __init__(self, seed: int, trace: bool, make_store: MakeStore, stress: bool) -> None:
         self._seed = seed
         self._stress = stress
@@ -92,6 +92,8 @@ class _World:
         self._freezes = rng.choice((0.0, 0.3, 1.0))
         if stress:
             self._crashes, self._freezes = 0.0, 2.0
+        self._pace = 1.0
+        self._longest_calm = CALM
         self.monitor: Monitor
         self.ended_at = 0.0
 
@@ -100,24 +102,27 @@ class _World:
         self.monitor = monitor = Monitor(self._make_store(clock), clock, self._trace)
         if self._settings["retention"] == "20s":
             monitor.retention = timedelta(seconds=20)
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._unhandled)
+        asyncio.get_running_loop().set_exception_handler(self._unhandled)
+        await self._until_broken()
+
+    async def _until_broken(self) -> None:
+        """The story, to its end or to the first thing that must not happen."""
+        monitor, loop = self.monitor, asyncio.get_running_loop()
         story = loop.create_task(self._story())
         broken = loop.create_task(monitor.broken.wait())
         await asyncio.wait({story, broken}, return_when=asyncio.FIRST_COMPLETED)
-        self.ended_at = loop.time()
-        if story.done() and (error := story.exception()) is not None:
+        self.ended_at = self._time()
+        if not story.done():
+            story.cancel()
+        elif (error := story.exception()) is not None:
             monitor.fail("engine", f"{error!r} reached the client")
         monitor.broken.set()  # what happens from here on is the end of the loop itself
 
     async def _story(self) -> None:
         rng, monitor = self._rng, self.monitor
-        workload = Workload(self._seed, monitor, rng, self._stress)
-        nodes = [
-            Node(f"w{n}", monitor, rng, workload.register, span=self._span, slowest=2.0)
-            for n in range(WORKERS)
-        ]
-        desk = Node("desk", monitor, rng, workload.register, span=self._span, slowest=0.5)
+        workload = self._workload()
+        nodes = [self._node(f"w{n}", workload, 2.0) for n in range(WORKERS)]
+        desk = self._node("desk", workload, 0.5)
         for node in nodes:
             if self._stress:
                 node.bad.worsen(rng.getrandbits(32))
@@ -131,21 +136,36 @@ class _World:
         monitor.note("WORLD", "calm")
         for node in (*nodes, desk):
             node.bad.on = False
+        await self._calm()
         await self._settled(client)
         monitor.check_end()
         await self._alive(nodes, client)
 
+    def _time(self) -> float:
+        """Seconds since the beginning."""
+        return asyncio.get_running_loop().time()
+
+    def _workload(self) -> Workload:
+        return Workload(self._seed, self.monitor, self._rng, self._stress)
+
+    def _node(self, name: str, workload: Workload, slowest: float) -> Node:
+        register, span = workload.register, self._span
+        return Node(name, self.monitor, self._rng, register, span=span, slowest=slowest)
+
+    async def _calm(self) -> None:
+        """The faults have stopped."""
+
     async def _busy(self, client: Client) -> None:
-        while asyncio.get_running_loop().time() < self._span:
+        while self._time() < self._span:
             await asyncio.sleep(self._rng.uniform(0, 1))
             await client.act()
 
     async def _fate(self, node: Node) -> None:
         """What befalls one worker, until the calm; then it is up."""
-        rng, loop = self._rng, asyncio.get_running_loop()
+        rng = self._rng
         while True:
-            await asyncio.sleep(rng.uniform(1, 12))
-            if loop.time() > self._span:
+            await asyncio.sleep(rng.uniform(1, 12) * self._pace)
+            if self._time() > self._span:
                 return
             kind = rng.random()
             if kind < 0.35 * self._crashes:
@@ -168,7 +188,7 @@ class _World:
 
     async def _settled(self, client: Client) -> None:
         loop = asyncio.get_running_loop()
-        ends = loop.time() + CALM
+        ends = loop.time() + self._longest_calm
         await asyncio.sleep(10)
         self.monitor.check_slots()
         await client.everything_resumed_then_paused()
@@ -181,7 +201,7 @@ class _World:
         began = loop.time()
         count = WORKERS * PLACES * 3
         await client.probe(count)
-        while self.monitor.unfinished() and loop.time() < began + CALM:
+        while self.monitor.unfinished() and loop.time() < began + self._longest_calm:
             await asyncio.sleep(1)
         for node in nodes:
             if self.monitor.last_began.get(node.author, -1) < began:
@@ -196,7 +216,7 @@ class _World:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The engine's warnings about the faults it lives through are no news here."""
     log = logging.getLogger("mainspring")
     level, log.level = log.level, logging.CRITICAL + 1

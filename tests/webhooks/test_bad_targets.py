@@ -23,6 +23,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from mainspring import Run, Scheduler, State
+from mainspring.webhooks import Prepared
+from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.client import Client, Heard
 from tests.webhooks.kit import Behaviour, endpoint, read_request, scheduler, serving
 
 TIMEOUT = 1.0
@@ -203,6 +206,14 @@ async def test_a_bad_endpoint_frees_its_place_and_costs_little(
     else:
         assert run.state is State.FAILED
         assert error is None or error in str(run.error)
+
+
+async def test_no_more_than_64_kib_are_read() -> None:
+    client, heard = Client(AllowList.of(["127.0.0.1"]), 1), Heard()
+    async with serving(endless_body) as port:
+        await client.send(Prepared("GET", f"http://127.0.0.1:{port}/", {}, b""), heard)
+        await client.close()
+    assert (heard.status, len(heard.body), heard.more) == (200, 65_536, True)
 
 
 async def test_what_came_of_a_slow_answer_is_kept() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Event, Run, Scheduler, State
+from mainspring import Breaker, Event, Run, Scheduler, State
 from mainspring.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
@@ -310,6 +310,21 @@ async def test_the_signatures_time_is_the_stores() -> None:
         webhook = {"url": end.url, "body": {"n": 1}, "signing_secret": secret}
         await called(mainspring, webhook)
     assert Verifier(secret).verify(end.requests[0].body, end.requests[0].headers) == {"n": 1}
+
+
+async def test_an_open_breaker_stops_the_calls() -> None:
+    async with endpoint(lambda _: response(500)) as end, scheduler() as mainspring:
+        opened = asyncio.Event()
+        mainspring.on("breaker.opened", lambda event: opened.set())
+        await mainspring.add_job("call", webhook=end.url, breaker=Breaker(failures=2, reset="1h"))
+        for _ in range(2):
+            await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+        await asyncio.wait_for(opened.wait(), 20)
+        run = await mainspring.trigger("call")
+        with pytest.raises(TimeoutError):
+            await mainspring.wait(run.id, timeout="300ms")
+        assert (await mainspring.get_run(run.id)).attempts == ()
+    assert len(end.requests) == 2
 
 
 async def test_connections_are_kept_and_used_again() -> None:

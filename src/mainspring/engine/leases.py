@@ -73,11 +73,13 @@ class Leases:
                 self._cancel(work)
 
     async def renewing(self) -> None:
-        """Renew every sixth of a lease; no handler can block the engine's loop."""
+        """Renew every sixth of a lease; no handler can block the engine's loop. After a failure
+        soon again: the end of an outage must not be slept through with the lease running out."""
+        lease = self._parts.settings.lease.total_seconds()
+        answered = True
         while True:
-            await asyncio.sleep(self._parts.settings.lease.total_seconds() / 6)
-            if self._held:
-                await self._renew()
+            await asyncio.sleep(lease / (6 if answered else 60))
+            answered = not self._held or await self._renew()
 
     async def guarding(self) -> None:
         """Stop handlers before their lease lapses, also while a renewal hangs."""
@@ -103,7 +105,8 @@ class Leases:
                 self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> bool:
+        """Whether the store has answered."""
         lease = self._parts.settings.lease
         # A run in its transaction is left alone: the two writes would come into conflict, and
         # the transaction is over before the lease is half gone.
@@ -115,7 +118,7 @@ class Leases:
                 mine = await self._parts.store.renew(held, lease)
         except Exception as error:  # also a store that does not answer in time
             self._parts.patience.failed("renew", error)
-            return
+            return False
         self._parts.patience.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
@@ -125,6 +128,7 @@ class Leases:
             elif self._held.get(work.run.id) is work and not _over(work):
                 self._lost(work)
         self.heed(mine)
+        return True
 
     def _lost(self, work: Work) -> None:
         if work.stop is not Stop.LOST:

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from mainspring.context import TRANSACTING
 from mainspring.engine.parts import Parts
 from mainspring.engine.verdict import completed
 from mainspring.engine.work import Work
@@ -87,6 +88,7 @@ class Transacting:
             raise
         self._began = self._parts.clock.monotonic()
         self._work.context.in_transaction = True
+        TRANSACTING.set(self._work.context)
         return session
 
     async def _end(self, error: BaseException | None, *, expired: bool) -> None:

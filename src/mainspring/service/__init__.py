@@ -1,15 +1,18 @@
 """The HTTP service over a scheduler: API, keys, probes, metrics.
 
-    app.py          the application put together: routes, guard, errors
+    server.py       uvicorn, signals, the order in which things stop
+    app.py          the application put together; core.py what its routes share
     guard.py        what every request must pass: host, origin, key, rate, body
     keys.py         API keys: made once, kept hashed, read by every instance
     settings.py     environment variables and `.env`
     bodies.py       what clients send, checked field by field; changes.py what becomes of it
-    shapes.py       jobs, runs and executions as clients get them
-    jobs.py runs.py observability.py schedules.py events.py       the endpoints, by subject
+    shapes.py       jobs, runs and executions as clients get them; documents.py describes them
+    jobs.py runs.py planning.py stream.py observability.py key_routes.py reference.py
+                    the endpoints, by subject
+    idempotency.py  a create that is sent again
     problems.py     errors as RFC 9457 documents
-    metrics.py      Prometheus text; probes.py `/livez` and `/readyz`
-    server.py       uvicorn, signals, the order in which things stop
+    metrics.py      what is counted; exposition.py writes it for Prometheus
+    pages/          the page at `/docs`
 
 It needs the extra `server`; `require_server()` says so where it is missing.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import secrets
 import unicodedata
@@ -71,7 +72,7 @@ def job_id(body: JobBody) -> str:
 def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
     """What `add_job` takes beside the id. Of a webhook, what the page promises: it is retried."""
     given = _common(body, body)
-    if (schedule := _schedule(body)) is not None:
+    if (schedule := _schedule(body, body.timezone or "UTC")) is not None:
         given["schedule"] = schedule
     if body.endpoint is not None:
         given["webhook"] = _webhook(body)
@@ -98,10 +99,7 @@ def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
     """What `update_job` takes: only what differs from the job as it is read."""
     body = _only_changes(job, body)
     given = _common(body, body)
-    if {"schedule", "every", "run_at"} & body.model_fields_set:
-        given["schedule"] = _schedule(body)
-        if given["schedule"] is None:
-            given.pop("timezone", None)
+    given |= _rescheduled(job.schedule, body)
     if webhook := _webhook(body):
         if job.webhook is None:
             raise Problem.of_field(
@@ -126,6 +124,20 @@ def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
             metadata.pop("name", None)
             metadata |= _named(body.name)
         given["metadata"] = metadata
+    return given
+
+
+def _rescheduled(old: Schedule | None, body: JobUpdateBody) -> dict[str, Any]:
+    """Another schedule keeps the zone and the jitter of the one it follows, unless they change."""
+    given: dict[str, Any] = {}
+    sent = body.model_fields_set
+    if {"schedule", "every", "run_at"} & sent:
+        zone = body.timezone or (old.timezone if old is not None else "UTC")
+        given["schedule"] = _schedule(body, zone)
+        if given["schedule"] is not None and "jitter" not in sent and old is not None:
+            given["jitter"] = old.jitter
+    elif "jitter" in sent and body.jitter is None and old is not None:
+        given["schedule"] = dataclasses.replace(old, jitter=None)
     return given
 
 
@@ -199,8 +211,7 @@ def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
     return given
 
 
-def _schedule(body: JobFields) -> Schedule | None:
-    zone = body.timezone or "UTC"
+def _schedule(body: JobFields, zone: str) -> Schedule | None:
     try:
         if body.schedule is not None:
             return schedules.parse(body.schedule, timezone=zone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from mainspring.webhooks.secrets import new_signing_secret
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
+
+TOGETHER = 50
 
 DryRun = Annotated[
     bool, Query(alias="dryRun", description="Show the request, filled in and signed; send nothing.")
@@ -106,8 +109,10 @@ async def list_jobs(
 async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
     results: list[dict[str, Any]] = []
     if body.action == "create":
-        for at, given in enumerate(body.jobs or []):
-            results.append(await _created_one(service, at, given))
+        given = list(enumerate(body.jobs or []))
+        for start in range(0, len(given), TOGETHER):  # those of a chunk share their commits
+            made = (_created_one(service, *one) for one in given[start : start + TOGETHER])
+            results += await asyncio.gather(*made)
     else:
         async for name in _chosen(service, body):
             results.append(await _done_one(service, body.action, name))

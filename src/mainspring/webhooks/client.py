@@ -39,7 +39,11 @@ LONGEST_LINE = 8_190
 NAME_SECONDS = 5
 """How long an address that a name stood for is used for new connections."""
 
-LOOKUPS = 16
+IDLE_SECONDS = 1.5
+"""How long an unused connection is kept: less than servers do (gunicorn 2 s, Node and uvicorn 5 s),
+or a request would now and then meet a connection that is just being closed, and fail."""
+
+LOOKUPS = 32
 """Names looked up at once. A name server that does not answer holds a thread for long, and must not
 hold those of the program."""
 
@@ -136,6 +140,7 @@ class Client:
                     resolver=_Resolver(self._allow, self._lookups),
                     socket_factory=self._socket,
                     ttl_dns_cache=NAME_SECONDS,
+                    keepalive_timeout=IDLE_SECONDS,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),

@@ -27,13 +27,13 @@ from pymongo.errors import PyMongoError
 
 from mainspring.model import Run
 from mainspring.store import Claim
-from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.database import BY_ID, Collection, Database, Document, chunks
 from mainspring.stores.mongodb.faults import ambiguous
 from mainspring.stores.mongodb.limits import Room, count_room
 from mainspring.stores.mongodb.rows import LIVE_STATES, read_run
 from mainspring.stores.mongodb.times import read_moment, span_us
 
-__all__ = ["Crowd", "claim", "next_due", "stamp_lanes"]
+__all__ = ["Crowd", "Doubts", "claim", "next_due", "stamp_lanes"]
 
 TRIES = 40
 WALKS = 100
@@ -71,9 +71,29 @@ class Crowd:
         await asyncio.sleep(self._rng.uniform(0, 0.002 * min(tries, 10)))
 
 
-async def claim(db: Database, claim: Claim, crowd: Crowd) -> list[Run]:
+class Doubts:
+    """Claims of this client that may have taken runs, but whose answer has not come: the ids they
+    were after, by nonce. The next claim of the same worker looks them up first, so a failover
+    leaves no runs behind that nobody knows to hold."""
+
+    def __init__(self) -> None:
+        self._open: dict[ObjectId, tuple[str, list[str]]] = {}
+
+    def begin(self, worker: str, nonce: ObjectId, ids: list[str]) -> None:
+        self._open[nonce] = (worker, ids)
+
+    def over(self, nonce: ObjectId) -> None:
+        self._open.pop(nonce, None)
+
+    def of(self, worker: str) -> list[tuple[ObjectId, list[str]]]:
+        return [(nonce, ids) for nonce, (whose, ids) in self._open.items() if whose == worker]
+
+
+async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> list[Run]:
     if claim.limit <= 0 or not claim.handlers:
         return []
+    if again := await _found_again(db, claim.worker, doubts):
+        return again
     nonce = ObjectId()
     for tries in range(TRIES):
         if tries:
@@ -86,7 +106,7 @@ async def claim(db: Database, claim: Claim, crowd: Crowd) -> list[Run]:
             return []
         if not await room.reserve(db, chosen):
             continue
-        taken = await _take(db, claim, chosen, nonce)
+        taken = await _take(db, claim, chosen, nonce, doubts)
         crowd.met(len(taken) < len(chosen))
         if taken:
             return taken
@@ -184,7 +204,7 @@ async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
 
 
 async def _take(
-    db: Database, claim: Claim, chosen: Sequence[Document], nonce: ObjectId
+    db: Database, claim: Claim, chosen: Sequence[Document], nonce: ObjectId, doubts: Doubts
 ) -> list[Run]:
     """Take those of the runs that nobody took first; in order."""
     change = db.time.stamped(
@@ -203,17 +223,37 @@ async def _take(
     )
     ids = [run["_id"] for run in chosen]
     runs = db.runs
+    doubts.begin(claim.worker, nonce, ids)
     try:
         if not await _send(db, chosen, change):
+            doubts.over(nonce)
             return []
     except PyMongoError as error:
         if not ambiguous(error):
+            doubts.over(nonce)
             raise
         runs = await db.settled()
-    mine = {"_id": {"$in": ids}, "nonce": nonce, "state": "running"}
+    taken = await _bearing(runs, nonce, ids)
+    doubts.over(nonce)
+    return taken
+
+
+async def _bearing(runs: Collection, nonce: ObjectId, ids: Sequence[str]) -> list[Run]:
+    """Those of the runs that a claim took, in order."""
+    mine = {"_id": {"$in": list(ids)}, "nonce": nonce, "state": "running"}
     found = runs.find(mine, hint=BY_ID, batch_size=len(ids) + 1)  # one answer, no second call
     taken = {run["_id"]: run async for run in found}
     return [read_run(taken[run_id]) for run_id in ids if run_id in taken]
+
+
+async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
+    """What an earlier claim took, though its caller never heard of it."""
+    for nonce, ids in doubts.of(worker):
+        taken = await _bearing(await db.settled(), nonce, ids)
+        doubts.over(nonce)
+        if taken:
+            return taken
+    return []
 
 
 async def _send(db: Database, chosen: Sequence[Document], change: Document) -> int:

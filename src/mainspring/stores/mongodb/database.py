@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ class Database:
     handle: AsyncDatabase[Document]
     prefix: str
     time: ServerTime
+    sightings: dict[str, dict[tuple[str, ObjectId], int]] = field(default_factory=dict)
+    """Since when this client has seen others' reservations, by limit (limits.py)."""
 
     @property
     def runs(self) -> Collection:

@@ -28,7 +28,7 @@ _REFUSED = 18
 _FORBIDDEN = 13
 _INDEX_CONFLICTS = frozenset({85, 86})
 _AWAY = frozenset(
-    {6, 7, 46, 50, 63, 64, 79, 89, 91, 100, 112, 133, 150, 189, 234, 246, 262, 317, 358, 9001}
+    {6, 7, 46, 50, 63, 64, 79, 89, 91, 100, 112, 133, 150, 175, 189, 234, 246, 262, 317, 358, 9001}
     | {10058, 10107, 11600, 11602, 13388, 13435, 13436}
 )
 """Codes of a server that is busy, stepping down, moving chunks or out of reach."""

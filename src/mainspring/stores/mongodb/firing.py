@@ -2,10 +2,17 @@
 
 A slot fires in three steps, and the second decides:
 
-1. Its runs are written down half made (reserved.py).
+1. Places for its runs are reserved (reserved.py).
 2. The job advances by compare-and-set on its version, and its document says what it fired:
-   `firing: {by, runs, replaces}`.
-3. What is to be replaced is cancelled, and the runs become what they are to be.
+   `firing: {by, runs, replaces, made}`.
+3. What is to be replaced is cancelled, and the runs become what they are `made` to be. What a
+   reserved run says of itself does not count: it may be left from a plan that never came true,
+   and the slot may be part of a gap by now, or overlap.
+
+A plan holds until a moment (`valid_until`), but a write cannot be guarded by time (times.py), and
+one that was sent in time may arrive when its sender has long been frozen. So the server stamps the
+second step (`fired_at`), and if it came too late, whoever would take the third puts the job back to
+what it was `before` instead.
 
 A crash before the second step leaves reserved runs, which the next firing of the slot takes up or
 a sweep deletes; the job has not moved. A crash behind it leaves the third step to whoever fires,
@@ -18,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bson import ObjectId
 from pymongo import UpdateOne
@@ -30,23 +36,27 @@ from mainspring.model import LIVE, Job, Run, Source, State, replace
 from mainspring.policy import Overlap
 from mainspring.states import Change
 from mainspring.store import Fired, Firing, ended, overlapped
+from mainspring.stores.mongodb import keys, reserved
 from mainspring.stores.mongodb.adding import add, documents
 from mainspring.stores.mongodb.changes import commit
 from mainspring.stores.mongodb.claims import stamp_lanes
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.reads import get
-from mainspring.stores.mongodb.reserved import carry_out, half_made, reserve
+from mainspring.stores.mongodb.reserved import fill, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
+from mainspring.stores.mongodb.times import read_moment
 from mainspring.stores.waves import waves
 
-__all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job"]
+__all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job", "sweep"]
 
 TRIES = 20
+_MOMENTS = ("next_run_at", "last_run_at")
+_SHOWN = dict.fromkeys(("version", "limit", "firing", "fired_at", *_MOMENTS), 1)
 
 
 async def put_job(db: Database, job: Job) -> bool:
     made = job_document(job)
-    stored = await db.jobs.find_one({"_id": job.id}, {"version": 1, "limit": 1, "firing": 1})
+    stored = await db.jobs.find_one({"_id": job.id}, _SHOWN)
     if (stored["version"] if stored else 0) != job.version:
         return False
     if stored is None:
@@ -82,7 +92,7 @@ async def _add_job(db: Database, made: Document) -> bool:
 
 async def drop_job(db: Database, job_id: str) -> bool:
     for _ in range(TRIES):
-        stored = await db.jobs.find_one({"_id": job_id}, {"version": 1, "limit": 1, "firing": 1})
+        stored = await db.jobs.find_one({"_id": job_id}, _SHOWN)
         if stored is None:
             return False
         await _finish(db, stored)
@@ -92,6 +102,20 @@ async def drop_job(db: Database, job_id: str) -> bool:
                 await stamp_lanes(db, job_id, limited=False)
             return True
     return False
+
+
+async def sweep(db: Database) -> None:
+    """Carry out what a crash left half made and decided, by a key or by a job."""
+    await reserved.sweep(db, _carry_out_decided)
+
+
+async def _carry_out_decided(db: Database, runs: Sequence[Document]) -> set[str]:
+    pointed = await keys.carry_out_pointed(db, runs)
+    fired = {"_id": {"$in": [run["job_id"] for run in runs]}, "firing": {"$exists": True}}
+    async for job in db.jobs.find(fired, _SHOWN):
+        await _finish(db, job)  # which also cancels what the slot replaces
+        pointed |= set(job["firing"]["runs"])
+    return pointed
 
 
 # -- fire -----------------------------------------------------------------------------------
@@ -115,13 +139,21 @@ class _Plan:
     """What a firing adds and changes."""
 
     firing: Firing
+    before: Document
     earlier: list[Run]
     runs: tuple[Run, ...]
     changes: list[Change]
+    made: list[Document]
 
     def record(self, by: ObjectId) -> Document:
-        runs = [run.id for run in self.runs]
-        return {"by": by, "runs": runs, "replaces": [change.id for change in self.changes]}
+        return {
+            "by": by,
+            "runs": [run.id for run in self.runs],
+            "replaces": [change.id for change in self.changes],
+            "made": self.made,
+            "before": self.before,
+            "until": None if (until := self.firing.valid_until) is None else to_us(until),
+        }
 
 
 async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]:
@@ -129,9 +161,7 @@ async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]
     if not plans:
         return {}
     nonce = ObjectId()
-    added = [run for plan in plans.values() for run in plan.runs]
-    keyless = [run for run in added if run.dedupe_key is None]
-    await reserve(db, await documents(db, keyless))
+    await reserve(db, [made for plan in plans.values() for made in plan.made])
     won = await _advance(db, plans, nonce)
     replaced: dict[int, tuple[Run, ...]] = {}
     for at in won:
@@ -153,7 +183,7 @@ async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]
 async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan]:
     """What those firings come to whose job has the version they expect."""
     ids = [firing.job_id for firing in firings.values()]
-    shown = {"version": 1, "firing": 1, "now": db.time.now}
+    shown = {**_SHOWN, "now": db.time.now}
     jobs = {job["_id"]: job async for job in db.jobs.find({"_id": {"$in": ids}}, shown)}
     due = {
         at: firing
@@ -169,9 +199,14 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
             unfinished.setdefault(run["job_id"], []).append(read_run(run))
     plans = {}
     for at, firing in due.items():
-        earlier = unfinished.get(firing.job_id, [])
-        now = from_us(jobs[firing.job_id]["now"])
-        plans[at] = _Plan(firing, earlier, *overlapped(firing, earlier, now))
+        job, earlier = jobs[firing.job_id], unfinished.get(firing.job_id, [])
+        before = {name: job[name] for name in _MOMENTS if name in job}
+        runs, changes = overlapped(firing, earlier, from_us(job["now"]))
+        plans[at] = _Plan(firing, before, earlier, runs, changes, [])
+    keyless = [r for plan in plans.values() for r in plan.runs if r.dedupe_key is None]
+    made = {document["_id"]: document for document in await documents(db, keyless)}
+    for plan in plans.values():
+        plan.made.extend(made[run.id] for run in plan.runs if run.id in made)
     return plans
 
 
@@ -194,21 +229,42 @@ async def _advance(db: Database, plans: Mapping[int, _Plan], nonce: ObjectId) ->
     moves = []
     for plan in plans.values():
         firing = plan.firing
-        put: dict[str, Any] = {"firing": plan.record(nonce)}
-        gone: dict[str, Any] = {}
-        for name in ("next_run_at", "last_run_at"):
-            moment = getattr(firing, name)
-            if moment is None:
-                gone[name] = ""
-            else:
-                put[name] = to_us(moment)
-        change = {"$set": put, "$inc": {"version": 1}, **({"$unset": gone} if gone else {})}
+        moments = {name: moment for name in _MOMENTS if (moment := getattr(firing, name))}
+        kept = {name: to_us(moment) for name, moment in moments.items()}
+        change = db.time.stamped(_moved(kept, {"firing": plan.record(nonce)}), "fired_at")
         moves.append(UpdateOne({"_id": firing.job_id, "version": firing.version}, change))
     await db.jobs.bulk_write(moves, ordered=False)
     ids = [plan.firing.job_id for plan in plans.values()]
     mine = {"_id": {"$in": ids}, "firing.by": nonce}
-    won = {job["_id"] async for job in db.jobs.find(mine, {"_id": 1})}
-    return [at for at, plan in plans.items() if plan.firing.job_id in won]
+    won = {job["_id"]: job async for job in db.jobs.find(mine, _SHOWN)}
+    for job in won.values():
+        if _too_late(job):
+            await _take_back(db, job)
+    in_time = {job_id for job_id, job in won.items() if not _too_late(job)}
+    return [at for at, plan in plans.items() if plan.firing.job_id in in_time]
+
+
+def _moved(moments: Document, more: Document) -> Document:
+    """A job's step to these moments; those that are not among them are none."""
+    gone = {name: "" for name in _MOMENTS if name not in moments}
+    change = {"$set": {**moments, **more}, "$inc": {"version": 1}}
+    return {**change, "$unset": gone} if gone else change
+
+
+def _too_late(job: Document) -> bool:
+    until, at = job["firing"].get("until"), read_moment(job.get("fired_at"))
+    return until is not None and at is not None and to_us(at) > until
+
+
+async def _take_back(db: Database, job: Document) -> None:
+    """The job is what it was before a firing that came too late, but for its version. The places
+    stay reserved: the next firing of the slot may be counting on them already."""
+    firing = job["firing"]
+    change = _moved(firing["before"], {})
+    change["$unset"] = {**change.get("$unset", {}), "firing": "", "fired_at": ""}
+    if not change["$set"]:
+        del change["$set"]
+    await db.jobs.update_one({"_id": job["_id"], "firing.by": firing["by"]}, change)
 
 
 async def _finish(db: Database, job: Document) -> list[Run]:
@@ -217,12 +273,15 @@ async def _finish(db: Database, job: Document) -> list[Run]:
     firing = job.get("firing")
     if firing is None:
         return []
+    if _too_late(job):
+        await _take_back(db, job)
+        return []
     waiting = {"_id": {"$in": firing["runs"]}, "state": RESERVED}
-    runs = [run async for run in db.runs.find(waiting) if half_made(run)]
-    if not runs:
+    reserved = {run["_id"] async for run in db.runs.find(waiting, {"_id": 1})}
+    if not reserved:
         return []
     replaced = await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
-    await carry_out(db, runs)
+    await fill(db, [made for made in firing["made"] if made["_id"] in reserved])
     return replaced
 
 

@@ -26,7 +26,7 @@ from mainspring.stores.mongodb.faults import duplicates_only
 from mainspring.stores.mongodb.reserved import carry_out, discard, half_made, intent, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED
 
-__all__ = ["drop", "holders", "take", "take_again"]
+__all__ = ["carry_out_pointed", "drop", "holders", "take", "take_again"]
 
 ROUNDS = 50
 
@@ -200,6 +200,16 @@ async def _settle(db: Database, runs: Sequence[Document], made: set[str]) -> lis
     await carry_out(db, [run for run in found.values() if half_made(run)])
     made -= set(won) - found.keys()  # swept away in between: to be written down again
     return list(found)
+
+
+async def carry_out_pointed(db: Database, runs: Sequence[Document]) -> set[str]:
+    """Make those of these runs whole that their keys point at; give their ids."""
+    named = [run["dedupe_key"] for run in runs if "dedupe_key" in run]
+    if not named:
+        return set()
+    pointed = {kept["run"] async for kept in db.keys.find({"_id": {"$in": named}})}
+    await carry_out(db, [run for run in runs if run["_id"] in pointed])
+    return pointed
 
 
 async def _forget(db: Database, run_id: str, wish: Document) -> None:

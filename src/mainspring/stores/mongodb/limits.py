@@ -3,7 +3,7 @@
 What counts are running runs with a valid lease, wherever they were claimed: a query tells. What
 the query cannot tell is what others are about to claim. So each limit has a document:
 
-    {_id: "job:mail", version: 7, reserved: [{run, token, fence, by, seen}]}
+    {_id: "job:mail", version: 7, reserved: [{run, token, fence, by}]}
 
 A claim (or the renewal of a lapsed lease) counts, and then writes its reservations there by
 compare-and-set on the version. Only one of two that counted at the same time gets through; the
@@ -16,7 +16,8 @@ Two things could make the count wrong, and are fenced off before it is used:
   `evicted` first, guarded by the lease seen; a renewal of an evicted run needs a place anew.
 - A client that reserved and then died holds a place for nothing. Ten seconds after another has
   seen the reservation, that one raises the run's `fence`: the write that was to come finds it
-  changed and fails, and the reservation is void.
+  changed and fails, and the reservation is void. Where the run has ended meanwhile (somebody
+  cancelled it), it does so at once.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ async def count_room(db: Database, job_ids: Iterable[str], by: ObjectId) -> Room
         run = runs.get(one["run"])
         if run is None or _moved_on(one, run):
             continue  # decided: if it runs, it is counted
-        if age > VOID_AFTER:
+        if age > VOID_AFTER or run["state"] not in _TO_COME:
             void.append(one)
             continue
         room.standing.setdefault(key, []).append(one)
@@ -130,6 +131,10 @@ async def count_room(db: Database, job_ids: Iterable[str], by: ObjectId) -> Room
         return None
     room.used = Counter(key for key, _ in taken)
     return room
+
+
+_TO_COME = ("pending", "running")
+"""The states of a run that a claim or a renewal may be about to write."""
 
 
 async def _limits(db: Database, job_ids: Iterable[str], room: Room) -> dict[str, str]:
@@ -148,15 +153,21 @@ async def _limits(db: Database, job_ids: Iterable[str], room: Room) -> dict[str,
 async def _reservations(
     db: Database, keys: Sequence[str], room: Room
 ) -> list[tuple[Document, str, int]]:
-    """Reservations of others, with the limit's key and for how long they have been seen."""
-    found = []
+    """Reservations of others, with the limit's key and for how long we have seen them there."""
+    found: list[tuple[Document, str, int]] = []
     shown = {"version": 1, "reserved": 1, "now": db.time.now}
     async for kept in db.limits.find({"_id": {"$in": list(keys)}}, shown):
-        room.versions[kept["_id"]] = kept["version"]
-        for one in kept["reserved"]:
-            if one["by"] != room.by:
-                one.setdefault("seen", kept["now"])
-                found.append((one, kept["_id"], kept["now"] - one["seen"]))
+        key: str = kept["_id"]
+        now: int = kept["now"]
+        room.versions[key] = kept["version"]
+        before = db.sightings.get(key, {})
+        others = [one for one in kept["reserved"] if one["by"] != room.by]
+        names = [(one["run"], one["by"]) for one in others]
+        db.sightings[key] = {name: before.get(name, now) for name in names}
+        found += [
+            (one, key, now - db.sightings[key][name])
+            for one, name in zip(others, names, strict=True)
+        ]
     return found
 
 

@@ -168,7 +168,7 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
             if where
             else {"_id": {"$gt": query.cursor}}
         )
-    walk = db.jobs.find(where).sort(order).skip(query.offset).limit(query.limit)
+    walk = db.jobs.find(where, {"firing": 0}).sort(order).skip(query.offset).limit(query.limit)
     found = [read_job(job) for job in await walk.to_list(query.limit)]
     full = query.due is None and len(found) == query.limit
     return Page(found, found[-1].id if full else None, total)

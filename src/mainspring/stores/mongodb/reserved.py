@@ -10,11 +10,11 @@ for anybody, and it does not matter who finishes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bson import ObjectId
-from pymongo import UpdateOne
+from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError
 
 from mainspring.clock import to_us
@@ -22,7 +22,9 @@ from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.faults import duplicates_only
 from mainspring.stores.mongodb.rows import RESERVED
 
-__all__ = ["carry_out", "discard", "half_made", "insert", "intent", "reserve", "sweep"]
+__all__ = ["carry_out", "discard", "fill", "half_made", "insert", "intent", "reserve", "sweep"]
+
+Decided = Callable[[Database, Sequence[Document]], Awaitable[set[str]]]
 
 JUNK_AFTER = 600 * 1_000_000
 """Microseconds after which a reserved run that nothing points at is swept away."""
@@ -76,27 +78,29 @@ async def carry_out(db: Database, runs: Iterable[Document]) -> None:
         await db.runs.bulk_write(others, ordered=False)
 
 
+async def fill(db: Database, documents: Sequence[Document]) -> None:
+    """Put these runs in the places reserved for them. Whose place is filled already stays."""
+    if documents:
+        places = [ReplaceOne({"_id": run["_id"], "state": RESERVED}, run) for run in documents]
+        await db.runs.bulk_write(places, ordered=False)
+
+
 async def discard(db: Database, ids: Sequence[str]) -> None:
     """Delete reserved runs that came to nothing."""
     if ids:
         await db.runs.delete_many({"_id": {"$in": list(ids)}, "state": RESERVED}, hint=BY_ID)
 
 
-async def sweep(db: Database) -> None:
-    """Carry out what a crash left half made and decided; delete what it left undecided.
+async def sweep(db: Database, decided: Decided) -> None:
+    """Have those who know carry out what a crash left half made; delete what nothing points at.
 
-    To delete one that is still in the making is harmless: its maker notices and begins again.
+    `decided` gives the ids of those runs that are decided, and sees to them. To delete one that is
+    still in the making is harmless: its maker notices and begins again.
     """
     found = [run async for run in db.runs.find({"state": RESERVED}).limit(100)]
     if not found:
         return
-    keys = [run["dedupe_key"] for run in found if "dedupe_key" in run]
-    pointed = {kept["run"] async for kept in db.keys.find({"_id": {"$in": keys}})}
-    jobs = [run["job_id"] for run in found]
-    firing = db.jobs.find({"_id": {"$in": jobs}, "firing": {"$exists": True}}, {"firing": 1})
-    async for kept in firing:
-        pointed |= set(kept["firing"]["runs"])
-    await carry_out(db, [run for run in found if run["_id"] in pointed])
+    kept = await decided(db, found)
     old = to_us(await db.now()) - JUNK_AFTER
-    junk = [r["_id"] for r in found if r["_id"] not in pointed and r["created_at"] < old]
+    junk = [r["_id"] for r in found if r["_id"] not in kept and r["created_at"] < old]
     await discard(db, junk)

@@ -40,7 +40,6 @@ from mainspring.stores.mongodb import (
     notes,
     reads,
     renewals,
-    reserved,
     schema,
     upkeep,
 )
@@ -64,6 +63,7 @@ class _Session:
     loop: asyncio.AbstractEventLoop
     alone: bool
     crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
+    doubts: claims.Doubts = field(default_factory=claims.Doubts)
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
 
@@ -126,7 +126,8 @@ class MongoStore:
 
     async def claim(self, claim: Claim) -> list[Run]:
         session = self._open_session()
-        work = asyncio.create_task(claims.claim(session.db, claim, session.crowd))
+        taking = claims.claim(session.db, claim, session.crowd, session.doubts)
+        work = asyncio.create_task(taking)
         try:
             with translating():
                 return await asyncio.shield(work)
@@ -159,7 +160,7 @@ class MongoStore:
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
             if query.lapsed:  # the keeper's look for what the dead have left
-                await reserved.sweep(self._db)
+                await firing.sweep(self._db)
             return await reads.find(self._db, query)
 
     async def counts(self, since: datetime | None = None) -> Counts:

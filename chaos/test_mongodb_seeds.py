@@ -1,0 +1,31 @@
+"""Seeds of the simulated cluster on a real MongoDB, and every bug planted there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mongodb.world import PLANTED, Planted, hunt, simulate_for_real
+from tests.servers.mongodb import ReplicaSet
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ReplicaSet(1) as servers:
+        yield servers.url
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 24, 4))
+def test_seeds(url: str, first: int) -> None:
+    for report in simulate_for_real(range(first, first + 4), url):
+        assert not report.violations, "\n".join(map(str, report.violations))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name.replace(" ", "-"))
+def test_planted_bug_is_caught(url: str, bug: Planted) -> None:
+    report = hunt(bug, url, most=24)
+    assert report is not None, f"nothing noticed it: {bug.story}"
+    assert report.violations[0].invariant in bug.caught_by, "\n".join(map(str, report.violations))

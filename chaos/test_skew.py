@@ -1,0 +1,17 @@
+"""Clocks an hour off, for longer: workers, and routers of a sharded cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mongodb.ordeals import skewed
+from tests.servers.mongodb import ReplicaSet, with_database
+
+
+@pytest.mark.timeout(600)
+async def test_default_leases_with_wrong_clocks(tmp_path: Path) -> None:
+    """Handlers are held for more than a lease of thirty seconds."""
+    with ReplicaSet(election_timeout=10) as servers:
+        assert await skewed(tmp_path, with_database(servers.url, "jobs"), lease=30) == []

@@ -1,0 +1,162 @@
+"""A MongoDB store whose every write says who made it and in which call, and that loses answers.
+
+The writes are the store's own, with one more field (`signed`); so a watcher of the database can
+tell whose hand each of them was. Between a command and its answer the connection may break: before
+the server has seen it, or behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, cast
+
+from pymongo import ReplaceOne, UpdateMany, UpdateOne
+from pymongo.errors import NetworkTimeout
+
+from mainspring.store import Store
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.database import Collection, Database, Document
+
+__all__ = ["Breaks", "SignedStore", "seat"]
+
+_METHOD: ContextVar[str] = ContextVar("method", default="open")
+_SIGNED = ("runs", "jobs")
+
+
+class Breaks:
+    """How often the connection breaks at a write."""
+
+    def __init__(self, rng: random.Random, before: float = 0.0, after: float = 0.0) -> None:
+        self.on = True
+        self._rng = rng
+        self._before, self._after = before, after
+
+    def draw(self) -> str | None:
+        drawn = self._rng.random()
+        if not self.on or drawn > self._before + self._after:
+            return None
+        return "before" if drawn < self._before else "after"
+
+
+class SignedStore(MongoStore):
+    def __init__(self, url: str, author: str, breaks: Breaks) -> None:
+        super().__init__(url)
+        self._author = author
+        self._breaks = breaks
+
+    async def open(self) -> None:
+        await super().open()
+        session = self._open_session()
+        db = session.db
+        if not isinstance(db, _Database):
+            session.db = _Database(db.client, db.handle, db.prefix, db.time)
+            _KEPT[id(session.db)] = (self._author, self._breaks)
+
+
+_KEPT: dict[int, tuple[str, Breaks]] = {}
+"""By database: its class has slots, and no room for more."""
+
+
+class _Database(Database):
+    __slots__ = ()
+
+    def _collection(self, name: str) -> Collection:
+        author, breaks = _KEPT[id(self)]
+        plain = super()._collection(name)
+        return cast(Collection, _Collection(plain, author, breaks, name in _SIGNED))
+
+
+class _Collection:
+    """A collection whose writes are signed, and at times unheard."""
+
+    def __init__(self, plain: Collection, author: str, breaks: Breaks, signs: bool) -> None:
+        self._plain = plain
+        self._author = author
+        self._breaks = breaks
+        self._signs = signs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    async def insert_one(self, document: Document) -> Any:
+        return await self._send(lambda: self._plain.insert_one(self._with(document)))
+
+    async def insert_many(self, documents: Sequence[Document], **more: Any) -> Any:
+        signed = [self._with(document) for document in documents]
+        return await self._send(lambda: self._plain.insert_many(signed, **more))
+
+    async def replace_one(self, where: Document, document: Document) -> Any:
+        return await self._send(lambda: self._plain.replace_one(where, self._with(document)))
+
+    async def update_one(self, where: Document, change: Any, **more: Any) -> Any:
+        return await self._send(lambda: self._plain.update_one(where, self._signed(change), **more))
+
+    async def update_many(self, where: Document, change: Any, **more: Any) -> Any:
+        return await self._send(
+            lambda: self._plain.update_many(where, self._signed(change), **more)
+        )
+
+    async def delete_one(self, where: Document, **more: Any) -> Any:
+        return await self._send(lambda: self._plain.delete_one(where, **more))
+
+    async def delete_many(self, where: Document, **more: Any) -> Any:
+        return await self._send(lambda: self._plain.delete_many(where, **more))
+
+    async def bulk_write(self, operations: Sequence[Any], **more: Any) -> Any:
+        signed = [self._operation(one) for one in operations]
+        return await self._send(lambda: self._plain.bulk_write(signed, **more))
+
+    async def _send(self, work: Callable[[], Any]) -> Any:
+        broken = self._breaks.draw()
+        if broken == "before":
+            raise NetworkTimeout("injected: the connection broke before the write")
+        answer = await work()
+        if broken == "after":
+            raise NetworkTimeout("injected: the connection broke behind the write")
+        return answer
+
+    @property
+    def _text(self) -> str:
+        return f"{self._author} {_METHOD.get()}"
+
+    def _with(self, document: Document) -> Document:
+        return {**document, "signed": self._text} if self._signs else document
+
+    def _signed(self, change: Any) -> Any:
+        if not self._signs:
+            return change
+        if isinstance(change, dict):
+            return {**change, "$set": {**change.get("$set", {}), "signed": self._text}}
+        return [*change, {"$set": {"signed": {"$literal": self._text}}}]
+
+    def _operation(self, one: Any) -> Any:
+        if self._signs and isinstance(one, UpdateOne | UpdateMany):
+            change = self._signed(one._doc)
+            return type(one)(one._filter, change, upsert=bool(one._upsert), hint=one._hint)
+        if self._signs and isinstance(one, ReplaceOne):
+            return ReplaceOne(one._filter, self._with(cast(Document, one._doc)))
+        return one
+
+
+def seat(store: SignedStore) -> Store:
+    """The store, so that each write knows the call it belongs to."""
+    return cast(Store, _Seat(store))
+
+
+class _Seat:
+    def __init__(self, store: SignedStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        work = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(work):
+            return work
+
+        async def called(*args: Any) -> Any:
+            _METHOD.set(name)
+            return await work(*args)
+
+        return called

@@ -1,0 +1,78 @@
+"""Real workers, real servers, killed, cut and with wrong clocks: in short. chaos/ is longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.schema import SHARDED
+from tests.mongodb.ordeals import cut, failover, kill_primary, orphaned_slots, skewed, step_down
+from tests.servers.cache import ServerUnavailable
+from tests.servers.clocks import server_clock
+from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+
+
+async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) -> None:
+    with ReplicaSet() as servers:
+        account = await failover(tmp_path, servers, [kill_primary, step_down])
+    assert account.acknowledged > 50
+
+
+async def test_the_cut_loses_nothing_that_a_majority_has() -> None:
+    with ReplicaSet(election_timeout=10) as servers:
+        assert await cut(servers) == (20, 0)
+        # The same with one server's word for it: the test would notice.
+        acknowledged, lost = await cut(servers, "&w=1")
+        assert acknowledged > 40
+        assert lost > 0
+
+
+async def test_whoever_leads_is_killed_and_every_slot_runs_once(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    url = with_database(replica_set_url, database_name)
+    assert await orphaned_slots(tmp_path, url, kills=2) > 5
+
+
+async def test_workers_with_wrong_clocks(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    assert await skewed(tmp_path, with_database(replica_set_url, database_name)) == []
+
+
+async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    url = with_database(replica_set_url, database_name)
+    assert await skewed(tmp_path, url, planted="own-clock")
+
+
+@pytest.fixture(scope="module")
+def skewed_cluster() -> Iterator[ShardedCluster]:
+    """A sharded database; its second router is an hour ahead, its third an hour behind."""
+    with ShardedCluster() as cluster:
+        try:
+            clocks = [server_clock(3600), server_clock(-3600)]
+        except ServerUnavailable as error:
+            pytest.skip(str(error))
+        for clock in clocks:
+            cluster.add_router(clock)
+        yield cluster
+
+
+@pytest.mark.parametrize("planted", ["", "routers-clock"])
+async def test_routers_with_wrong_clocks(
+    tmp_path: Path, skewed_cluster: ShardedCluster, planted: str
+) -> None:
+    """Workers, with wrong clocks too, that go through them."""
+    database = f"jobs{planted}"
+    for name in SHARDED:
+        skewed_cluster.shard(f"{database}.{DEFAULT_PREFIX}{name}")
+    urls = [
+        with_database(f"mongodb://{router.address}/", database) for router in skewed_cluster.routers
+    ]
+    found = await skewed(tmp_path, urls[0], routers=urls[1:], planted=planted)
+    assert bool(found) is bool(planted), found
