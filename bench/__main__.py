@@ -16,6 +16,7 @@ BENCHMARKS = {
     "effects": "effect-once beside at-least-once with a commit of its own",
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
+    "mongodb": "drain, processes, a limit, latency and claims on MongoDB, beside pymongo and npm",
     "scale": "claim cost at 10 thousand to 1 million pending runs",
 }
 

@@ -91,7 +91,7 @@ async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(
     make: Make, place: str | Store
 ) -> None:
     weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather))
+    scheduler = make(FaultyStore(opened(place), weather), wait_for_store=0)
 
     @scheduler.job(run_on_start=True)
     async def work() -> None: ...
