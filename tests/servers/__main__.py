@@ -42,10 +42,11 @@ def run(kind: type[Topology]) -> None:
     began = time.monotonic()
     with kind() as servers:
         seconds, megabytes = time.monotonic() - began, servers.memory() / 1e6
-        say(f"{servers.url}\nready in {seconds:.1f} s, {megabytes:.0f} MB, logs: {servers.place}")
-        for number in (signal.SIGINT, signal.SIGTERM):  # a shell's `&` has had the first ignored
-            signal.signal(number, signal.default_int_handler)
+        about = f"ready in {seconds:.1f} s, {megabytes:.0f} MB, logs: {servers.place}"
         try:
+            for number in (signal.SIGINT, signal.SIGTERM):  # a shell's `&` has the first ignored
+                signal.signal(number, signal.default_int_handler)
+            say(f"{servers.url}\n{about}")  # whoever reads it may send a signal at once
             signal.pause()
         except KeyboardInterrupt:
             say("stopping")
