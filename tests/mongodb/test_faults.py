@@ -18,7 +18,7 @@ from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.model import Run
 from mainspring.store import Claim
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import MongoStore, schema
+from mainspring.stores.mongodb import MongoStore, claims, schema
 from mainspring.stores.mongodb.address import Address
 from mainspring.stores.mongodb.wakeups import Bell
 from tests.servers.mongodb import ReplicaSet, with_database
@@ -253,6 +253,30 @@ async def test_a_cancelled_claim_gives_its_runs_back(
         done = claiming.result() if not claiming.cancelled() else []
         assert len(held) + len(done) == 50
         assert {run.attempt for run in held} <= {1}
+
+
+async def test_a_claim_under_way_is_nobody_elses(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even its own worker's, whose next claim looks for those that went astray."""
+    sent, go = asyncio.Event(), asyncio.Event()
+    send = claims._send
+
+    async def held_up(*given: Any) -> int:
+        matched = await send(*given)
+        if not sent.is_set():
+            sent.set()
+            await go.wait()
+        return matched
+
+    async with opened(with_database(replica_set_url, database_name)) as store:
+        await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
+        monkeypatch.setattr(claims, "_send", held_up)
+        first = asyncio.create_task(store.claim(CLAIM))
+        await sent.wait()
+        assert await store.claim(CLAIM) == []
+        go.set()
+        assert len(await first) == 50
 
 
 async def test_a_cancellation_that_the_driver_takes_for_an_error_keeps_no_store_open(

@@ -72,17 +72,18 @@ class Crowd:
 
 
 class Doubts:
-    """Claims of this client that may have taken runs, but whose answer has not come: the ids they
-    were after, by nonce. The next claim of the same worker looks them up first, so a failover
-    leaves no runs behind that nobody knows to hold."""
+    """Claims of this client that are over and may have taken runs, though nobody could find out:
+    the ids they were after, by nonce. The next claim of the same worker looks them up first, so a
+    failover leaves no runs behind that nobody knows to hold. A claim that is still under way is
+    none of them: its own caller hears of what it takes."""
 
     def __init__(self) -> None:
         self._open: dict[ObjectId, tuple[str, list[str]]] = {}
 
-    def begin(self, worker: str, nonce: ObjectId, ids: list[str]) -> None:
+    def add(self, worker: str, nonce: ObjectId, ids: list[str]) -> None:
         self._open[nonce] = (worker, ids)
 
-    def over(self, nonce: ObjectId) -> None:
+    def settle(self, nonce: ObjectId) -> None:
         self._open.pop(nonce, None)
 
     def of(self, worker: str) -> list[tuple[ObjectId, list[str]]]:
@@ -222,20 +223,20 @@ async def _take(
         "leased_at",
     )
     ids = [run["_id"] for run in chosen]
-    runs = db.runs
-    doubts.begin(claim.worker, nonce, ids)
+    matched: int | None = None
     try:
-        if not await _send(db, chosen, change):
-            doubts.over(nonce)
-            return []
+        matched = await _send(db, chosen, change)
     except PyMongoError as error:
         if not ambiguous(error):
-            doubts.over(nonce)
             raise
-        runs = await db.settled()
-    taken = await _bearing(runs, nonce, ids)
-    doubts.over(nonce)
-    return taken
+    if matched == 0:
+        return []
+    try:
+        runs = await db.settled() if matched is None else db.runs
+        return await _bearing(runs, nonce, ids)
+    except PyMongoError:
+        doubts.add(claim.worker, nonce, ids)
+        raise
 
 
 async def _bearing(runs: Collection, nonce: ObjectId, ids: Sequence[str]) -> list[Run]:
@@ -250,7 +251,7 @@ async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
     """What an earlier claim took, though its caller never heard of it."""
     for nonce, ids in doubts.of(worker):
         taken = await _bearing(await db.settled(), nonce, ids)
-        doubts.over(nonce)
+        doubts.settle(nonce)
         if taken:
             return taken
     return []
