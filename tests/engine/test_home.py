@@ -8,7 +8,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from mainspring import Scheduler, State
+from mainspring import RunContext, Scheduler, State
 from mainspring.store import Store
 from tests.engine.conftest import Make
 from tests.engine.kit import ended, until
@@ -41,6 +41,21 @@ async def test_no_more_at_once_than_there_are_places(make: Make) -> None:
         assert scheduler._engine is not None
         await until(lambda: scheduler._engine and scheduler._engine.worker._free() == 3)
     assert most == 3
+
+
+async def test_a_hook_that_waits_keeps_no_place_shut(make: Make) -> None:
+    scheduler = make(workers=3)
+    together = asyncio.Barrier(3)
+
+    async def meet(ctx: RunContext) -> None:
+        await together.wait()
+
+    @scheduler.job(on_start=meet)
+    async def work() -> None: ...
+
+    async with scheduler:
+        for run in await work.enqueue_many([{}] * 3):
+            assert (await ended(scheduler, run)).state is State.SUCCEEDED
 
 
 async def test_threads_and_the_loop_share_the_places(make: Make) -> None:

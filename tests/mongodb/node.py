@@ -7,56 +7,35 @@ tear. Monotonic time is the machine's and no test fakes it, so logs of several p
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from mainspring import Event, RunContext, Scheduler
+from mainspring import RunContext, Scheduler
 from mainspring.clock import SystemClock
 from mainspring.store import Store
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.times import read_moment
-
-LIMIT = 3
+from tests.simulation.crash_worker import equip
 
 
 def build(
     store: str | Store, log: Path, *, lease: float, workers: int = 8, ticks: bool = True
 ) -> Scheduler:
     scheduler = Scheduler(store, lease=lease, poll="500ms", workers=workers)
-    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def note(what: str, run_id: str, token: int) -> None:
-        os.write(out, f"{what} {run_id} {token} {time.monotonic()!r} {os.getpid()}\n".encode())
-
-    async def work(ctx: RunContext, seconds: float | None = None) -> dict[str, int]:
-        note("begin", ctx.run_id, ctx.token)
-        await asyncio.sleep(random.uniform(0.01, 0.1) if seconds is None else seconds)
-        note("end", ctx.run_id, ctx.token)
-        return {"token": ctx.token, "pid": os.getpid()}
+    work = equip(scheduler, log)
 
     async def delegate(ctx: RunContext, delay: float) -> str:
         """Enqueue a run for later, from wherever this process believes to be in time."""
         return (await scheduler.enqueue("free", delay=delay)).id
 
-    def lost(event: Event) -> None:
-        if event.run is not None:
-            note("lost", event.run.id, event.run.token)
-
-    scheduler.job(id="free")(work)
-    scheduler.job(id="limited", concurrency=LIMIT)(work)
-    scheduler.job(id="once", delivery="at_most_once")(work)
     scheduler.job(id="delegate")(delegate)
     if ticks:
         scheduler.job("* * * * * *", id="tick", misfire="all", overlap="allow")(work)
-    scheduler.on("ownership.lost", lost)
     return scheduler
 
 

@@ -415,10 +415,8 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
 # -- lost answers ---------------------------------------------------------------------------
 
 
-async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await store.add([run(clock, f"r{n}") for n in range(5)])
+def lose_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims arrive at the server; what it says to them does not come back."""
     whole = claims._send
 
     async def unheard(*given: Any) -> Any:
@@ -426,6 +424,13 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
         raise NetworkTimeout("the answer was lost")
 
     monkeypatch.setattr(claims, "_send", unheard)
+
+
+async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    lose_answers(monkeypatch)
     held = await store.claim(CLAIM)
     assert len(held) == 5
     assert all(await store.commit([states.succeeded(r, clock.now(), None) for r in held]))
@@ -436,14 +441,8 @@ async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
 ) -> None:
     """Neither the answer nor the question after it comes through: the runs wait for no lapse."""
     await store.add([run(clock, f"r{n}") for n in range(5)])
-    whole = claims._send
-
-    async def unheard(*given: Any) -> Any:
-        await whole(*given)
-        raise NetworkTimeout("the answer was lost")
-
     with monkeypatch.context() as outage:
-        outage.setattr(claims, "_send", unheard)
+        lose_answers(outage)
         Death(outage, claims, "_bearing")
         with pytest.raises(StoreUnavailable):
             await store.claim(CLAIM)

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from mainspring import Event, RunContext, Scheduler
@@ -19,8 +20,17 @@ LEASE = 5.0
 LIMIT = 3
 
 
+Work = Callable[..., Awaitable[dict[str, int]]]
+
+
 def build(url: str, log: Path, *, workers: int = 8) -> Scheduler:
     scheduler = Scheduler(url, lease=LEASE, poll="200ms", workers=workers)
+    equip(scheduler, log)
+    return scheduler
+
+
+def equip(scheduler: Scheduler, log: Path) -> Work:
+    """Give it the jobs of a crash test, whose one handler notes what it does in a file."""
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(what: str, run_id: str, token: int) -> None:
@@ -40,7 +50,7 @@ def build(url: str, log: Path, *, workers: int = 8) -> Scheduler:
     scheduler.job(id="limited", concurrency=LIMIT)(work)
     scheduler.job(id="once", delivery="at_most_once")(work)
     scheduler.on("ownership.lost", lost)
-    return scheduler
+    return work
 
 
 if __name__ == "__main__":

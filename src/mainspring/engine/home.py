@@ -178,13 +178,13 @@ class Home:
             self._began(work)
             with traced(self._tracing, work):
                 if work.handler.hooks.on_start is not None:
-                    work.waited = True
+                    self._give_way(work)
                     await call_hook(work.handler.hooks.on_start, work.context)
                 answer = work.handler.call(work.context, work.run.payload)
                 if work.handler.is_async:
                     answer = await self._awaited(answer, work)
                 elif inspect.isawaitable(answer):
-                    work.waited = True
+                    self._give_way(work)
                     answer = await answer
             work.result = answer
         except BaseException as error:  # SystemExit too: a handler must not end the program
@@ -196,13 +196,12 @@ class Home:
 
     @types.coroutine
     def _awaited(self, handler: Coroutine[Any, Any, Any], work: Work) -> Generator[Any, Any, Any]:
-        """`await handler`, noticing whether it waits: then the other places open."""
+        """`await handler`, noticing whether it waits."""
         try:
             future = handler.send(None)
         except StopIteration as end:
             return end.value
-        work.waited = True
-        self._open(self._shut)
+        self._give_way(work)
         while True:
             try:
                 yield future
@@ -213,6 +212,12 @@ class Home:
                     return end.value
             else:
                 return (yield from handler)
+
+    def _give_way(self, work: Work) -> None:
+        """This task is about to wait, and is this work's alone from now on: the other places
+        open."""
+        work.waited = True
+        self._open(self._shut)
 
     def _expire(self, work: Work) -> None:
         if work.stop is None:

@@ -19,17 +19,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from mainspring import codec, schedules
+from mainspring import codec
 from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
-from mainspring.model import LIVE, Attempt, Job, Owner, Progress, Run, Source, State, Webhook
-from mainspring.policy import Policy
-from mainspring.schedules import Schedule
+from mainspring.model import LIVE, Attempt, Job, Owner, Progress, Run, Source, State
+from mainspring.stores.definitions import read_policy, read_schedule, read_webhook
 from mainspring.stores.mongodb.database import Document
 from mainspring.stores.mongodb.times import read_moment, until
 
@@ -291,8 +289,8 @@ def read_job(kept: Document) -> Job:
         created_at=_moment(kept["created_at"]),
         updated_at=_moment(kept["updated_at"]),
         payload=codec.decode(get("payload")),
-        schedule=None if schedule is None else _schedule(schedule),
-        policy=_policy(kept["policy"]),
+        schedule=None if schedule is None else read_schedule(schedule),
+        policy=read_policy(kept["policy"]),
         enabled=kept["enabled"],
         next_run_at=read_moment(get("next_run_at")),
         last_run_at=read_moment(get("last_run_at")),
@@ -301,18 +299,5 @@ def read_job(kept: Document) -> Job:
         description=kept["description"],
         tags=tuple(get("tags") or ()),
         metadata=codec.decode(metadata) if metadata else {},
-        webhook=None if webhook is None else _webhook(webhook),
+        webhook=None if webhook is None else read_webhook(webhook),
     )
-
-
-@lru_cache(maxsize=4096)
-def _schedule(text: str) -> Schedule:
-    return schedules.from_dict(json.loads(text))
-
-
-@lru_cache(maxsize=4096)
-def _policy(text: str) -> Policy:
-    return Policy.from_dict(json.loads(text))
-
-
-_webhook = lru_cache(maxsize=4096)(msgspec.json.Decoder(Webhook).decode)

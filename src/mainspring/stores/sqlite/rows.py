@@ -10,17 +10,16 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import msgspec
 
-from mainspring import codec, schedules
+from mainspring import codec
 from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
-from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State, Webhook
-from mainspring.policy import Policy
-from mainspring.schedules import Schedule
+from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State
+from mainspring.stores.definitions import read_policy, read_schedule, read_webhook
 from mainspring.stores.sqlite.bulk import select
 
 __all__ = [
@@ -387,8 +386,8 @@ def _job(
         created_at=from_us(created_at),
         updated_at=from_us(updated_at),
         payload=payload,
-        schedule=None if schedule is None else _schedule(schedule),
-        policy=_policy(policy),
+        schedule=None if schedule is None else read_schedule(schedule),
+        policy=read_policy(policy),
         enabled=bool(enabled),
         next_run_at=None if next_run_at is None else from_us(next_run_at),
         last_run_at=None if last_run_at is None else from_us(last_run_at),
@@ -397,18 +396,5 @@ def _job(
         description=description,
         tags=tuple(tags),
         metadata=metadata or {},
-        webhook=None if webhook is None else _webhook(webhook),
+        webhook=None if webhook is None else read_webhook(webhook),
     )
-
-
-@lru_cache(maxsize=4096)
-def _schedule(text: str) -> Schedule:
-    return schedules.from_dict(json.loads(text))
-
-
-@lru_cache(maxsize=4096)
-def _policy(text: str) -> Policy:
-    return Policy.from_dict(json.loads(text))
-
-
-_webhook = lru_cache(maxsize=4096)(msgspec.json.Decoder(Webhook).decode)
