@@ -234,9 +234,10 @@ async def _store_drain(path: Path | str, count: int, batch: int) -> float:
     return rate
 
 
-def backlog(path: Path, pending: int, future: int = 0) -> None:
-    """So many runs pending, and so many of the highest priority that are due in a year."""
-    fill(path, pending)
+def backlog(path: Path, pending: int, future: int = 0, *, at_once: bool = False) -> None:
+    """So many runs pending, one after another or all of one instant, and so many of the
+    highest priority that are due in a year."""
+    fill(path, pending, run_at=us() if at_once else None)
     fill(path, future, run_at=us() + 365 * 86_400 * 1_000_000, priority=9)
 
 

@@ -179,6 +179,13 @@ def test_a_claim_reads_no_table_from_end_to_end(database: sqlite3.Connection, sq
     assert scans(plan(database, sql)) == []
 
 
+def test_a_claim_sorts_nothing(database: sqlite3.Connection) -> None:
+    """Not even the runs of one instant: a million may have been enqueued at once."""
+    head, tail, _ = claims._EARLIEST
+    for sql in (claims._EARLIEST_OF_ONE, f"{head}(?, ?), (?, ?){tail}"):
+        assert not any("TEMP B-TREE" in step for step in plan(database, sql))
+
+
 @pytest.mark.parametrize("sql", BULK)
 def test_batches_go_by_an_index(database: sqlite3.Connection, sql: tuple[str, str, int]) -> None:
     head, tail, width = sql

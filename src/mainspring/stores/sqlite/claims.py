@@ -53,10 +53,12 @@ SELECT json_group_array(json_array(id, concurrency, limit_key, (
 FROM mainspring_jobs AS job
 WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
 """
+# Only by `run_at`: behind it the index is in the order of `seq` by itself. Asked for that too,
+# SQLite sorts all that share a `run_at`: a million runs that were enqueued at once.
 _EARLIEST_OF_ONE = """
 SELECT json_group_array(json_array(run_at, seq, 0)) FROM (
     SELECT run_at, seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
-    WHERE state = 'pending' AND lane = ? AND run_at <= ? ORDER BY run_at, seq LIMIT ?
+    WHERE state = 'pending' AND lane = ? AND run_at <= ? ORDER BY run_at LIMIT ?
 )
 """
 _EARLIEST = (
@@ -64,7 +66,7 @@ _EARLIEST = (
     """) AS among JOIN mainspring_runs AS run ON run.seq IN (
         SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
         WHERE state = 'pending' AND lane = among.column1 AND run_at <= ?
-        ORDER BY run_at, seq LIMIT ?
+        ORDER BY run_at LIMIT ?
     )""",
     2,
 )

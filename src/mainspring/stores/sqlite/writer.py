@@ -23,6 +23,7 @@ from typing import Any
 
 from mainspring.clock import Clock
 from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.model import replace
 from mainspring.stores.sqlite import firing, writes
 from mainspring.stores.sqlite.ballast import Ballast
 from mainspring.stores.sqlite.claims import next_runs
@@ -169,7 +170,11 @@ class Writer:
         """A look without the write lock, so that idle workers cost the busy ones nothing."""
         now = to_us(self._clock.now())
         try:
-            return any(next_runs(self._connection, c, now) for w in claims for c in w.items)
+            return any(
+                next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now)
+                for work in claims
+                for claim in work.items
+            )
         except sqlite3.Error:
             return True  # let the claim itself meet it and say so
 
