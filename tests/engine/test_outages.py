@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from mainspring import RunContext, State
+from mainspring import Run, RunContext, State
 from mainspring.errors import StoreDamaged, StoreUnavailable
-from mainspring.store import Store
+from mainspring.store import Claim, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, ScriptedFaults
 from tests.engine.conftest import Make
@@ -189,3 +190,63 @@ async def test_a_driver_that_takes_a_cancellation_for_an_error_keeps_nobody_from
     await scheduler.start()
     async with asyncio.timeout(LONG):
         await scheduler.stop()
+
+
+class Hushed(MemoryStore):
+    """Its hints are all lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims = self.asked = 0
+
+    async def wait(self, timeout: float) -> bool:
+        await asyncio.sleep(timeout)
+        return False
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        self.claims += 1
+        return await super().claim(claim)
+
+    async def next_due(self, claim: Claim) -> datetime | None:
+        self.asked += 1
+        return await super().next_due(claim)
+
+
+async def test_an_idle_worker_asks_little_and_finds_what_no_hint_told_of(make: Make) -> None:
+    store = Hushed()
+    scheduler = make(store, poll="10ms")
+
+    @scheduler.job(id="work")
+    async def work() -> str:
+        return "done"
+
+    async with scheduler:
+        async with asyncio.timeout(LONG):
+            while store.claims < 20:
+                await asyncio.sleep(0.01)
+        assert 1 < store.asked <= store.claims // 3
+        run = await scheduler.enqueue("work", delay="30ms")
+        assert (await scheduler.wait(run.id, timeout=LONG)).result == "done"
+
+
+async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: str | Store) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job(id="work")
+    async def work() -> str:
+        begun.set()
+        await gate.wait()
+        return "done"
+
+    async with scheduler:
+        run = await scheduler.enqueue("work")
+        waiting = asyncio.create_task(scheduler.wait(run.id))
+        await begun.wait()
+        weather.foul = {"get"}
+        await until(lambda: weather.met.get("get", 0) >= 1, "a failing get")
+        weather.foul = set()
+        gate.set()
+        async with asyncio.timeout(LONG):
+            assert (await waiting).result == "done"

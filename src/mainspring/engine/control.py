@@ -28,6 +28,7 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
     RunNotFound,
+    StoreUnavailable,
 )
 from mainspring.model import (
     Job,
@@ -161,16 +162,18 @@ class Control:
         return await self._parts.store.counts(since)
 
     async def wait(self, run_id: str, timeout: float | None) -> Run:
-        """The run once it is finished; TimeoutError if that takes longer."""
+        """The run once it is finished; TimeoutError if that takes longer. A store that is away may
+        come back before the time is up."""
         changed = asyncio.Event()
         self._waiting.setdefault(run_id, set()).add(changed)
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     changed.clear()
-                    run = await self.run(run_id)
-                    if run.finished:
-                        return run
+                    with contextlib.suppress(StoreUnavailable):
+                        run = await self.run(run_id)
+                        if run.finished:
+                            return run
                     timer = asyncio.get_running_loop().call_later(POLL_FINISHED, changed.set)
                     await changed.wait()
                     timer.cancel()

@@ -31,7 +31,7 @@ LEADER = "keeper"
 
 TERM = timedelta(seconds=15)
 FOLLOWER_GRACE = timedelta(seconds=2)
-LEADER_SWEEP = 1.0
+LEADER_SWEEP = 2.0
 FOLLOWER_SWEEP = 3.0
 """Seconds between two looks for lapsed runs: a rescue comes within lease + 5 s either way."""
 
@@ -85,8 +85,11 @@ class Keeper:
         while True:
             self._wake.clear()
             # A try that failed is planned afresh: what was due then may be missed by now.
-            if not await self._call("fire", self._fire_due):
-                await self._call("next slot", self._until_next)
+            seconds = await self._call("fire", self._fire_due)
+            if seconds > 0:
+                # Hints come with every commit anywhere; a short rest keeps them from being a load.
+                await asyncio.sleep(min(seconds, HINT_REST))
+                await rest(self._wake, seconds - HINT_REST)
 
     async def sweeping(self) -> None:
         """Rescue, unblock and prune, each in its own rhythm."""
@@ -110,13 +113,14 @@ class Keeper:
         page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=limit))
         return [job for job in page.items if self._broken.get(job.id) != job.version]
 
-    async def _fire_due(self) -> bool:
-        """Fire what is due now; False if nothing is."""
+    async def _fire_due(self) -> float:
+        """Fire what is due now; say in how many seconds to look again."""
         now = await self._parts.store.now()
         self._parts.time.correct(now)
+        seconds = await self._until_next(now)
+        if seconds > 0:
+            return seconds
         jobs = await self._due(now - self._grace(), BATCH)
-        if not jobs:
-            return False
         followers = await self._parts.jobs.followers()
         firings: list[Firing] = []
         gaps: dict[str, Gap] = {}
@@ -132,7 +136,15 @@ class Keeper:
                 self._parts.emit("run.cancelled", run)
             for run in one.runs:
                 self._tell_fired(run, gaps.get(run.id))
-        return True
+        return 0.0
+
+    async def _until_next(self, now: datetime) -> float:
+        """Seconds until the next slot is due, or until the next look."""
+        poll = self._parts.settings.poll.total_seconds()
+        soonest = await self._due(now + FAR, 1 + len(self._broken))
+        if not soonest or soonest[0].next_run_at is None:
+            return poll
+        return min(poll, (soonest[0].next_run_at + self._grace() - now).total_seconds())
 
     def _planned(
         self, job: Job, now: datetime, followers: list[Job]
@@ -154,16 +166,6 @@ class Keeper:
             self._parts.emit("run.skipped", run)
         else:
             self._parts.emit("run.enqueued", run)
-
-    async def _until_next(self) -> None:
-        soonest = await self._due(self._parts.time.now() + FAR, 1 + len(self._broken))
-        seconds = self._parts.settings.poll.total_seconds()
-        if soonest and soonest[0].next_run_at is not None:
-            due = soonest[0].next_run_at + self._grace()
-            seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
-        # Hints come with every commit anywhere; a short rest keeps them from being a load.
-        await asyncio.sleep(min(max(seconds, 0.001), HINT_REST))
-        await rest(self._wake, seconds - HINT_REST)
 
     # Sweeping
 

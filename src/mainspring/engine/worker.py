@@ -40,6 +40,10 @@ nothing ahead of their start; no-ops come in batches that pay for their commit."
 
 MOST_AHEAD = 1000
 
+POLLS_BETWEEN = 5
+"""So many polls bring nothing before the store is asked again what is due next. A run that is
+added comes with a hint; should that be lost, a poll's claim finds the run once it is due."""
+
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
@@ -59,6 +63,8 @@ class Worker:
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
         self._draining = False
+        self._due: datetime | None = None  # of what is pending, as the store said it last
+        self._due_known = 0  # for how many polls more
         self._handler_seconds = 1.0
         self._runner: Runner
         self.tracing: Tracing | None = None
@@ -87,6 +93,7 @@ class Worker:
 
     def wake(self) -> None:
         """Something may be due, or may have changed."""
+        self._due_known = 0
         self._wake.set()
         self.leases.look()
 
@@ -154,11 +161,16 @@ class Worker:
         )
 
     async def _sleep_until_due(self) -> None:
-        claim = self._asked(1)
-        due = await self._parts.patience.call("next due", lambda: self._parts.store.next_due(claim))
+        if self._due_known <= 0 or (self._due is not None and self._due <= self._parts.time.now()):
+            self._due_known = POLLS_BETWEEN
+            claim = self._asked(1)
+            self._due = await self._parts.patience.call(
+                "next due", lambda: self._parts.store.next_due(claim)
+            )
+        self._due_known -= 1
         seconds = self._settings.poll.total_seconds()
-        if due is not None:
-            seconds = min(seconds, (due - self._parts.time.now()).total_seconds())
+        if self._due is not None:
+            seconds = min(seconds, (self._due - self._parts.time.now()).total_seconds())
         await rest(self._wake, max(seconds, 0.001))
 
     async def _admit(self, runs: list[Run], sent: float) -> None:

@@ -139,7 +139,10 @@ _TO_COME = ("pending", "running")
 
 async def _limits(db: Database, job_ids: Iterable[str], room: Room) -> dict[str, str]:
     """Fill in the limits of these jobs; give every job that shares one of them, with its key."""
-    limited = {"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}}
+    asked = list(job_ids)
+    if not asked:
+        return {}
+    limited = {"_id": {"$in": asked}, "limit.key": {"$exists": True}}
     async for job in db.jobs.find(limited, {"limit": 1}):
         room.limits[job["_id"]] = (job["limit"]["most"], job["limit"]["key"])
     sharing = {job_id: key for job_id, (_, key) in room.limits.items()}
