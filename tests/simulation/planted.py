@@ -410,7 +410,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
-              "fence", "finished", "effect", patches=_aborted_without_fence)  # fmt: skip
+              "fence", "finished", "effect", "cancel", patches=_aborted_without_fence)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
               "alone", patches=_holds_on)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",

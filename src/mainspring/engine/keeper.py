@@ -36,7 +36,13 @@ FOLLOWER_SWEEP = 3.0
 """Seconds between two looks for lapsed runs: a rescue comes within lease + 5 s either way."""
 
 PRUNE_EVERY = 60.0
-HINT_REST = 0.02
+STEP_REST = 0.02
+"""Least seconds between two steps of workflows, while there are any."""
+
+HINT_REST = 0.1
+"""Least seconds between two looks that hints ask for: they come with every commit anywhere, and
+mostly mean something else. The next slot is known, and its look never waits."""
+
 BATCH = 1000
 FAR = timedelta(days=366)
 
@@ -49,6 +55,7 @@ class Keeper:
         self._finished = finished
         self._wake = asyncio.Event()
         self._unblock = asyncio.Event()
+        self._any_waiting = False
         self._term: int | None = None
         self._broken: dict[str, int] = {}
 
@@ -87,21 +94,24 @@ class Keeper:
             # A try that failed is planned afresh: what was due then may be missed by now.
             seconds = await self._call("fire", self._fire_due)
             if seconds > 0:
-                # Hints come with every commit anywhere; a short rest keeps them from being a load.
                 await asyncio.sleep(min(seconds, HINT_REST))
                 await rest(self._wake, seconds - HINT_REST)
 
     async def sweeping(self) -> None:
         """Rescue, unblock and prune, each in its own rhythm."""
-        pruned_at = self._parts.clock.monotonic()
+        monotonic = self._parts.clock.monotonic
+        rescued_at, pruned_at = -FOLLOWER_SWEEP, monotonic()
         while True:
-            await self._guarded(self._rescue)
+            every = LEADER_SWEEP if self.leads else FOLLOWER_SWEEP
+            if monotonic() - rescued_at >= every:
+                rescued_at = monotonic()
+                await self._guarded(self._rescue)
             await self._guarded(self._unblock_waiting)
-            if self.leads and self._parts.clock.monotonic() - pruned_at >= PRUNE_EVERY:
-                pruned_at = self._parts.clock.monotonic()
+            if self.leads and monotonic() - pruned_at >= PRUNE_EVERY:
+                pruned_at = monotonic()
                 await self._guarded(self._prune)
-            await asyncio.sleep(HINT_REST)
-            await rest(self._unblock, LEADER_SWEEP if self.leads else FOLLOWER_SWEEP)
+            await asyncio.sleep(STEP_REST if self._any_waiting else HINT_REST)
+            await rest(self._unblock, rescued_at + every - monotonic())
 
     # Firing
 
@@ -188,10 +198,12 @@ class Keeper:
 
     async def _unblock_waiting(self) -> None:
         self._unblock.clear()
+        self._any_waiting = False
         cursor: str | None = None
         while True:
             query = RunQuery(states=frozenset({State.WAITING}), limit=BATCH, cursor=cursor)
             page: Page[Run] = await self._parts.store.find(query)
+            self._any_waiting = self._any_waiting or bool(page.items)
             await self._free(page.items)
             if (cursor := page.cursor) is None:
                 return
