@@ -18,7 +18,7 @@ from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.model import Run
 from mainspring.store import Claim
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import MongoStore, claims, schema
+from mainspring.stores.mongodb import MongoStore, claims, schema, wakeups
 from mainspring.stores.mongodb.address import Address
 from mainspring.stores.mongodb.wakeups import Bell
 from tests.servers.mongodb import ReplicaSet, with_database
@@ -235,6 +235,24 @@ async def test_one_client_wakes_another(any_url: str) -> None:
             await asyncio.sleep(0.05)
             await two.add(await some_runs(two, "a"))
             assert await waiting is True
+
+
+async def test_hints_that_runs_have_ended_are_passed_on_less_often(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all who are shut out by a limit would come running at every end, to find it taken."""
+    monkeypatch.setattr(wakeups, "EASE", 30.0)
+    async with opened(any_url) as one, opened(any_url) as two:
+        await two.add(await some_runs(two, "a", "b"))
+        first, second = await two.claim(CLAIM)
+        await asyncio.sleep(0.2)  # the hint of it is over
+        await one.wait(0.3)  # until it listens
+        assert await two.commit([states.succeeded(first, await two.now(), None)]) == [True]
+        assert await one.wait(20) is True
+        assert await two.commit([states.succeeded(second, await two.now(), None)]) == [True]
+        assert await one.wait(0.5) is False
+        await two.add(await some_runs(two, "c"))
+        assert await one.wait(20) is True
 
 
 async def test_a_cancelled_claim_gives_its_runs_back(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
@@ -19,7 +20,7 @@ from pymongo.errors import PyMongoError
 from mainspring import states
 from mainspring.clock import Clock
 from mainspring.errors import InvalidInput, MainspringError, StoreError
-from mainspring.model import Job, Note, Page, Run
+from mainspring.model import FINISHED, Job, Note, Page, Run
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -150,7 +151,7 @@ class MongoStore:
             return []
         with translating():
             done = await changes.commit(self._db, changes_)
-        self._ring()
+        self._ring(new=any(change.set.get("state") not in FINISHED for change in changes_))
         return done
 
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
@@ -240,7 +241,7 @@ class MongoStore:
 
         def ring() -> None:
             with suppress(RuntimeError):  # the store was closed meanwhile
-                session.loop.call_soon_threadsafe(session.bell.ring)
+                session.loop.call_soon_threadsafe(partial(session.bell.ring, new=False))
 
         return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
 
@@ -261,9 +262,9 @@ class MongoStore:
     def _db(self) -> Database:
         return self._open_session().db
 
-    def _ring(self) -> None:
+    def _ring(self, *, new: bool = True) -> None:
         if self._session is not None:
-            self._session.bell.ring()
+            self._session.bell.ring(new=new)
 
     async def _give_back(self, db: Database, work: asyncio.Task[list[Run]]) -> list[Run]:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""

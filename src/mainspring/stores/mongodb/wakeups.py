@@ -2,11 +2,16 @@
 
 A hint is a document that nobody waits for and that may be lost; polling is what guarantees. Change
 streams would do on a replica set, but through a router they wait for every shard (seconds).
+
+A hint says whether there is anything new to do, or whether runs have merely ended. The latter means
+something to those who wait for a result, or for room under a limit; and all of those would come
+running at once, each time, to find one of them served. So it is passed on less often.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -23,6 +28,8 @@ __all__ = ["Bell"]
 
 PAUSE = 0.02
 """Seconds between two hints of one client: more would tell nothing new."""
+EASE = 0.05
+"""Least seconds between two hints of others that runs have ended, and as much again by chance."""
 RECOVERY = 1.0
 AWAIT_MS = 10_000
 
@@ -37,6 +44,9 @@ class Bell:
         self._following: asyncio.Task[None] | None = None
         self._resting = False
         self._again = False
+        self._new = False
+        self._eased_until = 0.0
+        self._later: asyncio.TimerHandle | None = None
         self._closed = False
         self._me = ObjectId()
 
@@ -45,8 +55,10 @@ class Bell:
             self._following = self._start(self._follow())
         return await self._waiters.wait(timeout)
 
-    def ring(self) -> None:
+    def ring(self, *, new: bool) -> None:
+        """`new`: there may be something to do, and not only runs that have ended."""
         self._waiters.wake()
+        self._new = self._new or new
         if self._resting:
             self._again = True
         else:
@@ -72,8 +84,9 @@ class Bell:
             unheard = self._db.wakeups.with_options(write_concern=WriteConcern(w=0))
             while True:
                 self._again = False
+                new, self._new = self._new, False
                 with suppress(PyMongoError):
-                    await unheard.insert_one({"by": self._me})
+                    await unheard.insert_one({"by": self._me, "new": new})
                 await asyncio.sleep(PAUSE)
                 if not self._again:
                     return
@@ -92,13 +105,27 @@ class Bell:
         wakeups = self._db.wakeups
         mark = ObjectId()
         await wakeups.insert_one({"mark": mark})
-        new = False
+        fresh = False
         with pymongo.timeout(None):
             cursor = wakeups.find({}, cursor_type=CursorType.TAILABLE_AWAIT)
             cursor = cursor.max_await_time_ms(AWAIT_MS)
             async with cursor:
                 while cursor.alive:
                     async for hint in cursor:
-                        if new and hint.get("by") not in (None, self._me):
-                            self._waiters.wake()
-                        new = new or hint.get("mark") == mark
+                        if fresh and hint.get("by") not in (None, self._me):
+                            self._hear(new=hint.get("new", True))
+                        fresh = fresh or hint.get("mark") == mark
+
+    def _hear(self, *, new: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if new or loop.time() >= self._eased_until:
+            self._wake()
+        elif self._later is None:
+            self._later = loop.call_at(self._eased_until, self._wake)
+
+    def _wake(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._eased_until = asyncio.get_running_loop().time() + random.uniform(EASE, 2 * EASE)
+        self._waiters.wake()
