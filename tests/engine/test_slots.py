@@ -539,6 +539,26 @@ def test_without_leader_election_every_node_fires_at_once() -> None:
     run_virtual(main)
 
 
+@virtual
+async def test_slots_of_jobs_added_one_after_another_wait_for_no_look(world: World) -> None:
+    """Hints are answered ten times a second; a job that is added here, at once."""
+    late: list[timedelta] = []
+
+    async def note(ctx: RunContext) -> None:
+        late.append(await scheduler.now() - ctx.scheduled_at)
+
+    scheduler = world.scheduler()
+    noting = scheduler.job(id="noting")(note)
+    async with scheduler:
+        for n in range(20):
+            when = await scheduler.now() + timedelta(milliseconds=2)
+            await scheduler.add_job(f"once-{n}", handler=noting, schedule=when)
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(1)
+    assert len(late) == 20
+    assert max(late) < timedelta(milliseconds=50)
+
+
 @pytest.mark.parametrize("url", ["memory", "sqlite"])
 async def test_real_seconds_too(url: str, tmp_path: Any) -> None:
     """The same with threads and a real clock: a cron of each second, an interval."""

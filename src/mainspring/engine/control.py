@@ -379,7 +379,7 @@ class Control:
     def _changed(self, job: Job, event: str) -> Job:
         job = replace(job, version=job.version + 1)
         self._parts.jobs.forget(job.id)
-        self._keeper.wake()
+        self._keeper.changed()
         self._parts.emit(event, job_id=job.id, job=job)
         return job
 

@@ -54,6 +54,7 @@ class Keeper:
         self._parts = parts
         self._finished = finished
         self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._unblock = asyncio.Event()
         self._any_waiting = False
         self._term: int | None = None
@@ -64,7 +65,12 @@ class Keeper:
         return self._term is not None or not self._parts.settings.leader_election
 
     def wake(self) -> None:
-        """A job may have changed."""
+        """A job may have changed, somewhere."""
+        self._wake.set()
+
+    def changed(self) -> None:
+        """A job has changed, here: its slot may be due at once."""
+        self._changed.set()
         self._wake.set()
 
     def unblock(self) -> None:
@@ -91,10 +97,11 @@ class Keeper:
     async def firing(self) -> None:
         while True:
             self._wake.clear()
+            self._changed.clear()
             # A try that failed is planned afresh: what was due then may be missed by now.
             seconds = await self._call("fire", self._fire_due)
             if seconds > 0:
-                await asyncio.sleep(min(seconds, HINT_REST))
+                await rest(self._changed, min(seconds, HINT_REST))
                 await rest(self._wake, seconds - HINT_REST)
 
     async def sweeping(self) -> None:
