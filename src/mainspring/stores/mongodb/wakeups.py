@@ -45,8 +45,8 @@ class Bell:
         self._resting = False
         self._again = False
         self._new = False
-        self._eased_until = 0.0
-        self._later: asyncio.TimerHandle | None = None
+        self._easing: asyncio.TimerHandle | None = None
+        self._put_off = False
         self._closed = False
         self._me = ObjectId()
 
@@ -117,15 +117,20 @@ class Bell:
                         fresh = fresh or hint.get("mark") == mark
 
     def _hear(self, *, new: bool) -> None:
-        loop = asyncio.get_running_loop()
-        if new or loop.time() >= self._eased_until:
+        if new or self._easing is None:
             self._wake()
-        elif self._later is None:
-            self._later = loop.call_at(self._eased_until, self._wake)
+        else:
+            self._put_off = True
 
     def _wake(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        self._eased_until = asyncio.get_running_loop().time() + random.uniform(EASE, 2 * EASE)
+        if self._easing is not None:
+            self._easing.cancel()
+        pause = random.uniform(EASE, 2 * EASE)
+        self._easing = asyncio.get_running_loop().call_later(pause, self._eased)
+        self._put_off = False
         self._waiters.wake()
+
+    def _eased(self) -> None:
+        self._easing = None
+        if self._put_off:
+            self._wake()
