@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -226,6 +227,12 @@ async def test_a_name_is_an_id_and_two_of_one_name_conflict(api: Api) -> None:
     document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "name": "Uber Uns"})
     assert "uber-uns" in document["error"]
     assert await created(api) != await created(api)
+
+
+async def test_an_id_that_is_made_holds_nothing_of_the_path(api: Api) -> None:
+    """Slack's and Discord's addresses hold their token there; ids are in metrics and logs."""
+    made = await created(api, endpoint="https://hooks.example.com/services/T0K3N/s3cret?key=k")
+    assert re.fullmatch(r"hooks\.example\.com-[0-9a-f]{8}", made)
 
 
 async def test_pages_of_jobs(api: Api) -> None:

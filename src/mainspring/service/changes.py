@@ -52,7 +52,8 @@ def slug(text: str) -> str:
 
 
 def job_id(body: JobBody) -> str:
-    """The id that was given, or one made of the name; else one of the endpoint that is new."""
+    """The id that was given, or one made of the name; else a new one that begins with the host
+    (not the path: a token may stand there, and ids are in metrics and logs)."""
     if body.id is not None:
         return body.id
     if body.name is not None:
@@ -62,10 +63,7 @@ def job_id(body: JobBody) -> str:
                 "name", f"no id can be made of {body.name!r}: give one as id, as in 'report-eu'"
             )
         return made
-    parts = urlsplit(body.endpoint or "")
-    words = (
-        slug(f"{parts.hostname or ''}{parts.path}") if body.endpoint else slug(str(body.handler))
-    )
+    words = slug((urlsplit(body.endpoint).hostname if body.endpoint else body.handler) or "")
     return f"{words[:60] or 'job'}-{secrets.token_hex(4)}"
 
 
