@@ -162,6 +162,10 @@ class Execution(Document):
     duration: Milliseconds | None
     response_code: int | None
     response_body: str | None
+    truncated: Annotated[bool, Field(description="Whether responseBody is a part of it.")]
+    encoding: Annotated[
+        Literal["base64"] | None, Field(description="Of responseBody; null: it is text.")
+    ]
     error_message: str | None
     attempt: int
     scheduled_at: Time
