@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,6 +33,9 @@ OPEN = frozenset({"/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/opena
 
 READS = re.compile(r"/api/schedules/preview")
 """What is asked by POST and changes nothing."""
+
+DRY = re.compile(r"/api/jobs(/[^/]+/trigger)?")
+"""What can be asked for as a dry run, by POST."""
 
 BODY_SECONDS = 20.0
 FAILED_KEYS_A_MINUTE = 30
@@ -110,6 +113,7 @@ class Guard:
             _check_origin(headers)
             await self._check_key(scope, headers)
             _check_type(scope["method"], headers)
+            _check_dry_run(scope)
             receive = await self._read(headers, receive)
         except Problem as found:
             await _refuse(scope, receive, send, found)
@@ -251,6 +255,21 @@ def _check_type(method: str, headers: Headers) -> None:
         raise Problem(415, f"a body is application/json, not {given[:100]!r}")
 
 
+def _check_dry_run(scope: Scope) -> None:
+    """Whoever asks for a dry run where there is none means no harm: nothing may be done."""
+    method, path = scope["method"], _path(scope)
+    if (
+        method in SAFE
+        or not scope.get("query_string")
+        or (method == "POST" and DRY.fullmatch(path))
+    ):
+        return
+    asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    if asked.get("dryRun", "false").lower() not in ("false", "0"):
+        why = f"is for creating and for triggering a job, not for {method} {path}: nothing was done"
+        raise Problem.of_field("dryRun", why)
+
+
 def _key_text(headers: Headers) -> str | None:
     given = headers.get("authorization")
     if given is not None:
@@ -286,5 +305,7 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Problem) -> None:
-    response = problems.problem(found.status, str(found), path=scope["path"], headers=found.headers)
+    response = problems.problem(
+        found.status, str(found), path=scope["path"], errors=found.errors, headers=found.headers
+    )
     await response(scope, receive, send)

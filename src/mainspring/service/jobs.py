@@ -147,11 +147,9 @@ async def update(
     if "webhook" in changes:
         check_webhook(service.scheduler.webhooks, id, changes["webhook"])
     secret = None
-    if changes or seen is not None or not body.rotate_secret:
-        job = await service.scheduler.update_job(id, seen=seen, **changes)
-    if body.rotate_secret:
-        secret = await service.scheduler.rotate_secret(id)
-        job = await service.job(id)
+    if body.rotate_secret:  # in one edit with the others: all of it is done, or nothing
+        secret = changes["signing_secret"] = new_signing_secret()
+    job = await service.scheduler.update_job(id, seen=seen, **changes)
     return _whole(job, signing_secret=secret)
 
 
@@ -221,7 +219,9 @@ async def _attempts(
     return found
 
 
-async def _made(service: Service, name: str, body: JobBody) -> tuple[Job, str | None]:
+async def _made(
+    service: Service, name: str, body: JobBody, *, dry_run: bool = False
+) -> tuple[Job, str | None]:
     """The job, and the secret that its requests are signed with: shown this once."""
     given = arguments(body, service.settings)
     secret = None
@@ -229,7 +229,7 @@ async def _made(service: Service, name: str, body: JobBody) -> tuple[Job, str | 
         check_webhook(service.scheduler.webhooks, name, given["webhook"])
         if service.scheduler.webhooks.vault.ready:
             secret = given["webhook"]["signing_secret"] = new_signing_secret()
-    return await service.scheduler.add_job(name, **given), secret
+    return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
 
 
 def _created(job: Job, data: dict[str, Any]) -> Response:
@@ -260,25 +260,12 @@ def _seen(job: Job, if_match: str | None) -> Job | None:
 
 
 async def _would_send(service: Service, body: JobBody) -> dict[str, Any]:
-    name = job_id(body)
-    given = arguments(body, service.settings)
-    if "webhook" not in given:
+    if body.endpoint is None:
         raise Problem.of_field(
             "endpoint", "only a job that calls an endpoint has a request to show"
         )
-    desk = service.scheduler.webhooks
-    check_webhook(desk, name, given["webhook"])
-    now = await service.scheduler.now()
-    schedule = given.get("schedule")
-    job = Job(
-        id=name,
-        handler="webhook",
-        created_at=now,
-        updated_at=now,
-        webhook=desk.define(name, given["webhook"]),
-        next_run_at=schedule.bind(name, now).next(now) if schedule else None,
-    )
-    return await _request_of(service, job, body.payload)
+    job, _ = await _made(service, job_id(body), body, dry_run=True)
+    return await _request_of(service, job)
 
 
 async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str, Any]:
