@@ -29,6 +29,7 @@ async def test_an_edit_with_a_rotation_is_done_whole_or_not_at_all(
     path, body = f"/api/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
     document = await refused(api, "PUT", path, 422, json=body)
     assert "MAINSPRING_SECRET_KEY" in document["error"]
+    assert [one["field"] for one in document["errors"]] == ["rotateSecret"]
     assert (await job(api, job_id))["priority"] == 3
 
 

@@ -59,3 +59,68 @@ async def test_what_is_no_secret_is_told_back(api: Api) -> None:
     assert told["priority"] == "is a whole number, not 'high'"
     assert told["endpoint"].endswith("not 'ftp://example.org/'")
     assert told["tags"] == "is a list, not an object"
+
+
+FAULTS: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {"endpoint", "schedule"}),
+    ({"schedule": "nope"}, {"endpoint", "schedule"}),
+    ({"endpoint": "nope"}, {"endpoint", "schedule"}),
+    ({"schedule": None, "handler": "webhook"}, {"handler"}),
+    ({"name": "☃☃", "timeout": "2h", **WEBHOOK, "priority": 10}, {"name", "timeout", "priority"}),
+    ({**WEBHOOK, "timeout": None, "payload": {"a": 1}}, {"timeout", "payload"}),
+    ({**WEBHOOK, "timeout": 3_600_001, "concurrencyKey": "smtp"}, {"timeout", "concurrencyKey"}),
+    (
+        {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 2, "colour": "red"},
+        {"retryAttempts", "colour"},
+    ),
+    ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
+    ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
+    ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
+    ({"handler": "greet", "schedule": None, "after": ["nowhere"]}, {"after"}),
+    ({"handler": "greet", "every": "5m", "payload": {"nme": "x"}}, {"payload"}),
+    ({"handler": "nobody", "schedule": None}, {"handler"}),
+    ({"handler": "greet", "runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
+    ({"handler": "greet", "schedule": "0 0 0 1 1 * 1999"}, {"schedule"}),
+    ({"handler": "greet", "schedule": None, "metadata": {"a": "b" * 900_000}}, {"metadata"}),
+]
+PYTHON = ("concurrency_key", "None", "True", "payload=", "webhook=", "update_job", "1:00:00")
+"""Words of the library that mean nothing to a client of the API."""
+
+
+@pytest.mark.parametrize(("body", "fields"), FAULTS)
+async def test_every_wrong_field_is_told_at_once(
+    api: Api, body: dict[str, Any], fields: set[str]
+) -> None:
+    document = await refused(api, "POST", "/api/jobs", 422, json=body)
+    assert {one["field"] for one in document["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["error"]]
+    bulk = await api.ok("POST", "/api/jobs/bulk", json={"jobs": [body]})
+    assert {one["field"] for one in bulk["data"][0]["errors"]} == fields
+
+
+EDITS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"timeout": "2h", "payload": {"a": 1}}, {"timeout", "payload"}),
+    ({"timeout": None}, {"timeout"}),
+    ({"concurrencyKey": "smtp"}, {"concurrencyKey"}),
+    ({"executionType": "AT_MOST_ONCE", "retryAttempts": 1}, {"retryAttempts"}),
+    ({"after": ["greet"]}, {"after"}),
+    ({"schedule": None, "after": ["nowhere"]}, {"after"}),
+    ({"runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
+    ({"schedule": None, "jitter": 5}, {"jitter"}),
+]
+
+
+@pytest.mark.parametrize(("body", "fields"), EDITS)
+async def test_every_wrong_field_of_an_edit_is_told(
+    api: Api, body: dict[str, Any], fields: set[str]
+) -> None:
+    await created(api, id="mine")
+    document = await refused(api, "PUT", "/api/jobs/mine", 422, json=body)
+    assert {one["field"] for one in document["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["error"]]
+
+
+async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
+    await created(api, id="mine")
+    document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
+    assert document["error"] == "there is a job 'mine' already; PUT changes it"

@@ -16,7 +16,7 @@ from mainspring.model import Job, State
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
-from mainspring.service.changes import arguments, check_webhook, edits, job_id
+from mainspring.service.changes import arguments, check_webhook, edits, job_id, named
 from mainspring.service.core import JobPath, Service, ServiceDep, caller
 from mainspring.service.idempotency import Once
 from mainspring.service.problems import Problem
@@ -149,7 +149,8 @@ async def update(
     secret = None
     if body.rotate_secret:  # in one edit with the others: all of it is done, or nothing
         secret = changes["signing_secret"] = new_signing_secret()
-    job = await service.scheduler.update_job(id, seen=seen, **changes)
+    with named(body):
+        job = await service.scheduler.update_job(id, seen=seen, **changes)
     return _whole(job, signing_secret=secret)
 
 
@@ -229,7 +230,8 @@ async def _made(
         check_webhook(service.scheduler.webhooks, name, given["webhook"])
         if service.scheduler.webhooks.vault.ready:
             secret = given["webhook"]["signing_secret"] = new_signing_secret()
-    return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
+    with named(body):
+        return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
 
 
 def _created(job: Job, data: dict[str, Any]) -> Response:

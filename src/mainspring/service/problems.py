@@ -15,7 +15,9 @@ from starlette.exceptions import HTTPException
 from mainspring.errors import (
     Conflict,
     HandlerNotFound,
+    InvalidArguments,
     InvalidInput,
+    InvalidPayload,
     InvalidSchedule,
     JobChanged,
     MainspringError,
@@ -111,6 +113,9 @@ def of_error(error: MainspringError) -> Problem:
     message = str(error)
     if isinstance(error, InvalidSchedule):
         return Problem.of_field("schedule", message)
+    if isinstance(error, InvalidArguments | InvalidPayload):
+        field = "metadata" if message.startswith("the metadata ") else "payload"
+        return Problem.of_field(field, message.replace("payload=…", "payload"))
     if isinstance(error, InvalidInput):
         return Problem(422, message)
     if isinstance(error, HandlerNotFound):
@@ -120,6 +125,7 @@ def of_error(error: MainspringError) -> Problem:
     if isinstance(error, JobChanged):
         return Problem(412, message)
     if isinstance(error, Conflict):
+        message = message.replace("update_job changes it", "PUT changes it")
         return Problem(409, message)
     if isinstance(error, NotStarted):
         return Problem(503, "the service is stopping", headers={"Retry-After": "5"})
