@@ -137,7 +137,9 @@ async def get(id: JobPath, service: ServiceDep) -> Response:
     return _whole(await service.job(id))
 
 
-@router.put("/{id}", response_model=docs.JobAnswer, summary="Change a job; what is left out stays")
+@router.put(
+    "/{id}", response_model=docs.ChangedAnswer, summary="Change a job; what is left out stays"
+)
 async def update(
     id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
 ) -> Response:
