@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mainspring import Scheduler
 from mainspring.model import Note
 from tests.service.conftest import WEBHOOK, Api, Make, sample_scheduler, until
 
@@ -443,21 +442,3 @@ async def test_two_instances_on_one_store(make: Make, tmp_path: Any) -> None:
         return bool(data["state"] == "succeeded")
 
     await until(ended)
-
-
-async def test_mounted_in_an_app_of_the_users() -> None:
-    import httpx
-    from fastapi import FastAPI
-
-    scheduler = Scheduler("memory://", workers=0)
-    async with scheduler:
-        app = FastAPI()
-        app.mount("/jobs", scheduler.asgi(auth=None))
-        app.mount("/guarded", scheduler.asgi())
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://app.example") as client:
-            made = await client.post("/jobs/api/jobs", json=WEBHOOK)
-            assert made.status_code == 201
-            assert (await client.get("/jobs/livez")).json() == {"status": "ok"}
-            assert (await client.get("/guarded/api/jobs")).status_code == 401
-            assert (await client.get("/guarded/livez")).status_code == 200

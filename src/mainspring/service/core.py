@@ -41,6 +41,11 @@ class Service:
         self.keys = Keys(self.scheduler, self.clock)
         self.metrics = Metrics(self.scheduler, self.clock)
 
+    @property
+    def started(self) -> bool:
+        """Whether it is, or was until it began to stop: a mounted one may have been forgotten."""
+        return self.scheduler.started or self.draining.is_set()
+
     async def job(self, job_id: str) -> Job:
         return await self.scheduler.get_job(job_id)
 

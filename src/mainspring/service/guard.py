@@ -57,6 +57,9 @@ class GuardRules(Protocol):
     loopback: bool
     open: bool
 
+    @property
+    def started(self) -> bool: ...
+
 
 class Rates:
     """A token bucket for each name: `rate` a second, up to `burst` saved."""
@@ -111,6 +114,7 @@ class Guard:
             headers = Headers(scope=scope)
             self._check_host(headers)
             _check_origin(headers)
+            self._check_started(scope)
             await self._check_key(scope, headers)
             _check_type(scope["method"], headers)
             _check_dry_run(scope)
@@ -146,6 +150,16 @@ class Guard:
                 403,
                 f"this service listens on loopback only, and {headers.get('host')!r} is no name of"
                 " that; ask for localhost or 127.0.0.1, or set ALLOWED_HOSTS for a proxy's name",
+            )
+
+    def _check_started(self, scope: Scope) -> None:
+        """A mounted application's own lifespan is never run: its host has to start what it needs."""
+        if not self._rules.started and _path(scope) not in OPEN:
+            raise Problem(
+                503,
+                "the scheduler behind this API is not started: the program that mounts it has to do"
+                " that, with `async with scheduler:` in its own lifespan",
+                headers={"Retry-After": "5"},
             )
 
     async def _check_key(self, scope: Scope, headers: Headers) -> None:

@@ -65,19 +65,19 @@ async def create(
         return shapes.answer({"success": True, "data": await _would_send(service, body)})
     if idempotency_key is None:
         job, secret = await _made(service, job_id(body), body)
-        return _created(job, shapes.created(job, secret))
+        return _created(request, job, secret)
     once = await Once.begin(
         service.scheduler, caller(request), idempotency_key, await request.body(), job_id(body)
     )
     if once.answer is not None:
-        return _replayed(once.answer)
+        return _replayed(request, once.answer)
     try:
         job, secret = await _made(service, once.job_id, body)
     except (MainspringError, Problem) as error:
         found = await once.found_instead(error)
-        return _replayed(shapes.created(found, None))
+        return _replayed(request, shapes.created(found, None))
     await once.finish(shapes.created(job, None))
-    return _created(job, shapes.created(job, secret))
+    return _created(request, job, secret)
 
 
 @router.get("", response_model=docs.JobPage, summary="List jobs, by page")
@@ -236,14 +236,19 @@ async def _made(
         return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
 
 
-def _created(job: Job, data: dict[str, Any]) -> Response:
-    headers = {"Location": f"/api/jobs/{job.id}", "ETag": shapes.etag(job)}
+def _created(request: Request, job: Job, secret: str | None) -> Response:
+    headers = {"Location": _address(request, job.id), "ETag": shapes.etag(job)}
+    return shapes.answer({"success": True, "data": shapes.created(job, secret)}, 201, headers)
+
+
+def _replayed(request: Request, data: dict[str, Any]) -> Response:
+    headers = {"Location": _address(request, data["jobId"]), "Idempotency-Replayed": "true"}
     return shapes.answer({"success": True, "data": data}, 201, headers)
 
 
-def _replayed(data: dict[str, Any]) -> Response:
-    headers = {"Location": f"/api/jobs/{data['jobId']}", "Idempotency-Replayed": "true"}
-    return shapes.answer({"success": True, "data": data}, 201, headers)
+def _address(request: Request, job: str) -> str:
+    """Where the job is found, also where the API is mounted below a path."""
+    return f"{request.scope.get('root_path', '')}/api/jobs/{job}"
 
 
 def _whole(job: Job, *, signing_secret: str | None = None) -> Response:
