@@ -70,12 +70,20 @@ class Rates:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: dict[str, tuple[float, float]] = {}
 
+    def wait(self, name: str) -> float:
+        """How many seconds to wait until there is one to take (0: there is)."""
+        return max(0.0, (1 - self._saved(name, self._clock.monotonic())) / self._rate)
+
+    def _saved(self, name: str, now: float) -> float:
+        left, at = self._left.get(name, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate)
+
     def take(self, name: str) -> float:
         """Take one; how many seconds to wait where there is none left (0: taken)."""
         now = self._clock.monotonic()
-        left, at = self._left.pop(name, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
+        left = self._saved(name, now)
         wait = max(0.0, (1 - left) / self._rate)
+        self._left.pop(name, None)
         self._left[name] = (left if wait else left - 1, now)
         if len(self._left) > self.MOST:  # the one that asked longest ago
             del self._left[next(iter(self._left))]
@@ -153,7 +161,7 @@ class Guard:
             )
 
     def _check_started(self, scope: Scope) -> None:
-        """A mounted application's own lifespan is never run: its host has to start what it needs."""
+        """A mounted application's own lifespan is never run: its host has to start it."""
         if not self._rules.started and _path(scope) not in OPEN:
             raise Problem(
                 503,
@@ -187,9 +195,13 @@ class Guard:
         scope.setdefault("state", {})["key"] = key
 
     async def _known(self, scope: Scope, text: str) -> Key:
+        """Where too many wrong ones came from, none is looked at that did not open anything before:
+        those in use go on, for everybody may come from the address of one proxy."""
+        client = (scope.get("client") or ("unknown",))[0]
+        if not self._keys.in_use(text) and (wait := self._failures.wait(client)):
+            raise _slower("too many wrong keys from this address", wait)
         key = await self._keys.check(text)
         if key is None:
-            client = (scope.get("client") or ("unknown",))[0]
             if wait := self._failures.take(client):
                 raise _slower("too many wrong keys from this address", wait)
             raise Problem(
