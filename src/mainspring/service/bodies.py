@@ -34,6 +34,7 @@ from mainspring.policy import Backoff, Breaker, Misfire, Policy
 from mainspring.schedules.base import moment
 from mainspring.schedules.zones import zone_named
 from mainspring.service import together
+from mainspring.service.ids import check_run_id
 from mainspring.service.problems import FIELD
 from mainspring.service.spans import span
 from mainspring.webhooks.address import AllowList
@@ -142,6 +143,7 @@ def _moment_of(what: str) -> Any:
 Span = float | Annotated[str, StringConstraints(max_length=64)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 JobId = Annotated[str, _checked(check_job_id)]
+RunId = Annotated[str, StringConstraints(min_length=1, max_length=400), _checked(check_run_id)]
 Code = int | Annotated[str, StringConstraints(max_length=16)]
 Moment = Annotated[str, StringConstraints(max_length=64)]
 
@@ -283,7 +285,7 @@ class MatchBody(Body):
 
 class RunsBulkBody(Body):
     action: Literal["cancel", "retry", "delete"]
-    ids: Annotated[list[Word], Field(min_length=1, max_length=10_000)] | None = None
+    ids: Annotated[list[RunId], Field(min_length=1, max_length=10_000)] | None = None
     match: MatchBody | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
 
