@@ -45,7 +45,7 @@ class FieldError(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         if self.message.startswith((f"{self.field} ", "give ")):
             return self.message
-        joined = " " if self.message.startswith(("is ", "has ")) else ": "
+        joined = " " if self.message.startswith(("is ", "has ", "needs ", "spreads ")) else ": "
         return f"{self.field}{joined}{self.message}"
 
 
