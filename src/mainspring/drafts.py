@@ -80,6 +80,9 @@ def edited(
     given = dict(changes)
     if "webhook" in given:
         job = replace(job, webhook=webhooks.changed(job, given.pop("webhook")))
+    if "signing_secret" in given:
+        rotated, _ = webhooks.rotated(job, now, secret=given.pop("signing_secret"))
+        job = replace(job, webhook=rotated)
     about = _about({name: given.pop(name) for name in _ABOUT if name in given})
     handler = registry.find(job.handler)
     if "handler" in given:

@@ -252,10 +252,12 @@ class Scheduler(Asking):
         webhook: Given | None = None,
         schedule: ScheduleLike = None,
         payload: Any = None,
+        dry_run: bool = False,
         **policy: Any,
     ) -> Job:
         """Store a job for a registered handler, or for a webhook: a URL, or an object with url,
-        method, headers, body and so on (docs/webhooks.md). One of that id is an error."""
+        method, headers, body and so on (docs/webhooks.md). One of that id is an error. A
+        `dry_run` refuses what would be refused, and stores nothing."""
         if webhook is not None and handler in (None, HANDLER):
             handler, policy["webhook"] = HANDLER, self.webhooks.define(check_job_id(id), webhook)
         elif webhook is not None or handler in (None, HANDLER):
@@ -263,11 +265,12 @@ class Scheduler(Asking):
         known = self._registry.get(handler.id if isinstance(handler, DecoratedJob) else handler)
         zone = self._timezone
         draft = draft_job(id, known, Owner.API, zone, schedule=schedule, payload=payload, **policy)
-        return await self._call(self._running().control.create(draft))
+        return await self._call(self._running().control.create(draft, keep=not dry_run))
 
     async def update_job(self, id: str, *, seen: Job | None = None, **changes: Any) -> Job:
-        """Change fields of a job made by `add_job`; what is not named stays. With the job as it
-        was `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
+        """Change fields of a job made by `add_job`; what is not named stays; a `signing_secret`
+        takes the place of a webhook's own, as `rotate_secret` does it. With the job as it was
+        `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
         zone = self._timezone
         registry, webhooks = self._registry, self.webhooks
         return await self._call(

@@ -139,6 +139,13 @@ async def test_ids_are_taken_once(make: Make) -> None:
             await scheduler.add_job("extra", handler=work)
         with pytest.raises(JobExists):
             await scheduler.add_job("work", handler=work)
+        for taken in ("extra", "work"):
+            with pytest.raises(JobExists, match=f"there is a job '{taken}' already"):
+                await scheduler.add_job(taken, handler=work, dry_run=True)
+        shown = await scheduler.add_job("free", handler=work, schedule="@daily", dry_run=True)
+        assert shown.next_run_at is not None
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("free")
     again = make()
 
     @again.job()

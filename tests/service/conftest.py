@@ -18,13 +18,20 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
+from mainspring.service import jobs, key_routes, observability, planning, runs, stream
 from mainspring.service.app import create_app
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 
 LONG = 30.0
+ROUTES: list[Any] = [
+    route
+    for room in (jobs, runs, planning, stream, observability, key_routes)
+    for route in room.router.routes
+]
 
 
 class Api(httpx.AsyncClient):
@@ -37,7 +44,18 @@ class Api(httpx.AsyncClient):
         """The JSON of an answer that has to be a good one."""
         answer = await self.request(method, path, **options)
         assert answer.is_success, answer.text
+        self.check_described(answer)
         return answer.json()
+
+    def check_described(self, answer: httpx.Response) -> None:
+        """Every answer is as the API's description says: no field more, none less."""
+        asked = answer.request
+        scope = {"type": "http", "method": asked.method, "path": asked.url.path}
+        route = next(one for one in ROUTES if one.matches(scope)[0] is Match.FULL)
+        other = route.responses.get(answer.status_code, {}).get("model")
+        model = other or route.response_model
+        if model is not None:
+            model.model_validate_json(answer.content)
 
 
 def sample_scheduler(store: Any = "memory://", **options: Any) -> Scheduler:

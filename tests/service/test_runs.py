@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from mainspring.model import Run
 from mainspring.service import observability
 from tests.service.conftest import Api, Make, until
 from tests.service.test_jobs import refused
@@ -234,3 +236,20 @@ async def test_a_stopped_scheduler_is_told(make: Make) -> None:
     assert (await api.get("/api/jobs")).status_code == 503
     assert (await api.get("/readyz")).status_code == 503
     await asyncio.sleep(0)
+
+
+async def test_the_runs_of_a_job_with_the_longest_id_can_be_named(api: Api) -> None:
+    job = "j" * 200
+    await api.ok("POST", "/api/jobs", json={"handler": "greet", "schedule": None, "id": job})
+    run, slot = f"{job}@20990101T000000Z", datetime(2099, 1, 1, tzinfo=UTC)  # as slots name theirs
+    times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), slot)
+    await api.scheduler.store.add([Run(id=run, job_id=job, handler="greet", **times)])
+    assert (await api.ok("GET", f"/api/runs/{run}"))["data"]["state"] == "pending"
+    body = {"action": "cancel", "ids": [run]}
+    done = await api.ok("POST", "/api/runs/bulk", json=body)
+    assert done["data"] == {"matched": 1, "done": 1, "more": False}
+    for wrong in ("", "two words", "☃", "r" * 401):
+        document = await refused(
+            api, "POST", "/api/runs/bulk", 422, json={"action": "cancel", "ids": [wrong]}
+        )
+        assert document["errors"][0]["field"] == "ids.0"

@@ -218,17 +218,22 @@ class Control:
         known = {job.id for job in page.items} | order.keys()
         refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
 
-    async def create(self, draft: Job) -> Job:
-        """Store a new job; one of that id is an error, and so is a schedule that is over."""
+    async def create(self, draft: Job, *, keep: bool = True) -> Job:
+        """Store a new job; one of that id is an error, and so is a schedule that is over. Not to
+        `keep` it: only see whether it could be."""
         await self.refuse_disorder([draft])
         self._refuse_effect_once(draft)
         now = await self._parts.store.now()
         job = _fresh(draft, now)
         if job.schedule is not None and job.schedule.next(now) is None:
             raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
-        if not await self._parts.store.put_job(job):
+        free = await (self._parts.store.put_job(job) if keep else self._free(job.id))
+        if not free:
             raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
-        return self._changed(job, "job.created")
+        return self._changed(job, "job.created") if keep else job
+
+    async def _free(self, job_id: str) -> bool:
+        return await self._stored(job_id) is None
 
     async def define_late(self, draft: Job) -> Job:
         """Store a job that was decorated after the start: others may be on their way."""

@@ -19,20 +19,24 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from mainspring import schedules
-from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 from mainspring.model import State, check_job_id
 from mainspring.policy import Backoff, Breaker, Misfire, Policy
 from mainspring.schedules.base import moment
 from mainspring.schedules.zones import zone_named
+from mainspring.service import together
+from mainspring.service.ids import check_run_id
 from mainspring.service.problems import FIELD
+from mainspring.service.spans import span
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.define import define
 from mainspring.webhooks.headers import MASK
@@ -47,10 +51,8 @@ __all__ = [
     "PreviewBody",
     "RunsBulkBody",
     "TriggerBody",
-    "span",
 ]
 
-LONGEST = timedelta(days=3660)
 WHOLE = 10**9
 
 
@@ -78,23 +80,6 @@ class Body(BaseModel):
     def given(self, *names: str) -> dict[str, Any]:
         """Those of the fields that were sent."""
         return {name: getattr(self, name) for name in names if name in self.model_fields_set}
-
-
-def span(value: float | str, what: str) -> timedelta:
-    """Milliseconds, or a text such as `"30s"`."""
-    try:
-        if isinstance(value, str):
-            made = duration(value, what=what)
-        else:
-            made = timedelta(milliseconds=value)
-    except (InvalidInput, OverflowError, ValueError):
-        made = -LONGEST
-    if not timedelta(0) <= made <= LONGEST:
-        raise InvalidInput(
-            f"{what} is milliseconds or a text such as '30s', '1h30m' or 'PT5M', at most"
-            f" {LONGEST.days} days, not {value!r}"
-        )
-    return made
 
 
 def _checked(check: Callable[[Any], object], *, known_as: tuple[str, str] | None = None) -> Any:
@@ -158,6 +143,7 @@ def _moment_of(what: str) -> Any:
 Span = float | Annotated[str, StringConstraints(max_length=64)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 JobId = Annotated[str, _checked(check_job_id)]
+RunId = Annotated[str, StringConstraints(min_length=1, max_length=400), _checked(check_run_id)]
 Code = int | Annotated[str, StringConstraints(max_length=16)]
 Moment = Annotated[str, StringConstraints(max_length=64)]
 
@@ -231,40 +217,33 @@ class JobFields(Body):
     breaker: bool | Annotated[int, Field(ge=1, le=WHOLE)] | BreakerBody | None = None
     after: Annotated[list[JobId], Field(max_length=100)] | None = None
 
-    @model_validator(mode="after")
-    def _one_of_a_kind(self) -> Self:
-        when = [
-            name
-            for name, value in (
-                ("schedule", self.schedule),
-                ("every", self.every),
-                ("runAt", self.run_at),
-            )
-            if value is not None
-        ]
-        if len(when) > 1 and not isinstance(self, JobUpdateBody):
-            raise _wrong("schedule", f"give one of {', '.join(when)}: a job has one schedule")
-        return self
-
 
 class JobBody(JobFields):
     id: JobId | None = None
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if (self.endpoint is None) == (self.handler is None):
-            raise _wrong(
-                "endpoint",
-                "give endpoint (the address to call) or handler (the name of a registered Python"
-                " function)" + (", not both" if self.endpoint is not None else ""),
-            )
-        if not {"schedule", "every", "run_at", "after"} & self.model_fields_set:
-            raise _wrong(
-                "schedule",
-                "give schedule (such as '0 */5 * * * *'), every or runAt; schedule: null makes a"
-                " job that only runs when it is triggered",
-            )
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _every_fault(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """A wrong field hides none that is missing, nor two that do not go together."""
+        faults = together.of_a_new_job(value) if isinstance(value, dict) else ()
+        found = [InitErrorDetails(type=_wrong(*fault), input=None) for fault in faults]
+        made = None
+        try:
+            made = read(value)
+        except ValidationError as error:
+            found = [*map(_again, error.errors()), *found]
+        if made is None or found:
+            raise ValidationError.from_exception_data(cls.__name__, found)
+        return made
+
+
+def _again(error: ErrorDetails) -> InitErrorDetails:
+    return InitErrorDetails(
+        type=error["type"],
+        loc=error["loc"],
+        input=error["input"],
+        ctx=error.get("ctx", {}),
+    )
 
 
 _READ_ONLY = frozenset(
@@ -306,7 +285,7 @@ class MatchBody(Body):
 
 class RunsBulkBody(Body):
     action: Literal["cancel", "retry", "delete"]
-    ids: Annotated[list[Word], Field(min_length=1, max_length=10_000)] | None = None
+    ids: Annotated[list[RunId], Field(min_length=1, max_length=10_000)] | None = None
     match: MatchBody | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import secrets
-import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic.alias_generators import to_camel
+
 from mainspring import schedules
-from mainspring.errors import InvalidInput, MainspringError
+from mainspring.errors import (
+    InvalidArguments,
+    InvalidInput,
+    InvalidPayload,
+    InvalidSchedule,
+    MainspringError,
+    SecretKeyMissing,
+)
 from mainspring.model import Job
 from mainspring.policy import Delivery
 from mainspring.schedules import Schedule
 from mainspring.schedules.make import at, every
-from mainspring.service import shapes
+from mainspring.service import shapes, together
 from mainspring.service.bodies import (
     JobBody,
     JobFields,
@@ -25,14 +33,15 @@ from mainspring.service.bodies import (
     backoff_of,
     breaker_of,
     misfire_of,
-    span,
 )
 from mainspring.service.problems import FieldError, Problem
 from mainspring.service.settings import ServiceSettings
+from mainspring.service.spans import span
+from mainspring.service.together import slug
 from mainspring.webhooks.desk import Webhooks
 from mainspring.webhooks.headers import MASK
 
-__all__ = ["arguments", "check_webhook", "edits", "job_id", "slug"]
+__all__ = ["arguments", "check_webhook", "edits", "job_id", "named"]
 
 _WEBHOOK = {
     "endpoint": "url",
@@ -45,27 +54,14 @@ _WEBHOOK = {
 _PLAIN = ("description", "tags", "enabled", "priority", "queue", "overlap", "after", "payload")
 
 
-def slug(text: str) -> str:
-    """A readable id: `Daily report (EU)` is `daily-report-eu`."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    return re.sub(r"[^a-z0-9._:]+", "-", plain).strip("-.:_")[:100]
-
-
 def job_id(body: JobBody) -> str:
-    """The id that was given, or one made of the name; else one of the endpoint that is new."""
+    """The id that was given, or one made of the name; else a new one that begins with the host
+    (not the path: a token may stand there, and ids are in metrics and logs)."""
     if body.id is not None:
         return body.id
     if body.name is not None:
-        made = slug(body.name)
-        if not made:
-            raise Problem.of_field(
-                "name", f"no id can be made of {body.name!r}: give one as id, as in 'report-eu'"
-            )
-        return made
-    parts = urlsplit(body.endpoint or "")
-    words = (
-        slug(f"{parts.hostname or ''}{parts.path}") if body.endpoint else slug(str(body.handler))
-    )
+        return slug(body.name)
+    words = slug((urlsplit(body.endpoint).hostname if body.endpoint else body.handler) or "")
     return f"{words[:60] or 'job'}-{secrets.token_hex(4)}"
 
 
@@ -87,7 +83,6 @@ def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
         else span(body.retry_delay, "retryDelay")
     )
     given["backoff"] = backoff_of(body.backoff or "exponential", delay)
-    _refuse_retries_of_once(once, given["retries"])
     metadata = dict(body.metadata or {})
     if body.name is not None:
         metadata["name"] = body.name
@@ -114,8 +109,8 @@ def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
         given["backoff"] = _backoff(job, body)
     if body.execution_type == "AT_MOST_ONCE" and body.retry_attempts is None:
         given["retries"] = 0
-    once = given.get("delivery", job.policy.delivery) is Delivery.AT_MOST_ONCE
-    _refuse_retries_of_once(once, given.get("retries", job.policy.retries))
+    if faults := list(together.of_a_job(_as_it_would_be(job, body))):
+        raise Problem.of_fields([FieldError(*fault) for fault in faults])
     if {"metadata", "name"} & body.model_fields_set:
         metadata = dict(job.metadata)
         if "metadata" in body.model_fields_set:
@@ -125,6 +120,21 @@ def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
             metadata |= _named(body.name)
         given["metadata"] = metadata
     return given
+
+
+def _as_it_would_be(job: Job, body: JobUpdateBody) -> dict[str, Any]:
+    """The job as a client would read it after the edit, as far as its fields bear on each other."""
+    sent = {
+        field.alias or name: getattr(body, name)
+        for name, field in type(body).model_fields.items()
+        if name in body.model_fields_set
+    }
+    now = shapes.job_document(job)
+    if {"schedule", "every", "runAt"} & sent.keys():
+        now |= dict.fromkeys(("schedule", "every", "runAt", "jitter"))
+    if sent.get("executionType") == "AT_MOST_ONCE":
+        now["retryAttempts"] = 0
+    return now | sent
 
 
 def _rescheduled(old: Schedule | None, body: JobUpdateBody) -> dict[str, Any]:
@@ -212,15 +222,13 @@ def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
 
 
 def _schedule(body: JobFields, zone: str) -> Schedule | None:
-    try:
+    with named(body):
         if body.schedule is not None:
             return schedules.parse(body.schedule, timezone=zone)
         if body.every is not None:
             return every(span(body.every, "every"))
         if body.run_at is not None:
             return at(body.run_at, tz=zone)
-    except InvalidInput as error:
-        raise Problem.of_field("schedule", str(error)) from None
     return None
 
 
@@ -244,11 +252,8 @@ def _webhook(body: JobFields) -> dict[str, Any]:
     marked = {name.lower() for name in body.secret_headers or ()}
     if marked:
         headers: Mapping[str, str] = body.headers or {}
-        missing = marked - {name.lower() for name in headers}
-        if missing:
-            raise Problem.of_field(
-                "secretHeaders", f"{', '.join(sorted(missing))}: there is no such header in headers"
-            )
+        if missing := together.missing_headers(body.secret_headers, headers):
+            raise Problem.of_field("secretHeaders", missing)
         made["headers"] = {k: v for k, v in headers.items() if k.lower() not in marked}
         made["secret_headers"] = {k: v for k, v in headers.items() if k.lower() in marked}
     return made
@@ -273,15 +278,27 @@ def check_webhook(desk: Webhooks, name: str, given: Mapping[str, Any]) -> None:
         raise Problem.of_fields(errors)
 
 
+@contextmanager
+def named(body: JobFields) -> Iterator[None]:
+    """What the scheduler refuses is told by the field that it comes from."""
+    try:
+        yield
+    except InvalidSchedule as error:
+        said = [name for name in ("every", "run_at") if getattr(body, name) is not None]
+        raise Problem.of_field(to_camel(said[0] if said else "schedule"), str(error)) from None
+    except SecretKeyMissing as error:
+        rotates = isinstance(body, JobUpdateBody) and body.rotate_secret
+        raise Problem.of_field("rotateSecret" if rotates else "headers", str(error)) from None
+    except (InvalidPayload, InvalidArguments):
+        raise
+    except InvalidInput as error:
+        if body.after:  # whom it comes after is all that is left to the store's knowledge
+            raise Problem.of_field("after", str(error)) from None
+        raise
+
+
 def _unmasked(headers: Any) -> Any:
     """The mask stands for a secret that is there; here only the names are looked at."""
     if not isinstance(headers, Mapping):
         return headers
     return {name: "x" if text == MASK else text for name, text in headers.items()}
-
-
-def _refuse_retries_of_once(once: bool, retries: int) -> None:
-    if once and retries:
-        raise Problem.of_field(
-            "retryAttempts", "AT_MOST_ONCE starts a run once: leave it out, or say 0"
-        )

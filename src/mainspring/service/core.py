@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
@@ -13,6 +12,7 @@ from mainspring.clock import Clock, SystemClock
 from mainspring.errors import JobNotFound, RunNotFound
 from mainspring.model import Job
 from mainspring.scheduler import Scheduler
+from mainspring.service.ids import can_be_job, can_be_run
 from mainspring.service.keys import Key, Keys
 from mainspring.service.metrics import Metrics
 from mainspring.service.settings import ServiceSettings
@@ -20,9 +20,6 @@ from mainspring.service.settings import ServiceSettings
 __all__ = ["JobPath", "RunPath", "Service", "ServiceDep"]
 
 # Async, all of them: plain functions FastAPI would run in a thread of their own.
-
-_RUN_ID = re.compile(r"[\x21-\x7e]{1,400}")
-_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
 @dataclass
@@ -41,6 +38,11 @@ class Service:
         self.keys = Keys(self.scheduler, self.clock)
         self.metrics = Metrics(self.scheduler, self.clock)
 
+    @property
+    def started(self) -> bool:
+        """Whether it is, or was until it began to stop: a mounted one may have been forgotten."""
+        return self.scheduler.started or self.draining.is_set()
+
     async def job(self, job_id: str) -> Job:
         return await self.scheduler.get_job(job_id)
 
@@ -57,13 +59,13 @@ def caller(request: Request) -> str:
 
 async def _job_path(id: str) -> str:
     """What can be no job's id leads to none; no store has to look at it."""
-    if not _JOB_ID.fullmatch(id):
+    if not can_be_job(id):
         raise JobNotFound(id)
     return id
 
 
 async def _run_path(id: str) -> str:
-    if not _RUN_ID.fullmatch(id):
+    if not can_be_run(id):
         raise RunNotFound(id)
     return id
 

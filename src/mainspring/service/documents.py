@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 __all__ = [
     "Bulk",
+    "ChangedAnswer",
     "Created",
     "Done",
     "Executions",
@@ -34,7 +35,7 @@ Milliseconds = Annotated[float, Field(description="Milliseconds.")]
 
 class Document(BaseModel):
     model_config = ConfigDict(
-        alias_generator=to_camel, extra="allow", protected_namespaces=(), serialize_by_alias=True
+        alias_generator=to_camel, extra="forbid", protected_namespaces=(), serialize_by_alias=True
     )
 
 
@@ -66,7 +67,8 @@ class CreatedData(Document):
     schedule: str | None
     endpoint: str | None
     next_run_at: Time | None
-    signing_secret: str | None = None
+    handler: Annotated[str, Field(description="Of a job that calls no endpoint.")] | None = None
+    signing_secret: Annotated[str, Field(description="Shown this once.")] | None = None
 
 
 class RequestData(Document):
@@ -90,6 +92,24 @@ class Shown(Document):
     data: RequestData
 
 
+class BackoffDocument(Document):
+    kind: Literal["fixed", "linear", "exponential"]
+    factor: float
+    cap: Milliseconds
+    jitter: float
+
+
+class MisfireDocument(Document):
+    kind: Literal["once", "skip", "all"]
+    grace: Milliseconds
+    limit: int
+
+
+class BreakerDocument(Document):
+    failures: int
+    reset: Milliseconds
+
+
 class JobDocument(Document):
     id: Annotated[str, Field(alias="_id")]
     name: str
@@ -103,18 +123,27 @@ class JobDocument(Document):
     endpoint: str | None = None
     method: str | None = None
     headers: dict[str, str] | None = None
+    secret_headers: list[str] | None = None
     body: Any = None
+    success_codes: list[int | str] | None = None
+    retry_on: list[int | str] | None = None
     handler: str
     payload: Any = None
     execution_type: Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
     enabled: bool
     retry_attempts: int
     retry_delay: Milliseconds
+    backoff: BackoffDocument
     timeout: Milliseconds | None
+    start_deadline: Milliseconds | None
     priority: int
     queue: str
     concurrency: int | None
+    concurrency_key: str | None
     overlap: Literal["skip", "queue", "replace", "allow"]
+    misfire: MisfireDocument
+    breaker: BreakerDocument | None
+    after: list[str]
     tags: list[str]
     metadata: dict[str, Any]
     owner: Literal["code", "api"]
@@ -129,6 +158,17 @@ class JobAnswer(Document):
     data: JobDocument
 
 
+class ChangedJob(JobDocument):
+    signing_secret: (
+        Annotated[str, Field(description="With rotateSecret; shown this once.")] | None
+    ) = None
+
+
+class ChangedAnswer(Document):
+    success: Literal[True]
+    data: ChangedJob
+
+
 class JobPage(Document):
     success: Literal[True]
     data: list[JobDocument]
@@ -138,10 +178,20 @@ class JobPage(Document):
 
 
 class BulkResult(Document):
+    """Of one job: what creating it alone would answer, or which run a trigger made, or why not."""
+
     success: bool
+    index: Annotated[int, Field(description="Its place in `jobs`.")] | None = None
     job_id: str | None = None
-    index: int | None = None
+    schedule: str | None = None
+    endpoint: str | None = None
+    next_run_at: Time | None = None
+    handler: str | None = None
+    signing_secret: str | None = None
+    run_id: str | None = None
     error: str | None = None
+    status: int | None = None
+    errors: list[FieldErrorDocument] | None = None
 
 
 class Bulk(Document):
@@ -162,6 +212,10 @@ class Execution(Document):
     duration: Milliseconds | None
     response_code: int | None
     response_body: str | None
+    truncated: Annotated[bool, Field(description="Whether responseBody is a part of it.")]
+    encoding: Annotated[
+        Literal["base64"] | None, Field(description="Of responseBody; null: it is text.")
+    ]
     error_message: str | None
     attempt: int
     scheduled_at: Time
@@ -188,12 +242,20 @@ class AttemptDocument(Document):
     response: dict[str, Any] | None
 
 
+class ProgressDocument(Document):
+    done: float
+    total: float | None
+    message: str | None
+
+
 class RunDocument(Document):
     id: str
     job_id: str
     handler: str
     state: Literal["waiting", "pending", "running", "succeeded", "failed", "cancelled", "skipped"]
     source: Literal["schedule", "enqueue", "trigger", "start", "after"]
+    queue: str
+    priority: int
     attempt: int
     failures: int
     scheduled_at: Time
@@ -202,8 +264,15 @@ class RunDocument(Document):
     started_at: Time | None
     finished_at: Time | None
     duration: Milliseconds | None
+    worker: str | None
     error: str | None
     reason: str | None
+    cancel_requested: bool
+    dedupe_key: str | None
+    progress: ProgressDocument | None
+    payload: Annotated[Any, Field(description="Of one run; lists leave it out.")] = None
+    result: Annotated[Any, Field(description="Of one run; lists leave it out.")] = None
+    after: list[str] | None = None
     attempts: list[AttemptDocument] | None = None
 
 
@@ -237,12 +306,15 @@ class SchedulerState(Document):
 
 class SchedulerHealth(SchedulerState):
     poll_interval: Milliseconds
+    is_leader: bool
+    stuck_threads: int
 
 
 class Health(Document):
     success: bool
     status: Literal["healthy", "degraded"]
     timestamp: Time
+    store: Literal["ok", "away"]
     scheduler: SchedulerHealth
 
 
@@ -272,6 +344,7 @@ class Slot(Document):
 
 
 class PreviewData(Document):
+    schedule: str
     description: str
     timezone: str
     slots: list[Slot]

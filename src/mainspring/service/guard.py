@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,6 +34,9 @@ OPEN = frozenset({"/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/opena
 READS = re.compile(r"/api/schedules/preview")
 """What is asked by POST and changes nothing."""
 
+DRY = re.compile(r"/api/jobs(/[^/]+/trigger)?")
+"""What can be asked for as a dry run, by POST."""
+
 BODY_SECONDS = 20.0
 FAILED_KEYS_A_MINUTE = 30
 HEADERS = {
@@ -54,6 +57,9 @@ class GuardRules(Protocol):
     loopback: bool
     open: bool
 
+    @property
+    def started(self) -> bool: ...
+
 
 class Rates:
     """A token bucket for each name: `rate` a second, up to `burst` saved."""
@@ -64,12 +70,20 @@ class Rates:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: dict[str, tuple[float, float]] = {}
 
+    def wait(self, name: str) -> float:
+        """How many seconds to wait until there is one to take (0: there is)."""
+        return max(0.0, (1 - self._saved(name, self._clock.monotonic())) / self._rate)
+
+    def _saved(self, name: str, now: float) -> float:
+        left, at = self._left.get(name, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate)
+
     def take(self, name: str) -> float:
         """Take one; how many seconds to wait where there is none left (0: taken)."""
         now = self._clock.monotonic()
-        left, at = self._left.pop(name, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
+        left = self._saved(name, now)
         wait = max(0.0, (1 - left) / self._rate)
+        self._left.pop(name, None)
         self._left[name] = (left if wait else left - 1, now)
         if len(self._left) > self.MOST:  # the one that asked longest ago
             del self._left[next(iter(self._left))]
@@ -108,8 +122,10 @@ class Guard:
             headers = Headers(scope=scope)
             self._check_host(headers)
             _check_origin(headers)
+            self._check_started(scope)
             await self._check_key(scope, headers)
             _check_type(scope["method"], headers)
+            _check_dry_run(scope)
             receive = await self._read(headers, receive)
         except Problem as found:
             await _refuse(scope, receive, send, found)
@@ -144,6 +160,16 @@ class Guard:
                 " that; ask for localhost or 127.0.0.1, or set ALLOWED_HOSTS for a proxy's name",
             )
 
+    def _check_started(self, scope: Scope) -> None:
+        """A mounted application's own lifespan is never run: its host has to start it."""
+        if not self._rules.started and _path(scope) not in OPEN:
+            raise Problem(
+                503,
+                "the scheduler behind this API is not started: the program that mounts it has to do"
+                " that, with `async with scheduler:` in its own lifespan",
+                headers={"Retry-After": "5"},
+            )
+
     async def _check_key(self, scope: Scope, headers: Headers) -> None:
         path = _path(scope)
         if path in OPEN or self._rules.open:
@@ -169,9 +195,13 @@ class Guard:
         scope.setdefault("state", {})["key"] = key
 
     async def _known(self, scope: Scope, text: str) -> Key:
+        """Where too many wrong ones came from, none is looked at that did not open anything before:
+        those in use go on, for everybody may come from the address of one proxy."""
+        client = (scope.get("client") or ("unknown",))[0]
+        if not self._keys.in_use(text) and (wait := self._failures.wait(client)):
+            raise _slower("too many wrong keys from this address", wait)
         key = await self._keys.check(text)
         if key is None:
-            client = (scope.get("client") or ("unknown",))[0]
             if wait := self._failures.take(client):
                 raise _slower("too many wrong keys from this address", wait)
             raise Problem(
@@ -251,6 +281,21 @@ def _check_type(method: str, headers: Headers) -> None:
         raise Problem(415, f"a body is application/json, not {given[:100]!r}")
 
 
+def _check_dry_run(scope: Scope) -> None:
+    """Whoever asks for a dry run where there is none means no harm: nothing may be done."""
+    method, path = scope["method"], _path(scope)
+    if (
+        method in SAFE
+        or not scope.get("query_string")
+        or (method == "POST" and DRY.fullmatch(path))
+    ):
+        return
+    asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    if asked.get("dryRun", "false").lower() not in ("false", "0"):
+        why = f"is for creating and for triggering a job, not for {method} {path}: nothing was done"
+        raise Problem.of_field("dryRun", why)
+
+
 def _key_text(headers: Headers) -> str | None:
     given = headers.get("authorization")
     if given is not None:
@@ -286,5 +331,7 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Problem) -> None:
-    response = problems.problem(found.status, str(found), path=scope["path"], headers=found.headers)
+    response = problems.problem(
+        found.status, str(found), path=scope["path"], errors=found.errors, headers=found.headers
+    )
     await response(scope, receive, send)

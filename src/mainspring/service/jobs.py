@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -11,11 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from mainspring.errors import MainspringError, NotFound
-from mainspring.model import Job
+from mainspring.model import Job, State
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
-from mainspring.service.changes import arguments, check_webhook, edits, job_id
+from mainspring.service.changes import arguments, check_webhook, edits, job_id, named
 from mainspring.service.core import JobPath, Service, ServiceDep, caller
 from mainspring.service.idempotency import Once
 from mainspring.service.problems import Problem
@@ -26,6 +27,10 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 TOGETHER = 50
+
+BEGUN = frozenset({State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELLED})
+PENDING_LOOKED_AT = 1000
+"""Few pending runs have attempts behind them: a long backlog is not read whole for those."""
 
 DryRun = Annotated[
     bool, Query(alias="dryRun", description="Show the request, filled in and signed; send nothing.")
@@ -60,19 +65,19 @@ async def create(
         return shapes.answer({"success": True, "data": await _would_send(service, body)})
     if idempotency_key is None:
         job, secret = await _made(service, job_id(body), body)
-        return _created(job, shapes.created(job, secret))
+        return _created(request, job, secret)
     once = await Once.begin(
         service.scheduler, caller(request), idempotency_key, await request.body(), job_id(body)
     )
     if once.answer is not None:
-        return _replayed(once.answer)
+        return _replayed(request, once.answer)
     try:
         job, secret = await _made(service, once.job_id, body)
     except (MainspringError, Problem) as error:
         found = await once.found_instead(error)
-        return _replayed(shapes.created(found, None))
+        return _replayed(request, shapes.created(found, None))
     await once.finish(shapes.created(job, None))
-    return _created(job, shapes.created(job, secret))
+    return _created(request, job, secret)
 
 
 @router.get("", response_model=docs.JobPage, summary="List jobs, by page")
@@ -132,7 +137,9 @@ async def get(id: JobPath, service: ServiceDep) -> Response:
     return _whole(await service.job(id))
 
 
-@router.put("/{id}", response_model=docs.JobAnswer, summary="Change a job; what is left out stays")
+@router.put(
+    "/{id}", response_model=docs.ChangedAnswer, summary="Change a job; what is left out stays"
+)
 async def update(
     id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
 ) -> Response:
@@ -142,11 +149,10 @@ async def update(
     if "webhook" in changes:
         check_webhook(service.scheduler.webhooks, id, changes["webhook"])
     secret = None
-    if changes or seen is not None or not body.rotate_secret:
+    if body.rotate_secret:  # in one edit with the others: all of it is done, or nothing
+        secret = changes["signing_secret"] = new_signing_secret()
+    with named(body):
         job = await service.scheduler.update_job(id, seen=seen, **changes)
-    if body.rotate_secret:
-        secret = await service.scheduler.rotate_secret(id)
-        job = await service.job(id)
     return _whole(job, signing_secret=secret)
 
 
@@ -190,8 +196,8 @@ async def executions(
     id: JobPath, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=200)] = 20
 ) -> Response:
     await service.job(id)
-    page = await service.scheduler.list_runs(job=id, limit=max(limit, 50))
-    found = [one for run in page.items for one in shapes.executions(run)]
+    found = await _attempts(service, id, BEGUN, limit)
+    found += await _attempts(service, id, {State.PENDING}, limit, most=PENDING_LOOKED_AT)
     found.sort(key=lambda one: one["startedAt"], reverse=True)
     return shapes.answer({"success": True, "data": found[:limit]})
 
@@ -199,7 +205,26 @@ async def executions(
 # -- steps ----------------------------------------------------------------------------------
 
 
-async def _made(service: Service, name: str, body: JobBody) -> tuple[Job, str | None]:
+async def _attempts(
+    service: Service, job: str, states: Iterable[State], limit: int, most: float = inf
+) -> list[dict[str, Any]]:
+    """Attempts of the newest runs in these states, `limit` or more where there are as many."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while len(found) < limit and most > 0:
+        page = await service.scheduler.list_runs(
+            job=job, state=states, limit=max(limit, 50), cursor=cursor
+        )
+        found += [one for run in page.items for one in shapes.executions(run)]
+        most -= len(page.items)
+        if (cursor := page.cursor) is None:
+            break
+    return found
+
+
+async def _made(
+    service: Service, name: str, body: JobBody, *, dry_run: bool = False
+) -> tuple[Job, str | None]:
     """The job, and the secret that its requests are signed with: shown this once."""
     given = arguments(body, service.settings)
     secret = None
@@ -207,17 +232,23 @@ async def _made(service: Service, name: str, body: JobBody) -> tuple[Job, str | 
         check_webhook(service.scheduler.webhooks, name, given["webhook"])
         if service.scheduler.webhooks.vault.ready:
             secret = given["webhook"]["signing_secret"] = new_signing_secret()
-    return await service.scheduler.add_job(name, **given), secret
+    with named(body):
+        return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
 
 
-def _created(job: Job, data: dict[str, Any]) -> Response:
-    headers = {"Location": f"/api/jobs/{job.id}", "ETag": shapes.etag(job)}
+def _created(request: Request, job: Job, secret: str | None) -> Response:
+    headers = {"Location": _address(request, job.id), "ETag": shapes.etag(job)}
+    return shapes.answer({"success": True, "data": shapes.created(job, secret)}, 201, headers)
+
+
+def _replayed(request: Request, data: dict[str, Any]) -> Response:
+    headers = {"Location": _address(request, data["jobId"]), "Idempotency-Replayed": "true"}
     return shapes.answer({"success": True, "data": data}, 201, headers)
 
 
-def _replayed(data: dict[str, Any]) -> Response:
-    headers = {"Location": f"/api/jobs/{data['jobId']}", "Idempotency-Replayed": "true"}
-    return shapes.answer({"success": True, "data": data}, 201, headers)
+def _address(request: Request, job: str) -> str:
+    """Where the job is found, also where the API is mounted below a path."""
+    return f"{request.scope.get('root_path', '')}/api/jobs/{job}"
 
 
 def _whole(job: Job, *, signing_secret: str | None = None) -> Response:
@@ -238,25 +269,12 @@ def _seen(job: Job, if_match: str | None) -> Job | None:
 
 
 async def _would_send(service: Service, body: JobBody) -> dict[str, Any]:
-    name = job_id(body)
-    given = arguments(body, service.settings)
-    if "webhook" not in given:
+    if body.endpoint is None:
         raise Problem.of_field(
             "endpoint", "only a job that calls an endpoint has a request to show"
         )
-    desk = service.scheduler.webhooks
-    check_webhook(desk, name, given["webhook"])
-    now = await service.scheduler.now()
-    schedule = given.get("schedule")
-    job = Job(
-        id=name,
-        handler="webhook",
-        created_at=now,
-        updated_at=now,
-        webhook=desk.define(name, given["webhook"]),
-        next_run_at=schedule.bind(name, now).next(now) if schedule else None,
-    )
-    return await _request_of(service, job, body.payload)
+    job, _ = await _made(service, job_id(body), body, dry_run=True)
+    return await _request_of(service, job)
 
 
 async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str, Any]:

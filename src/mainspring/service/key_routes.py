@@ -10,9 +10,10 @@ from fastapi import APIRouter, Response
 from mainspring.errors import NotFound
 from mainspring.service import documents as docs
 from mainspring.service import shapes
-from mainspring.service.bodies import KeyBody, span
+from mainspring.service.bodies import KeyBody
 from mainspring.service.core import ServiceDep
 from mainspring.service.keys import Key
+from mainspring.service.spans import span
 
 __all__ = ["key_document", "router"]
 

@@ -77,6 +77,7 @@ class Keys:
         self._clock = clock or SystemClock()
         self._time = CarriedClock(self._clock)
         self._known: dict[str, tuple[float, Key | None]] = {}
+        self._used: set[str] = set()
         self._any: tuple[float, bool] | None = None
 
     async def create(
@@ -151,9 +152,17 @@ class Keys:
         known = await self._key(key_id) if prefix == "ms" and key_id.isascii() else None
         # Compared in any case, so that the time taken tells nothing of which ids there are.
         same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
-        if known is None or not same or not known.usable(self._time.now()):
+        if known is None or not known.usable(self._time.now()):
+            self._used.discard(key_id)
             return None
+        if not same:
+            return None
+        self._used.add(key_id)
         return known
+
+    def in_use(self, text: str) -> bool:
+        """Whether a text names a key that opened something here when it was last looked at."""
+        return text.partition("_")[2].partition("_")[0] in self._used
 
     async def _key(self, key_id: str) -> Key | None:
         if len(key_id) != 12:

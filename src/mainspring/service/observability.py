@@ -127,6 +127,8 @@ async def readyz(service: ServiceDep) -> Response:
 
 
 async def _unready(service: Service) -> str | None:
+    if not service.started:
+        return "not started"
     if service.draining.is_set() or not service.scheduler.started:
         return "stopping"
     try:

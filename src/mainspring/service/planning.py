@@ -13,9 +13,10 @@ from mainspring.schedules.make import at, every
 from mainspring.schedules.zones import zone_named
 from mainspring.service import documents as docs
 from mainspring.service import shapes
-from mainspring.service.bodies import PreviewBody, moment_of, span
+from mainspring.service.bodies import PreviewBody, moment_of
 from mainspring.service.core import ServiceDep
 from mainspring.service.problems import Problem
+from mainspring.service.spans import span
 
 __all__ = ["router"]
 

@@ -15,7 +15,9 @@ from starlette.exceptions import HTTPException
 from mainspring.errors import (
     Conflict,
     HandlerNotFound,
+    InvalidArguments,
     InvalidInput,
+    InvalidPayload,
     InvalidSchedule,
     JobChanged,
     MainspringError,
@@ -23,6 +25,7 @@ from mainspring.errors import (
     NotStarted,
     StoreError,
 )
+from mainspring.webhooks.headers import shown_name
 
 __all__ = ["FieldError", "Problem", "install", "of_error", "of_invalid", "problem"]
 
@@ -42,7 +45,7 @@ class FieldError(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         if self.message.startswith((f"{self.field} ", "give ")):
             return self.message
-        joined = " " if self.message.startswith(("is ", "has ")) else ": "
+        joined = " " if self.message.startswith(("is ", "has ", "needs ", "spreads ")) else ": "
         return f"{self.field}{joined}{self.message}"
 
 
@@ -110,6 +113,9 @@ def of_error(error: MainspringError) -> Problem:
     message = str(error)
     if isinstance(error, InvalidSchedule):
         return Problem.of_field("schedule", message)
+    if isinstance(error, InvalidArguments | InvalidPayload):
+        field = "metadata" if message.startswith("the metadata ") else "payload"
+        return Problem.of_field(field, message.replace("payload=…", "payload"))
     if isinstance(error, InvalidInput):
         return Problem(422, message)
     if isinstance(error, HandlerNotFound):
@@ -119,6 +125,7 @@ def of_error(error: MainspringError) -> Problem:
     if isinstance(error, JobChanged):
         return Problem(412, message)
     if isinstance(error, Conflict):
+        message = message.replace("update_job changes it", "PUT changes it")
         return Problem(409, message)
     if isinstance(error, NotStarted):
         return Problem(503, "the service is stopping", headers={"Retry-After": "5"})
@@ -217,6 +224,8 @@ def _field(error: Any) -> str:
     if error["type"] == FIELD:
         return str(error["ctx"]["field"])
     where = [part for part in error["loc"][1:] if not _internal(part)]
+    if where[:1] == ["headers"]:
+        where[1:] = map(shown_name, where[1:])
     return ".".join(str(part) for part in where) or str(error["loc"][0])
 
 
@@ -229,7 +238,7 @@ _KINDS = frozenset({"str", "int", "float", "bool", "BackoffBody", "MisfireBody",
 
 def _message(error: Any) -> str:
     kind, context = error["type"], error.get("ctx", {})
-    given = _shown(error.get("input"))
+    given = _given(error)
     if kind == FIELD:
         return str(context["message"])
     if kind == "missing":
@@ -266,9 +275,29 @@ def _bound(kind: str, context: Mapping[str, Any]) -> str:
     return words[kind].format(limit)
 
 
-def _shown(value: object) -> str:
+_SECRET = frozenset({"headers", "secretHeaders", "endpoint", "rotateSecret"})
+"""Fields whose values may be secrets, or may have been meant for such: never told back."""
+
+
+def _given(error: Any) -> str:
+    """What was given, in a message: itself where it is short and plain, else what kind it is."""
+    value, where = error.get("input"), error["loc"][1:2]
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if not where or where[0] in _SECRET:
+        return _kind(value)
     text = repr(value) if isinstance(value, str) else msgspec.json.encode(_plain(value)).decode()
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    return "a text" if isinstance(value, str) else "a number"
 
 
 def _plain(value: object) -> object:

@@ -32,6 +32,7 @@ LONGEST_URL = 2_000
 
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
 _UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
+_USER = re.compile(r"[^/?#]*//[^/?#]*@")
 _RANGE = re.compile(r"([1-5])xx|([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?")
 _KEPT = "/%:@!$&'()*+,;=~?[]{}"
 
@@ -137,29 +138,33 @@ def _method(given: Any) -> str:
 
 def _url(given: Any, allow: AllowList) -> str:
     if not isinstance(given, str) or not given:
-        raise InvalidInput(f"a url is text such as https://example.org/hook, not {given!r}")
+        shown = repr(given) if given in ("", None) else type(given).__name__
+        raise InvalidInput(f"a url is text such as https://example.org/hook, not {shown}")
     given = templates.tight(given)
     if len(given) > LONGEST_URL:
         raise InvalidInput(f"a url has at most {LONGEST_URL:,} characters, not {len(given):,}")
     if _UNSAFE.search(given):
         raise InvalidInput("a url has no spaces, backslashes or control characters: encode them")
+    if _USER.match(given):  # before anything that tells it back: it holds a password
+        raise InvalidInput(
+            "a url carries no user or password: give them in the header Authorization,"
+            " which is kept encrypted"
+        )
     try:
         parts = urlsplit(given)
         port = parts.port
         host = _canonical((parts.hostname or "").encode("idna").decode())
     except (ValueError, UnicodeError) as error:
-        raise InvalidInput(f"the url {given!r} cannot be read: {error}") from None
+        words = f": {error}" if "@" not in given else ""
+        raise InvalidInput(f"the url{_told(given, ' ')} cannot be read{words}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise InvalidInput(f"a url begins with https:// or http:// and a host, not {given!r}")
-    if "@" in parts.netloc:  # it is not told back: it holds a password
         raise InvalidInput(
-            "a url carries no user or password: give them in the header Authorization,"
-            " which is kept encrypted"
+            f"a url begins with https:// or http:// and a host{_told(given, ', not ')}"
         )
     if "{{" in parts.netloc:
         raise InvalidInput("a template stands in the path or the query of a url, not in its host")
     if port == 0 or parts.fragment:
-        raise InvalidInput(f"a url has no fragment (#…) and no port 0: {given!r}")
+        raise InvalidInput(f"a url has no fragment (#…) and no port 0{_told(given, ': ')}")
     templates.check(given, "the url")
     why = allow.refusal_of_host(host)
     if why is not None:
@@ -172,6 +177,11 @@ def _url(given: Any, allow: AllowList) -> str:
     path, query = quote(parts.path or "/", safe=_KEPT), quote(parts.query, safe=_KEPT)
     made: str = urlunsplit((parts.scheme, netloc, path, query, ""))
     return made
+
+
+def _told(url: str, before: str) -> str:
+    """The URL in a message; not one with an @, for what stands before it may be a password."""
+    return "" if "@" in url else f"{before}{url!r}"
 
 
 def _canonical(host: str) -> str:

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["MASK", "check_headers", "is_secret", "redacted", "traces", "without_secrets"]
+__all__ = [
+    "MASK",
+    "check_headers",
+    "is_secret",
+    "redacted",
+    "shown_name",
+    "traces",
+    "without_secrets",
+]
 
 MASK = "********"
 """What is shown of a secret. Given back in an edit it means: unchanged."""
@@ -51,7 +59,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidInput(
-                f"a header name is 1 to 100 letters, digits and dashes, not {name!r}"
+                f"a header name is 1 to 100 letters, digits and dashes, not {shown_name(name)!r}"
             )
         lower = name.lower()
         if lower in _OURS:
@@ -72,6 +80,14 @@ def check_headers(headers: Mapping[str, str]) -> None:
             raise InvalidInput(
                 f"the header {name} has a line break or another character that no header can hold"
             )
+
+
+def shown_name(name: object) -> str:
+    """A name as far as it is one: `Authorization: Bearer x`, given as a name, holds a secret."""
+    text = str(name)
+    found = _NAME.match(text)
+    begins = found[0] if found else ""
+    return text if begins == text else f"{begins}…"
 
 
 def is_secret(name: str) -> bool:

@@ -40,10 +40,13 @@ const fields = (api, schema) => {
   }));
 };
 
+// Where the API is mounted: this page stands beside it.
+const base = new URL(".", location.href).href.replace(/\/$/, "");
+
 const curl = (method, path, body) => {
   const words = ["curl"];
   if (method !== "get") words.push("-X", method.toUpperCase());
-  words.push(`${location.origin}${path.replace(/{(\w+)}/g, "$$$1")}`);
+  words.push(`${base}${path.replace(/{(\w+)}/g, "$$$1")}`);
   if (body) words.push("-H 'Content-Type: application/json' -d '{…}'");
   return words.join(" ");
 };

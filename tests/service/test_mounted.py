@@ -1,0 +1,121 @@
+"""The API below a path of somebody else's application."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from mainspring import Scheduler
+from mainspring.clock import SystemClock
+from mainspring.service.keys import Keys
+from tests.service.conftest import WEBHOOK
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "src/mainspring/service/pages/docs.js"
+PAGE_STUB = """
+const text = [];
+globalThis.location = new URL(process.argv[1]);
+globalThis.document = {
+  createElement: (name) => ({
+    firstChild: {}, append() {}, replaceChildren() {},
+    set textContent(given) { if (name === "pre") text.push(given); },
+  }),
+  getElementById: () => document.createElement("main"),
+};
+globalThis.fetch = async () => ({json: async () => JSON.parse(process.argv[2])});
+require(process.argv[3]);
+setImmediate(() => console.log(text.join("\\n")));
+"""
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://app.example")
+
+
+@asynccontextmanager
+async def mounted(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    scheduler = Scheduler("memory://", workers=0)
+    app = FastAPI()
+    app.mount("/jobs", scheduler.asgi(**options))
+    async with scheduler, client(app) as made:
+        yield made
+
+
+async def test_a_mounted_api_is_guarded_unless_its_host_does_that() -> None:
+    async with mounted(auth=None) as open_one:
+        assert (await open_one.post("/jobs/api/jobs", json=WEBHOOK)).status_code == 201
+        assert (await open_one.get("/jobs/livez")).json() == {"status": "ok"}
+    async with mounted() as guarded:
+        assert (await guarded.get("/jobs/api/jobs")).status_code == 401
+        assert (await guarded.get("/jobs/livez")).status_code == 200
+
+
+async def test_what_it_points_to_is_below_that_path() -> None:
+    async with mounted(auth=None) as api:
+        for _ in range(2):  # the second is a replay
+            headers = {"Idempotency-Key": "abc"}
+            made = await api.post("/jobs/api/jobs", json=WEBHOOK, headers=headers)
+            where = made.headers["location"]
+            assert where == f"/jobs/api/jobs/{made.json()['data']['jobId']}"
+            assert (await api.get(where)).status_code == 200
+        described = (await api.get("/jobs/openapi.json")).json()
+        assert described["servers"] == [{"url": "/jobs"}]
+
+
+@pytest.mark.parametrize("auth", [None, "keys"])
+async def test_one_that_nobody_started_says_so(auth: str | None) -> None:
+    scheduler = Scheduler("memory://", workers=0)
+    app = FastAPI()
+    app.mount("/jobs", scheduler.asgi(auth=auth))
+    async with client(app) as api:
+        answer = await api.get("/jobs/api/jobs", headers={"X-Api-Key": "ms_x"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert "async with scheduler" in answer.json()["error"]
+        assert (await api.get("/jobs/readyz")).json() == {"status": "not started"}
+        assert (await api.get("/jobs/livez")).status_code == 200
+
+
+async def test_the_program_of_the_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/http-api.md").read_text()
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program, "http-api.md", "exec"), names)
+    app = names["app"]
+    async with app.router.lifespan_context(app), client(app) as api:
+        assert (await api.get("/jobs/api/jobs")).status_code == 401
+        _, text = await Keys(names["scheduler"], SystemClock()).create("test", "write")
+        headers = {"Authorization": f"Bearer {text}"}
+        made = await api.post("/jobs/api/jobs", json=WEBHOOK, headers=headers)
+        assert made.status_code == 201
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the reference is drawn by JavaScript")
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("http://127.0.0.1:3000/docs", "curl http://127.0.0.1:3000/api/jobs"),
+        ("http://app.example/jobs/docs", "curl http://app.example/jobs/api/jobs"),
+    ],
+)
+def test_the_commands_of_the_reference_have_its_path(page: str, expected: str) -> None:
+    described = {"info": {}, "paths": {"/api/jobs": {"get": {"summary": "List"}}}}
+    done = subprocess.run(
+        ["node", "-e", PAGE_STUB, page, json.dumps(described), str(SCRIPT)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == expected

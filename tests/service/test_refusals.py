@@ -1,0 +1,126 @@
+"""Refusals: what they tell, and what they never tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import WEBHOOK, Api
+from tests.service.test_jobs import created, refused
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"headers": ["Bearer s3cret"]},
+        {"headers": "Authorization: Bearer s3cret"},
+        {"headers": {"Authorization": ["Bearer s3cret"]}},
+        {"headers": {"Authorization": {"s3cret": "s3cret"}}},
+        {"headers": {"Authorization: Bearer s3cret": "x"}},
+        {"headers": {"Authorization: Bearer s3cret": 1}},
+        {"headers": {"Authorization": "Bearer s3cret\n"}},
+        {"secretHeaders": "Bearer s3cret"},
+        {"rotateSecret": "whsec_s3cret"},
+        {"endpoint": "ftp://u:s3cret@example.org/"},
+        {"endpoint": "https://u:s3cret@example.org:99999/"},
+        {"endpoint": "https://u:s3cret@example.org:port/"},
+        {"endpoint": "https://u:s3cret@[::1/"},
+        {"endpoint": "https:u:s3cret@example.org/"},
+        {"endpoint": "https://u:s3cret/9@example.org/"},
+        {"endpoint": "https://u:s3cret@example.org/#x"},
+        {"endpoint": ["https://u:s3cret@example.org/"]},
+        {"method": {"Authorization": "Bearer s3cret"}},
+    ],
+)
+async def test_no_secret_is_told_back(api: Api, wrong: Any) -> None:
+    whole = {**WEBHOOK, **wrong}
+    await created(api, id="mine")
+    answers = [
+        await api.post("/api/jobs", json=whole),
+        await api.post("/api/jobs", json=[whole]),
+        await api.post("/api/jobs", json=f"s3cret {whole}"),
+        await api.put("/api/jobs/mine", json=wrong),
+    ]
+    assert [one.status_code for one in answers] == [422] * 4
+    answers.append(await api.post("/api/jobs/bulk", json={"jobs": [whole, [whole], "s3cret"]}))
+    assert [one.json().get("done") for one in answers[4:]] == [0]
+    for answer in answers:
+        assert "s3cret" not in answer.text
+    [field] = wrong
+    told = {one["field"].partition(".")[0] for one in answers[3].json()["errors"]}
+    assert told == {field}
+
+
+async def test_what_is_no_secret_is_told_back(api: Api) -> None:
+    wrong = {**WEBHOOK, "priority": "high", "endpoint": "ftp://example.org/", "tags": {"a": 1}}
+    document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
+    told = {one["field"]: one["message"] for one in document["errors"]}
+    assert told["priority"] == "is a whole number, not 'high'"
+    assert told["endpoint"].endswith("not 'ftp://example.org/'")
+    assert told["tags"] == "is a list, not an object"
+
+
+FAULTS: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {"endpoint", "schedule"}),
+    ({"schedule": "nope"}, {"endpoint", "schedule"}),
+    ({"endpoint": "nope"}, {"endpoint", "schedule"}),
+    ({"schedule": None, "handler": "webhook"}, {"handler"}),
+    ({"name": "☃☃", "timeout": "2h", **WEBHOOK, "priority": 10}, {"name", "timeout", "priority"}),
+    ({**WEBHOOK, "timeout": None, "payload": {"a": 1}}, {"timeout", "payload"}),
+    ({**WEBHOOK, "timeout": 3_600_001, "concurrencyKey": "smtp"}, {"timeout", "concurrencyKey"}),
+    (
+        {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 2, "colour": "red"},
+        {"retryAttempts", "colour"},
+    ),
+    ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
+    ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
+    ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
+    ({"handler": "greet", "schedule": None, "after": ["nowhere"]}, {"after"}),
+    ({"handler": "greet", "every": "5m", "payload": {"nme": "x"}}, {"payload"}),
+    ({"handler": "nobody", "schedule": None}, {"handler"}),
+    ({"handler": "greet", "runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
+    ({"handler": "greet", "schedule": "0 0 0 1 1 * 1999"}, {"schedule"}),
+    ({"handler": "greet", "schedule": None, "metadata": {"a": "b" * 900_000}}, {"metadata"}),
+]
+PYTHON = ("concurrency_key", "None", "True", "payload=", "webhook=", "update_job", "1:00:00")
+"""Words of the library that mean nothing to a client of the API."""
+
+
+@pytest.mark.parametrize(("body", "fields"), FAULTS)
+async def test_every_wrong_field_is_told_at_once(
+    api: Api, body: dict[str, Any], fields: set[str]
+) -> None:
+    document = await refused(api, "POST", "/api/jobs", 422, json=body)
+    assert {one["field"] for one in document["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["error"]]
+    bulk = await api.ok("POST", "/api/jobs/bulk", json={"jobs": [body]})
+    assert {one["field"] for one in bulk["data"][0]["errors"]} == fields
+
+
+EDITS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"timeout": "2h", "payload": {"a": 1}}, {"timeout", "payload"}),
+    ({"timeout": None}, {"timeout"}),
+    ({"concurrencyKey": "smtp"}, {"concurrencyKey"}),
+    ({"executionType": "AT_MOST_ONCE", "retryAttempts": 1}, {"retryAttempts"}),
+    ({"after": ["greet"]}, {"after"}),
+    ({"schedule": None, "after": ["nowhere"]}, {"after"}),
+    ({"runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
+    ({"schedule": None, "jitter": 5}, {"jitter"}),
+]
+
+
+@pytest.mark.parametrize(("body", "fields"), EDITS)
+async def test_every_wrong_field_of_an_edit_is_told(
+    api: Api, body: dict[str, Any], fields: set[str]
+) -> None:
+    await created(api, id="mine")
+    document = await refused(api, "PUT", "/api/jobs/mine", 422, json=body)
+    assert {one["field"] for one in document["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["error"]]
+
+
+async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
+    await created(api, id="mine")
+    document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
+    assert document["error"] == "there is a job 'mine' already; PUT changes it"
