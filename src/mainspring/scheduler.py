@@ -180,13 +180,14 @@ class Scheduler(Asking):
         *,
         workers: int | None = None,
         queues: Iterable[str] | None = None,
+        poll: Span | None = None,
         wait_for_store: Span | None = None,
     ) -> Self:
         """Set what an operator may choose over the code, before start; None leaves it."""
         if self._portal is not None:
             raise InvalidState("the scheduler is running: configure it before start")
         self._settings = self._settings.changed(
-            workers=workers, queues=queues, wait_for_store=wait_for_store
+            workers=workers, queues=queues, poll=poll, wait_for_store=wait_for_store
         )
         return self
 

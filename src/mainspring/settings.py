@@ -59,6 +59,7 @@ class Settings:
         *,
         workers: int | None = None,
         queues: str | Iterable[str] | None = None,
+        poll: Span | None = None,
         wait_for_store: Span | None = None,
     ) -> Settings:
         """These settings with others in their place; None leaves what is there."""
@@ -67,6 +68,7 @@ class Settings:
             self,
             workers=self.workers if workers is None else _workers(workers),
             queues=self.queues if queues is None else _queues(queues),
+            poll=self.poll if poll is None else _poll(poll),
             wait_for_store=duration(wait, what="wait_for_store"),
         )
 

@@ -107,10 +107,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, with `app.py` in it and no database yet."""
     (tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    for name in ("MAINSPRING_STORE", "MAINSPRING_APP", "MAINSPRING_DEBUG"):
+    for name in ("MAINSPRING_STORE", "MAINSPRING_APP", "MAINSPRING_DEBUG", "MONGODB_URI"):
         monkeypatch.delenv(name, raising=False)
-    path = list(sys.path)
+    path, environ = list(sys.path), dict(os.environ)
     yield tmp_path
+    for name in os.environ.keys() - environ.keys():  # a command reads `.env` into it
+        del os.environ[name]
     sys.path[:] = path
     sys.modules.pop("app", None)
 

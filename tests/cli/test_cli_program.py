@@ -15,7 +15,7 @@ import pytest
 
 from mainspring import __version__
 from mainspring.cli.times import local, relative, span
-from tests.cli.conftest import Run, until
+from tests.cli.conftest import Run, Start, until
 
 Stocked = dict[str, str]
 
@@ -119,6 +119,35 @@ def test_where_the_store_is(
     monkeypatch.setenv("MAINSPRING_APP", "app:scheduler")
     assert run("jobs", "list").code == 2
     assert run("jobs", "list", "--store", url).code == 0
+
+
+@pytest.mark.parametrize("words", [("jobs", "list"), ("runs", "list"), ("doctor",)], ids=" ".join)
+def test_every_command_finds_the_services_store(
+    run: Run,
+    stocked: Stocked,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    """What `serve` takes from MONGODB_URI and `.env`, the commands about its store do too."""
+    moved = folder / "elsewhere.db"
+    (folder / "mainspring.db").rename(moved)
+    assert run(*words).code != 0
+    (folder / ".env").write_text(f"MONGODB_URI=sqlite:///{moved}\nPORT=no matter here\n")
+    assert run(*words).code == 0
+    monkeypatch.setenv("MONGODB_URI", "sqlite:///nowhere.db")
+    assert run(*words).code != 0
+    monkeypatch.setenv("MAINSPRING_STORE", f"sqlite:///{moved}")
+    assert run(*words).code == 0
+
+
+def test_enqueue_and_the_worker_heed_the_env_file(
+    run: Run, start: Start, stocked: Stocked, folder: Path
+) -> None:
+    (folder / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
+    answer = run("enqueue", "send_email", '{"too": "ada"}')
+    assert (answer.code, "wrong arguments for send_email" in answer.err) == (2, True)
+    start("worker").says("2 runs at once")
 
 
 def test_an_empty_store_says_how_to_go_on(run: Run, stocked: Stocked) -> None:

@@ -41,7 +41,11 @@ FIRST_KEY_POD = KUBERNETES["first-key.yaml"]["spec"]["template"]["spec"]
 SERVICES = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if one["image"].startswith("mainspring:")}
 
-KNOWN = {*(name.upper() for name in ServiceSettings.model_fields), SECRET_KEY, ALLOW_VARIABLE}
+KNOWN = {
+    *(name.upper() for name in ServiceSettings.model_fields),
+    *("MAINSPRING_STORE", "MONGODB_URI", "MAINSPRING_APP"),
+    *(SECRET_KEY, ALLOW_VARIABLE),
+}
 """The variables that the service reads."""
 
 SETTLED = {"PATH", "PYTHONDONTWRITEBYTECODE"}

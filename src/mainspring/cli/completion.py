@@ -56,8 +56,10 @@ def _offered(
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
     from mainspring.cli.connect import existing_store
+    from mainspring.cli.environment import read_env_file
     from mainspring.cli.options import Where
 
+    read_env_file()
     store = existing_store(Where.of(ctx.params.get("store"), ctx.params.get("app")))
     await store.open()
     try:

@@ -11,9 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["DEFAULT_STORE", "ServiceSettings", "is_loopback"]
+__all__ = ["ServiceSettings", "is_loopback"]
 
-DEFAULT_STORE = "sqlite:///mainspring.db"
 KIB = 1024
 
 
@@ -24,8 +23,6 @@ class ServiceSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=0, le=65535)
-    mainspring_store: str = ""
-    mongodb_uri: str = ""
     scheduler_poll_interval: int = Field(1000, ge=10, le=60_000)
     max_concurrent_jobs: int = Field(10, ge=0, le=10_000)
     job_retry_attempts: int = Field(3, ge=0, le=1000)
@@ -45,10 +42,6 @@ class ServiceSettings(BaseSettings):
             return cls(**said)
         except ValidationError as error:
             raise InvalidInput("; ".join(_told(one) for one in error.errors())) from None
-
-    @property
-    def store(self) -> str:
-        return self.mainspring_store or self.mongodb_uri or DEFAULT_STORE
 
     @property
     def hosts(self) -> frozenset[str]:
