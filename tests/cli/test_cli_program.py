@@ -27,6 +27,7 @@ COMMANDS = [
     ("version",),
     *(("jobs", verb) for verb in ("list", "show", "pause", "resume", "trigger", "remove")),
     *(("runs", verb) for verb in ("list", "show", "cancel", "retry")),
+    *(("store", verb) for verb in ("copy", "indexes", "reseal")),
 ]
 SOURCE = str(Path(__file__).parents[2] / "src")
 
