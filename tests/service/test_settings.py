@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from mainspring import Scheduler
 from mainspring.cli.options import Where
 from mainspring.cli.serve import _scheduler
+from mainspring.errors import InvalidInput
 from mainspring.service.settings import ServiceSettings
 from tests.service.conftest import WEBHOOK, Serve, Served
 
@@ -111,11 +114,56 @@ def test_what_an_operator_left_open_is_the_codes(
     monkeypatch.delitem(sys.modules, "app", raising=False)
     where = Where(None, "app:scheduler")
     made = _scheduler(ServiceSettings.read(), where, [])
-    assert (made.workers, made.poll) == (2, timedelta(seconds=7))
+    assert (made.workers, made.poll, made.retention.days) == (2, timedelta(seconds=7), 9)
     monkeypatch.setenv("SCHEDULER_POLL_INTERVAL", "250")
+    monkeypatch.setenv("RETENTION", "90d")
     made = _scheduler(ServiceSettings.read(), where, [])
-    assert (made.workers, made.poll) == (2, timedelta(milliseconds=250))
+    assert (made.workers, made.poll, made.retention.days) == (2, timedelta(milliseconds=250), 90)
     monkeypatch.delitem(sys.modules, "app")
+
+
+# Calls and history
+
+
+def made_by_serve(tmp_path: Path, *allow: str) -> Scheduler:
+    where = Where(f"sqlite:///{tmp_path / 'jobs.db'}", None)
+    return _scheduler(ServiceSettings.read(), where, list(allow))
+
+
+def test_calls_and_history_are_limited_by_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = made_by_serve(tmp_path)
+    calls = usual.webhooks.settings
+    assert (calls.per_host, calls.retry_after_cap) == (50, timedelta(hours=1))
+    assert usual.retention == timedelta(days=30)
+    monkeypatch.setenv("MAINSPRING_PER_HOST", "7")
+    monkeypatch.setenv("MAINSPRING_RETRY_AFTER_CAP", "5m")
+    monkeypatch.setenv("RETENTION", "12h")
+    told = made_by_serve(tmp_path, "10.0.0.0/8")
+    calls = told.webhooks.settings
+    assert (calls.per_host, calls.retry_after_cap) == (7, timedelta(minutes=5))
+    assert calls.allow == ("10.0.0.0/8",)
+    assert told.retention == timedelta(hours=12)
+    # They are of every process that calls webhooks, workers too.
+    assert Scheduler("memory://").webhooks.settings.per_host == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("RETENTION", "30", "RETENTION is a span with its unit, such as 12h or 30d, not '30'"),
+        ("MAINSPRING_PER_HOST", "0", "MAINSPRING_PER_HOST is 1 to 10000, not '0'"),
+        ("MAINSPRING_PER_HOST", "ten", "MAINSPRING_PER_HOST is 1 to 10000, not 'ten'"),
+        ("MAINSPRING_RETRY_AFTER_CAP", "soon", "MAINSPRING_RETRY_AFTER_CAP"),
+    ],
+)
+def test_a_wrong_limit_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match=re.escape(told)):
+        made_by_serve(tmp_path)
 
 
 # The first key

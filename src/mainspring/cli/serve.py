@@ -108,6 +108,7 @@ def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Sch
             where.url,
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
+            retention=settings.retention,
             webhooks=webhooks,
         )
     assert where.app is not None
@@ -121,6 +122,7 @@ def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Sch
     return load_scheduler(where.app).configure(
         workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
         poll=settings.poll if "scheduler_poll_interval" in said else None,
+        retention=settings.retention if "retention" in said else None,
     )
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 
 __all__ = ["ServiceSettings", "is_loopback"]
 
 KIB = 1024
+
+
+def _span(given: Any) -> timedelta:
+    try:
+        return duration(given)
+    except InvalidInput:
+        raise ValueError("a span with its unit, such as 12h or 30d") from None
 
 
 class ServiceSettings(BaseSettings):
@@ -33,6 +41,8 @@ class ServiceSettings(BaseSettings):
     allowed_hosts: str = ""
     """Names beside loopback's own that requests may ask for, with commas: those of a proxy."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
+    retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
+    """With a unit, as in 30d: a number alone might be meant as days, and cost the history."""
 
     @classmethod
     def read(cls, **given: Any) -> ServiceSettings:
@@ -68,7 +78,7 @@ def _told(error: Any) -> str:
     elif high is not None:
         allowed = f"at most {high}"
     else:
-        allowed = str(error["msg"])
+        allowed = str(context.get("error", error["msg"]))
     return f"{name} is {allowed}, not {error['input']!r}"
 
 
