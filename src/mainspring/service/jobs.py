@@ -16,7 +16,7 @@ from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
 from mainspring.service.changes import arguments, check_webhook, edits, job_id
-from mainspring.service.core import JobPath, Service, ServiceDep, caller
+from mainspring.service.core import JobPath, PageLimit, Service, ServiceDep, caller
 from mainspring.service.idempotency import Once
 from mainspring.service.problems import Problem
 from mainspring.webhooks.secrets import new_signing_secret
@@ -79,7 +79,7 @@ async def create(
 async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    limit: PageLimit = 20,
     tag: Annotated[str | None, Query(max_length=200)] = None,
     enabled: bool | None = None,
     search: Annotated[
@@ -186,9 +186,7 @@ async def resume(id: JobPath, service: ServiceDep) -> Response:
 
 
 @router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
-async def executions(
-    id: JobPath, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=200)] = 20
-) -> Response:
+async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 20) -> Response:
     await service.job(id)
     page = await service.scheduler.list_runs(job=id, limit=max(limit, 50))
     found = [one for run in page.items for one in shapes.executions(run)]
