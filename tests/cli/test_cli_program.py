@@ -142,6 +142,14 @@ def test_every_command_finds_the_services_store(
     assert run(*words).code == 0
 
 
+def test_without_the_extra_the_file_is_left_alone(
+    run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dotenv", None)
+    (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///nowhere.db\n")
+    assert run("jobs", "list").code == 0
+
+
 def test_enqueue_and_the_worker_heed_the_env_file(
     run: Run, start: Start, stocked: Stocked, folder: Path
 ) -> None:
@@ -183,6 +191,10 @@ def test_completion_offers_job_ids_and_states(stocked: Stocked, folder: Path) ->
     until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
     until(lambda: stocked["good"] in offered("mainspring runs show "))
     assert offered("mainspring runs list --state su").split() == ["succeeded"]
+    (folder / "trap.py").write_text("open('sprung', 'w').close()")
+    (folder / ".env").write_text("MAINSPRING_APP=trap:scheduler\n")
+    until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
+    assert not (folder / "sprung").exists()  # a key that was pressed runs no code of a folder
     (folder / "mainspring.db").unlink()
     assert offered("mainspring jobs show send").strip() == ""
     assert not (folder / "mainspring.db").exists()

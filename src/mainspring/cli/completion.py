@@ -56,10 +56,9 @@ def _offered(
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
     from mainspring.cli.connect import existing_store
-    from mainspring.cli.environment import read_env_file
     from mainspring.cli.options import Where
 
-    read_env_file()
+    # `.env` is left alone: it may name an app, and a key pressed in a strange folder runs no code.
     store = existing_store(Where.of(ctx.params.get("store"), ctx.params.get("app")))
     await store.open()
     try:
