@@ -102,6 +102,15 @@ class Answer:
 Run = Callable[..., Answer]
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A command reads `.env` into it, also between two changes of a test's own."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, with `app.py` in it and no database yet."""
@@ -109,10 +118,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for name in ("MAINSPRING_STORE", "MAINSPRING_APP", "MAINSPRING_DEBUG", "MONGODB_URI"):
         monkeypatch.delenv(name, raising=False)
-    path, environ = list(sys.path), dict(os.environ)
+    path = list(sys.path)
     yield tmp_path
-    for name in os.environ.keys() - environ.keys():  # a command reads `.env` into it
-        del os.environ[name]
     sys.path[:] = path
     sys.modules.pop("app", None)
 

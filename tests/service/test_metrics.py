@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mainspring.model import Attempt, Outcome, replace
 from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
-from mainspring.testing import FakeClock
-from tests.service.conftest import Api, Make, sample_scheduler
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, FaultyStore
+from tests.engine.kit import Weather
+from tests.service.conftest import Api, Make, sample_scheduler, until
 from tests.service.test_runs import finished
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -55,6 +60,23 @@ async def test_runs_are_counted_by_job_and_state(working: Api) -> None:
     upcoming = samples['mainspring_job_next_run_timestamp_seconds{job="report"}']
     assert last < upcoming
     assert samples['mainspring_http_requests_total{method="POST",status="202"}'] == 3
+
+
+async def test_running_leading_losing_and_rescuing_are_told(make: Make) -> None:
+    weather = Weather()
+    store: Any = FaultyStore(MemoryStore(), weather)
+    api: Api = await make(sample_scheduler(store, workers=2, lease="1s"))
+    await api.scheduler.enqueue("forever")
+
+    async def comes(name: str) -> bool:
+        return (await scraped(api)).get(name) == 1
+
+    await until(partial(comes, "mainspring_runs_running"))
+    await until(partial(comes, "mainspring_leader"))
+    weather.foul.add("renew")
+    await until(partial(comes, "mainspring_ownership_lost_total"))
+    await until(partial(comes, 'mainspring_runs_rescued_total{job="forever"}'))
+    weather.foul.clear()
 
 
 async def test_what_is_due_is_told_by_handler(api: Api) -> None:
@@ -126,6 +148,9 @@ async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(worki
     dashboard = (DEPLOY / "grafana-dashboard.json").read_text()
     json.loads(dashboard)
     alerts = (DEPLOY / "prometheus-alerts.yml").read_text()
+    for group in yaml.safe_load(alerts)["groups"]:
+        for rule in group["rules"]:
+            assert all((rule["alert"], rule["expr"], rule["annotations"]["summary"]))
     for name in re.findall(r"mainspring_\w+", dashboard + alerts):
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         assert base in there or name in there, name

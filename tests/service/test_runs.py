@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
+from mainspring.service import observability
 from tests.service.conftest import Api, Make, until
 from tests.service.test_jobs import refused
 
@@ -189,7 +191,6 @@ async def test_probes(make: Make) -> None:
     weather.foul.add("jobs")
     away = await api.get("/readyz")
     assert (away.status_code, away.json()) == (503, {"status": "the store is away"})
-    assert (await api.get("/livez")).status_code == 200
     health = (await api.get("/api/observability/health")).json()
     assert (health["success"], health["status"]) == (False, "degraded")
     listed = await api.get("/api/jobs")
@@ -203,7 +204,28 @@ async def test_probes(make: Make) -> None:
     await until(ready)
     api.app.state.service.draining.set()
     assert (await api.get("/readyz")).status_code == 503
+    weather.foul.add("*")
     assert (await api.get("/livez")).status_code == 200
+
+
+async def test_an_engine_that_does_not_answer_is_not_ready(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observability, "OLDEST_LOOP", 0.2)
+    api: Api = await make(workers=1)
+    go = threading.Event()
+
+    async def block() -> None:
+        go.wait(10)
+
+    blocked = asyncio.create_task(api.scheduler._call(block()))
+    await asyncio.sleep(0)
+    answer = await api.get("/readyz")
+    assert (answer.status_code, "did not answer" in answer.json()["status"]) == (503, True)
+    assert (await api.get("/livez")).status_code == 200
+    go.set()
+    await blocked
+    assert (await api.get("/readyz")).status_code == 200
 
 
 async def test_a_stopped_scheduler_is_told(make: Make) -> None:

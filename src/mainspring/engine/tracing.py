@@ -1,5 +1,4 @@
-"""A span for each attempt, where the program has set up OpenTelemetry (extra `otel`;
-`opentelemetry-instrument mainspring serve` does).
+"""A span for each attempt, where the program has set up OpenTelemetry (extra `otel`).
 
 Nothing is loaded or done unless there is a tracer provider when the scheduler starts. An attempt
 begins a trace of its own: what was current when the scheduler was started has nothing to do with
