@@ -107,11 +107,17 @@ def test_a_store_that_cannot_be_opened(run: Run, folder: Path) -> None:
     assert run("jobs", "list", "--json").code == 3
 
 
+def moved_away(folder: Path) -> Path:
+    """The database elsewhere, with its log: two connections that close at once may leave one."""
+    for file in folder.glob("mainspring.db*"):
+        file.rename(folder / file.name.replace("mainspring", "elsewhere"))
+    return folder / "elsewhere.db"
+
+
 def test_where_the_store_is(
     run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved = folder / "elsewhere.db"
-    (folder / "mainspring.db").rename(moved)
+    moved = moved_away(folder)
     url = f"sqlite:///{moved}"
     assert len(run("jobs", "list", "--store", url, "--json").json["items"]) == 5
     monkeypatch.setenv("MAINSPRING_STORE", url)
@@ -131,8 +137,7 @@ def test_every_command_finds_the_services_store(
     words: tuple[str, ...],
 ) -> None:
     """What `serve` takes from MONGODB_URI and `.env`, the commands about its store do too."""
-    moved = folder / "elsewhere.db"
-    (folder / "mainspring.db").rename(moved)
+    moved = moved_away(folder)
     assert run(*words).code != 0
     (folder / ".env").write_text(f"MONGODB_URI=sqlite:///{moved}\nPORT=no matter here\n")
     assert run(*words).code == 0
