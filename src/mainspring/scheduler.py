@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from importlib import import_module
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from mainspring.asking import Asking
 from mainspring.blocking import Blocking
@@ -31,7 +31,7 @@ from mainspring.options import Options
 from mainspring.policy import Span
 from mainspring.schedules import Schedule
 from mainspring.schedules.zones import zone_named
-from mainspring.settings import Settings
+from mainspring.settings import Choices, Settings
 from mainspring.signals import run_until_signal
 from mainspring.store import Store
 from mainspring.stores import open_store
@@ -162,6 +162,11 @@ class Scheduler(Asking):
         return self._settings.poll
 
     @property
+    def retention(self) -> timedelta:
+        """How long runs are kept that have ended."""
+        return self._settings.retention
+
+    @property
     def handlers(self) -> list[str]:
         """The names that jobs can be added for in this process."""
         return sorted(self._registry.names())
@@ -175,19 +180,11 @@ class Scheduler(Asking):
         """The queues this process takes from; None is all of them."""
         return self._settings.queues
 
-    def configure(
-        self,
-        *,
-        workers: int | None = None,
-        queues: Iterable[str] | None = None,
-        wait_for_store: Span | None = None,
-    ) -> Self:
+    def configure(self, **choices: Unpack[Choices]) -> Self:
         """Set what an operator may choose over the code, before start; None leaves it."""
         if self._portal is not None:
             raise InvalidState("the scheduler is running: configure it before start")
-        self._settings = self._settings.changed(
-            workers=workers, queues=queues, wait_for_store=wait_for_store
-        )
+        self._settings = self._settings.changed(**choices)
         return self
 
     # Life

@@ -8,12 +8,23 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TypedDict
 
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 from mainspring.policy import Policy, Span
 
-__all__ = ["Settings"]
+__all__ = ["Choices", "Settings"]
+
+
+class Choices(TypedDict, total=False):
+    """What an operator may choose over the code; None leaves it."""
+
+    workers: int | None
+    queues: Iterable[str] | None
+    poll: Span | None
+    retention: Span | None
+    wait_for_store: Span | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +70,19 @@ class Settings:
         *,
         workers: int | None = None,
         queues: str | Iterable[str] | None = None,
+        poll: Span | None = None,
+        retention: Span | None = None,
         wait_for_store: Span | None = None,
     ) -> Settings:
         """These settings with others in their place; None leaves what is there."""
+        keep = self.retention if retention is None else retention
         wait = self.wait_for_store if wait_for_store is None else wait_for_store
         return replace(
             self,
             workers=self.workers if workers is None else _workers(workers),
             queues=self.queues if queues is None else _queues(queues),
+            poll=self.poll if poll is None else _poll(poll),
+            retention=duration(keep, what="retention"),
             wait_for_store=duration(wait, what="wait_for_store"),
         )
 

@@ -102,12 +102,21 @@ class Answer:
 Run = Callable[..., Answer]
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A command reads `.env` into it, also between two changes of a test's own."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, with `app.py` in it and no database yet."""
     (tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    for name in ("MAINSPRING_STORE", "MAINSPRING_APP", "MAINSPRING_DEBUG"):
+    for name in ("MAINSPRING_STORE", "MAINSPRING_APP", "MAINSPRING_DEBUG", "MONGODB_URI"):
         monkeypatch.delenv(name, raising=False)
     path = list(sys.path)
     yield tmp_path

@@ -15,7 +15,7 @@ import pytest
 
 from mainspring import __version__
 from mainspring.cli.times import local, relative, span
-from tests.cli.conftest import Run, until
+from tests.cli.conftest import Run, Start, until
 
 Stocked = dict[str, str]
 
@@ -27,6 +27,7 @@ COMMANDS = [
     ("version",),
     *(("jobs", verb) for verb in ("list", "show", "pause", "resume", "trigger", "remove")),
     *(("runs", verb) for verb in ("list", "show", "cancel", "retry")),
+    *(("store", verb) for verb in ("copy", "indexes", "reseal")),
 ]
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -106,11 +107,17 @@ def test_a_store_that_cannot_be_opened(run: Run, folder: Path) -> None:
     assert run("jobs", "list", "--json").code == 3
 
 
+def moved_away(folder: Path) -> Path:
+    """The database elsewhere, with its log: two connections that close at once may leave one."""
+    for file in folder.glob("mainspring.db*"):
+        file.rename(folder / file.name.replace("mainspring", "elsewhere"))
+    return folder / "elsewhere.db"
+
+
 def test_where_the_store_is(
     run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved = folder / "elsewhere.db"
-    (folder / "mainspring.db").rename(moved)
+    moved = moved_away(folder)
     url = f"sqlite:///{moved}"
     assert len(run("jobs", "list", "--store", url, "--json").json["items"]) == 5
     monkeypatch.setenv("MAINSPRING_STORE", url)
@@ -119,6 +126,42 @@ def test_where_the_store_is(
     monkeypatch.setenv("MAINSPRING_APP", "app:scheduler")
     assert run("jobs", "list").code == 2
     assert run("jobs", "list", "--store", url).code == 0
+
+
+@pytest.mark.parametrize("words", [("jobs", "list"), ("runs", "list"), ("doctor",)], ids=" ".join)
+def test_every_command_finds_the_services_store(
+    run: Run,
+    stocked: Stocked,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    """What `serve` takes from MONGODB_URI and `.env`, the commands about its store do too."""
+    moved = moved_away(folder)
+    assert run(*words).code != 0
+    (folder / ".env").write_text(f"MONGODB_URI=sqlite:///{moved}\nPORT=no matter here\n")
+    assert run(*words).code == 0
+    monkeypatch.setenv("MONGODB_URI", "sqlite:///nowhere.db")
+    assert run(*words).code != 0
+    monkeypatch.setenv("MAINSPRING_STORE", f"sqlite:///{moved}")
+    assert run(*words).code == 0
+
+
+def test_without_the_extra_the_file_is_left_alone(
+    run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dotenv", None)
+    (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///nowhere.db\n")
+    assert run("jobs", "list").code == 0
+
+
+def test_enqueue_and_the_worker_heed_the_env_file(
+    run: Run, start: Start, stocked: Stocked, folder: Path
+) -> None:
+    (folder / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
+    answer = run("enqueue", "send_email", '{"too": "ada"}')
+    assert (answer.code, "wrong arguments for send_email" in answer.err) == (2, True)
+    start("worker").says("2 runs at once")
 
 
 def test_an_empty_store_says_how_to_go_on(run: Run, stocked: Stocked) -> None:
@@ -153,6 +196,10 @@ def test_completion_offers_job_ids_and_states(stocked: Stocked, folder: Path) ->
     until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
     until(lambda: stocked["good"] in offered("mainspring runs show "))
     assert offered("mainspring runs list --state su").split() == ["succeeded"]
+    (folder / "trap.py").write_text("open('sprung', 'w').close()")
+    (folder / ".env").write_text("MAINSPRING_APP=trap:scheduler\n")
+    until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
+    assert not (folder / "sprung").exists()  # a key that was pressed runs no code of a folder
     (folder / "mainspring.db").unlink()
     assert offered("mainspring jobs show send").strip() == ""
     assert not (folder / "mainspring.db").exists()

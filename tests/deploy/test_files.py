@@ -23,7 +23,7 @@ from mainspring.service.server import FINISH_SECONDS
 from mainspring.service.settings import ServiceSettings
 from mainspring.stores.mongodb.address import Address
 from mainspring.webhooks.secrets import VARIABLE as SECRET_KEY
-from mainspring.webhooks.settings import ALLOW_VARIABLE
+from mainspring.webhooks.settings import ALLOW_VARIABLE, CAP_VARIABLE, PER_HOST_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -41,7 +41,11 @@ FIRST_KEY_POD = KUBERNETES["first-key.yaml"]["spec"]["template"]["spec"]
 SERVICES = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if one["image"].startswith("mainspring:")}
 
-KNOWN = {*(name.upper() for name in ServiceSettings.model_fields), SECRET_KEY, ALLOW_VARIABLE}
+KNOWN = {
+    *(name.upper() for name in ServiceSettings.model_fields),
+    *("MAINSPRING_STORE", "MONGODB_URI", "MAINSPRING_APP"),
+    *(SECRET_KEY, ALLOW_VARIABLE, PER_HOST_VARIABLE, CAP_VARIABLE),
+}
 """The variables that the service reads."""
 
 SETTLED = {"PATH", "PYTHONDONTWRITEBYTECODE"}

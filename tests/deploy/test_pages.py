@@ -17,7 +17,7 @@ from tests.service.test_docs import run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = [ROOT / "docs" / "deploy.md", ROOT / "docs" / "security.md"]
-ELSEWHERE = {"DRAIN_TIMEOUT", "MAINSPRING_APP", "OTEL_EXPORTER_OTLP_ENDPOINT", "SIGTERM"}
+ELSEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SIGTERM"}
 
 
 def anchor(heading: str) -> str:

@@ -244,7 +244,7 @@ async def test_pages_of_jobs(api: Api) -> None:
     assert beyond["data"] == []
     tagged = await api.ok("GET", "/api/jobs", params={"tag": "even"})
     assert tagged["total"] == 13
-    for wrong in ({"page": 0}, {"limit": 201}, {"limit": "x"}):
+    for wrong in ({"page": 0}, {"limit": 0}, {"limit": "x"}):
         await refused(api, "GET", "/api/jobs", 422, params=wrong)
 
 

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from tests.servers.fixtures import *  # noqa: F403
 from tests.servers.mongodb import with_database
-from tests.service.conftest import WEBHOOK, Serve
+from tests.service.conftest import WEBHOOK, Serve, Served
 from tests.service.test_page import Endpoint, until
 from tests.service.test_page import endpoint as endpoint
+
+
+def test_the_pages_six_variables_from_the_file(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    """As the page has them: in `.env`, and nothing said anywhere else."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = with_database(replica_set_url, database_name)
+    (tmp_path / ".env").write_text(
+        f"PORT={port}\nMONGODB_URI={url}\nSCHEDULER_POLL_INTERVAL=500\nMAX_CONCURRENT_JOBS=7\n"
+        "JOB_RETRY_ATTEMPTS=5\nJOB_RETRY_DELAY=1234\n"
+    )
+    served = Served(tmp_path).wait_ready()
+    try:
+        assert served.url == f"http://127.0.0.1:{port}"
+        assert served.told["store"] == url
+        with served.client() as client:
+            scheduler = client.get("/api/observability/health").json()["scheduler"]
+            assert (scheduler["pollInterval"], scheduler["maxConcurrentJobs"]) == (500, 7)
+            job = {"schedule": "0 0 9 * * 1-5", "endpoint": "https://api.example.com/webhook"}
+            job_id = client.post("/api/jobs", json=job).json()["data"]["jobId"]
+            stored = client.get(f"/api/jobs/{job_id}").json()["data"]
+            assert (stored["retryAttempts"], stored["retryDelay"]) == (5, 1234)
+
+            # On a shared store nobody makes a key for secrets: they are refused, with advice.
+            refused = client.post("/api/jobs", json=WEBHOOK)
+            assert refused.status_code == 422
+            assert "MAINSPRING_SECRET_KEY" in refused.json()["error"]
+            assert "YOUR_TOKEN" not in refused.text
+            assert client.get("/api/jobs").json()["total"] == 1
+    finally:
+        served.popen.kill()
+        served.popen.wait()
 
 
 def test_two_instances_on_a_replica_set(

@@ -17,6 +17,8 @@ import pytest
 
 from tests.service.conftest import Serve, Served
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 class PageClient:
     """Knows what the page shows: paths, fields, the envelope."""
@@ -50,7 +52,7 @@ class PageClient:
     def delete_job(self, job_id: str) -> Any:
         return self.call("DELETE", f"/api/jobs/{job_id}")
 
-    def executions(self, job_id: str, limit: int = 5) -> Any:
+    def executions(self, job_id: str, limit: Any = 5) -> Any:
         return self.call("GET", f"/api/jobs/{job_id}/executions?limit={limit}")
 
     def observability(self, what: str) -> Any:
@@ -234,6 +236,24 @@ def test_the_pages_environment(serve: Serve, tmp_path: Path) -> None:
     job_id = client.create_job(job)[1]["data"]["jobId"]
     stored = client.get_job(job_id)[1]["data"]
     assert (stored["retryAttempts"], stored["retryDelay"]) == (5, 1234)
+
+
+def test_the_pages_sample_job(page_api: PageClient) -> None:
+    sample = json.loads((EXAMPLES / "sample-job.json").read_text())
+    status, answer = page_api.create_job(sample)
+    assert (status, answer["data"]["endpoint"]) == (201, sample["endpoint"])
+    assert page_api.get_job(answer["data"]["jobId"])[1]["data"]["body"] == sample["body"]
+
+
+def test_a_limit_that_is_too_high_gives_the_most_there_is(page_api: PageClient) -> None:
+    job = {"schedule": "0 0 0 1 1 *", "endpoint": "https://api.example.com/webhook"}
+    job_id = page_api.create_job(job)[1]["data"]["jobId"]
+    status, answer = page_api.list_jobs(limit=1000)
+    assert (status, answer["limit"]) == (200, 200)
+    assert page_api.executions(job_id, limit=10_000)[0] == 200
+    assert page_api.observability(f"failures?limit={10**30}")[0] == 200
+    for wrong in (0, -1, "many"):
+        assert page_api.executions(job_id, limit=wrong)[0] == 422
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
     worker.py supervise.py   work until a signal; several processes of it
     serve.py keys.py         the HTTP service, and the keys to it
     jobs.py runs.py enqueue.py schedule.py doctor.py
-    options.py connect.py loading.py completion.py    where the store is, and how to reach it
+    options.py environment.py connect.py loading.py completion.py
+                             where the store is, and how to reach it
     output.py shapes.py times.py logs.py failures.py  what is said, and how
 
 Each command imports what it needs when it runs, so that `--help` stays quick.

@@ -58,6 +58,7 @@ async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]
     from mainspring.cli.connect import existing_store
     from mainspring.cli.options import Where
 
+    # `.env` is left alone: it may name an app, and a key pressed in a strange folder runs no code.
     store = existing_store(Where.of(ctx.params.get("store"), ctx.params.get("app")))
     await store.open()
     try:

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
     from mainspring.store import Store
 
-__all__ = ["Found", "check_exists", "database_file", "existing_store", "find_store", "producer"]
+__all__ = [
+    "Found",
+    "check_exists",
+    "check_shared",
+    "database_file",
+    "existing_store",
+    "find_store",
+    "producer",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,12 @@ class Found:
     def name(self) -> str:
         """The store in words, without a password."""
         return type(self.store).__name__ if self.url is None else _without_password(self.url)
+
+    @property
+    def from_anywhere(self) -> str | None:
+        """The URL as it is right in every folder, without a password."""
+        path = database_file(self.url or "")
+        return f"sqlite:///{path}" if path is not None else self.url and self.name
 
 
 @asynccontextmanager
@@ -69,14 +83,7 @@ def find_store(where: Where) -> Found:
 
 
 def check_exists(found: Found) -> None:
-    from mainspring.stores.memory import MemoryStore
-
-    if isinstance(found.store, MemoryStore):
-        raise CommandError(
-            "a memory:// store lives in the process that made it: no command can reach it",
-            code=BAD_INPUT,
-            advice="name a shared one with --store, such as sqlite:///mainspring.db",
-        )
+    check_shared(found)
     path = database_file(found.url or "")
     if path is not None and not path.exists():
         raise CommandError(
@@ -84,6 +91,17 @@ def check_exists(found: Found) -> None:
             code=BAD_INPUT,
             advice="a worker makes it when it first starts (mainspring worker app:scheduler);"
             " --store or MAINSPRING_STORE names another",
+        )
+
+
+def check_shared(found: Found) -> None:
+    from mainspring.stores.memory import MemoryStore
+
+    if isinstance(found.store, MemoryStore):
+        raise CommandError(
+            "a memory:// store lives in the process that made it: no command can reach it",
+            code=BAD_INPUT,
+            advice="name a shared one with --store, such as sqlite:///mainspring.db",
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
 from mainspring.cli.output import Column, Output, when
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def create(
         str | None, typer.Option("--expires", help="After so long, as in 90d. Default: never.")
     ] = None,
     store: StoreOption = None,
+    app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a key and print it: this once, for only its hash is kept."""
@@ -43,7 +44,7 @@ def create(
     span = None if expires is None else duration(expires, what="--expires")
 
     async def work() -> tuple[Key, str]:
-        async with _keys(store) as found:
+        async with _keys(Where.of(store, app)) as found:
             return await found.create(name, scope, span)
 
     key, text = finish(work())
@@ -56,11 +57,11 @@ def create(
 
 
 @group.command("list", epilog=example("mainspring keys list"))
-def list_keys(store: StoreOption = None, json: JsonOption = False) -> None:
+def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
     """List keys: never the keys themselves."""
 
     async def work() -> tuple[list[Key], datetime]:
-        async with _keys(store) as found:
+        async with _keys(Where.of(store, app)) as found:
             return await found.list(), await found.now()
 
     found, now = finish(work())
@@ -87,12 +88,13 @@ def list_keys(store: StoreOption = None, json: JsonOption = False) -> None:
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from keys list.")],
     store: StoreOption = None,
+    app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
     """Revoke a key. Running services stop taking it within seconds."""
 
     async def work() -> tuple[Key, datetime]:
-        async with _keys(store) as found:
+        async with _keys(Where.of(store, app)) as found:
             return await found.revoke(key), await found.now()
 
     found, now = finish(work())
@@ -104,17 +106,19 @@ def revoke(
 
 
 @asynccontextmanager
-async def _keys(store: str | None) -> AsyncIterator[Keys]:
-    """The keys of the store that `serve` would use: the first key is made before it starts."""
+async def _keys(where: Where) -> AsyncIterator[Keys]:
+    """The keys of the store that `serve` would use: the first key is made before it starts, and
+    the store with it."""
+    from mainspring.cli.connect import check_shared, find_store
     from mainspring.scheduler import Scheduler
     from mainspring.service import require_server
 
     require_server()
     from mainspring.service.keys import Keys
-    from mainspring.service.settings import ServiceSettings
 
-    url = ServiceSettings.read(mainspring_store=store).store
-    async with Scheduler(url, workers=0, inline=True) as scheduler:
+    found = find_store(where)
+    check_shared(found)
+    async with Scheduler(found.store, workers=0, inline=True) as scheduler:
         yield Keys(scheduler)
 
 

@@ -34,7 +34,8 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help=f"Where jobs and runs are kept (env MAINSPRING_STORE). Default: {DEFAULT_STORE}",
+        help="Where jobs and runs are kept (env MAINSPRING_STORE, MONGODB_URI)."
+        f" Default: {DEFAULT_STORE}",
         show_default=False,
     ),
 ]
@@ -86,11 +87,12 @@ class Where:
 
     @classmethod
     def of(cls, store: str | None, app: str | None) -> Where:
-        """What the command line says comes before the environment."""
+        """What the command line says comes before the environment (with it, `.env`)."""
         if store and app:
             raise CommandError("give --store or --app, not both", code=BAD_INPUT)
         if store or app:
             return cls(store, app)
         if named := os.environ.get("MAINSPRING_APP"):
             return cls(None, named)
-        return cls(os.environ.get("MAINSPRING_STORE") or DEFAULT_STORE, None)
+        named = os.environ.get("MAINSPRING_STORE") or os.environ.get("MONGODB_URI")
+        return cls(named or DEFAULT_STORE, None)

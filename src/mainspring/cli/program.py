@@ -20,6 +20,7 @@ from mainspring.cli import (
     store,
     worker,
 )
+from mainspring.cli.environment import read_env_file
 from mainspring.cli.options import JsonOption, example
 
 __all__ = ["app"]
@@ -106,6 +107,7 @@ def mainspring(
     ] = False,
 ) -> None:
     """Jobs that run on time, once, everywhere."""
+    read_env_file()
 
 
 @app.command("version", epilog=example("mainspring version --json"))

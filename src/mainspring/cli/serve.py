@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.cli.failures import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, example, finish
+from mainspring.cli.options import JsonOption, StoreOption, Where, example, finish
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -31,16 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="Where jobs are kept (env MAINSPRING_STORE, MONGODB_URI). Default:"
-            " sqlite:///mainspring.db",
-            show_default=False,
-        ),
-    ] = None,
+    store: StoreOption = None,
     app: Annotated[
         str | None,
         typer.Option(
@@ -88,10 +81,9 @@ def serve(
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
-    settings = ServiceSettings.read(
-        host=host, port=port, max_concurrent_jobs=workers, mainspring_store=store
-    )
-    scheduler = _scheduler(settings, store, app, workers, allow_private or [])
+    settings = ServiceSettings.read(host=host, port=port, max_concurrent_jobs=workers)
+    where = Where.of(store, app)
+    scheduler = _scheduler(settings, where, allow_private or [])
     logs.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     logs.tell_events(scheduler, each_run=verbose or sys.stderr.isatty())
@@ -100,39 +92,47 @@ def serve(
         if not quiet:
             _greet(url, scheduler, as_json=json)
 
-    finish(serving(scheduler, settings, greet=greet))
+    finish(serving(scheduler, settings, first_key=_first_key(scheduler, where), greet=greet))
 
 
-def _scheduler(
-    settings: ServiceSettings,
-    store: str | None,
-    app: str | None,
-    workers: int | None,
-    allow: list[str],
-) -> Scheduler:
+def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Scheduler:
     from mainspring.cli.loading import load_scheduler
     from mainspring.scheduler import Scheduler
     from mainspring.webhooks.settings import WebhookSettings
 
-    app = app or (None if store else os.environ.get("MAINSPRING_APP"))
-    if app is None:
+    if where.url is not None:
         webhooks = WebhookSettings.from_environment()
         if allow:
-            webhooks = WebhookSettings(allow=[*webhooks.allow, *allow])
+            webhooks = replace(webhooks, allow=[*webhooks.allow, *allow])
         return Scheduler(
-            settings.store,
+            where.url,
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
+            retention=settings.retention,
             webhooks=webhooks,
         )
-    if store or allow:
+    assert where.app is not None
+    if allow:
         raise CommandError(
-            "--app brings a scheduler with a store and settings of its own: --store and"
-            " --allow-private go without it",
+            f"{where.app} is a scheduler with settings of its own: --allow-private goes without it",
             code=BAD_INPUT,
-            advice="set them in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
+            advice="set it in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
         )
-    return load_scheduler(app).configure(workers=workers)
+    said = settings.model_fields_set
+    return load_scheduler(where.app).configure(
+        workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
+        poll=settings.poll if "scheduler_poll_interval" in said else None,
+        retention=settings.retention if "retention" in said else None,
+    )
+
+
+def _first_key(scheduler: Scheduler, where: Where) -> str:
+    """The command that makes a key in the scheduler's store, and in no other."""
+    from mainspring.cli.connect import Found
+
+    url = Found(scheduler.store, scheduler.url).from_anywhere
+    option = ["--store", url] if url is not None else ["--app", where.app or "MODULE:ATTR"]
+    return f"mainspring keys create NAME --scope admin {shlex.join(option)}"
 
 
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mainspring.cli.connect import find_store
+from mainspring.cli.connect import find_store, producer
 from mainspring.cli.copy import copy_stores
 from mainspring.cli.failures import BAD_INPUT, CommandError
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
@@ -70,3 +70,33 @@ def indexes(
         output.document({"script": script()})
     else:
         output.line(script().rstrip("\n"))
+
+
+@group.command(
+    "reseal",
+    epilog=example("MAINSPRING_SECRET_KEY=NEW,OLD mainspring store reseal"),
+)
+def reseal(
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Encrypt the secrets of all webhooks under the newest key, so that the older can go.
+
+    Keys are those of MAINSPRING_SECRET_KEY, the newest first, of the app, and of the file beside an
+    embedded database. It may be interrupted, and run again.
+    """
+    jobs, key = finish(_resealed(Where.of(store, app)))
+    output = Output(as_json=json)
+    if json:
+        output.document({"jobs": jobs, "key": key})
+    elif jobs:
+        output.line(f"encrypted the secrets of {jobs} job{'s' * (jobs != 1)} under the key {key}")
+    else:
+        output.line("nothing is under an older key")
+
+
+async def _resealed(where: Where) -> tuple[int, str | None]:
+    async with producer(where, with_code=True) as scheduler:
+        jobs = await scheduler.reseal_secrets()
+        return jobs, next(iter(scheduler.webhooks.vault.key_ids), None)

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
+from pydantic import AfterValidator
 
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import JobNotFound, RunNotFound
@@ -17,9 +18,18 @@ from mainspring.service.keys import Key, Keys
 from mainspring.service.metrics import Metrics
 from mainspring.service.settings import ServiceSettings
 
-__all__ = ["JobPath", "RunPath", "Service", "ServiceDep"]
+__all__ = ["JobPath", "PageLimit", "RunPath", "Service", "ServiceDep"]
 
 # Async, all of them: plain functions FastAPI would run in a thread of their own.
+
+
+MOST_ON_A_PAGE = 200
+
+PageLimit = Annotated[
+    int,
+    AfterValidator(lambda asked: min(asked, MOST_ON_A_PAGE)),
+    Query(ge=1, description=f"At most so many; more than {MOST_ON_A_PAGE} gives {MOST_ON_A_PAGE}."),
+]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
 from mainspring.service.changes import arguments, check_webhook, edits, job_id, named
-from mainspring.service.core import JobPath, Service, ServiceDep, caller
+from mainspring.service.core import JobPath, PageLimit, Service, ServiceDep, caller
 from mainspring.service.idempotency import Once
 from mainspring.service.problems import Problem
 from mainspring.webhooks.secrets import new_signing_secret
@@ -84,7 +84,7 @@ async def create(
 async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    limit: PageLimit = 20,
     tag: Annotated[str | None, Query(max_length=200)] = None,
     enabled: bool | None = None,
     search: Annotated[
@@ -192,9 +192,7 @@ async def resume(id: JobPath, service: ServiceDep) -> Response:
 
 
 @router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
-async def executions(
-    id: JobPath, service: ServiceDep, limit: Annotated[int, Query(ge=1, le=200)] = 20
-) -> Response:
+async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 20) -> Response:
     await service.job(id)
     found = await _attempts(service, id, BEGUN, limit)
     found += await _attempts(service, id, {State.PENDING}, limit, most=PENDING_LOOKED_AT)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 
 from mainspring.errors import MainspringError
 from mainspring.model import State
 from mainspring.service import documents as docs
 from mainspring.service import shapes
-from mainspring.service.core import Service, ServiceDep
+from mainspring.service.core import PageLimit, Service, ServiceDep
 from mainspring.service.exposition import CONTENT_TYPE
 
 __all__ = ["router"]
@@ -76,9 +76,7 @@ async def stats(service: ServiceDep) -> Response:
     response_model=docs.Executions,
     summary="Failed attempts, newest first",
 )
-async def failures(
-    service: ServiceDep, limit: Annotated[int, Query(ge=1, le=200)] = 10
-) -> Response:
+async def failures(service: ServiceDep, limit: PageLimit = 10) -> Response:
     scheduler = service.scheduler
     # A run can end badly without a failed attempt of its own: its workers died under it.
     failing = await scheduler.list_runs(failing=True, limit=limit)

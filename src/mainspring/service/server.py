@@ -47,9 +47,11 @@ async def serve(
     scheduler: Scheduler,
     settings: ServiceSettings,
     *,
+    first_key: str = "mainspring keys create NAME --scope admin",
     greet: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
-    """Start the scheduler and serve its API until SIGTERM or SIGINT."""
+    """Start the scheduler and serve its API until SIGTERM or SIGINT. `first_key` is the command
+    that makes one in this store."""
     loopback = is_loopback(settings.host)
     with listening(settings.host, settings.port) as bound:
         async with scheduler:
@@ -58,8 +60,7 @@ async def serve(
             if not loopback and not await service.keys.any_usable():
                 raise InvalidInput(
                     f"{settings.host} can be reached from other machines, and there is no API key:"
-                    " make one first (mainspring keys create NAME --scope admin), or listen on"
-                    " 127.0.0.1"
+                    f" make one first ({first_key}), or listen on 127.0.0.1"
                 )
             await _until_signal(service, _server(app), bound, greet, url_of(bound))
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 
-__all__ = ["DEFAULT_STORE", "ServiceSettings", "is_loopback"]
+__all__ = ["ServiceSettings", "is_loopback"]
 
-DEFAULT_STORE = "sqlite:///mainspring.db"
 KIB = 1024
+
+
+def _span(given: Any) -> timedelta:
+    try:
+        return duration(given)
+    except InvalidInput:
+        raise ValueError("a span with its unit, such as 12h or 30d") from None
 
 
 class ServiceSettings(BaseSettings):
@@ -24,8 +31,6 @@ class ServiceSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(3000, ge=0, le=65535)
-    mainspring_store: str = ""
-    mongodb_uri: str = ""
     scheduler_poll_interval: int = Field(1000, ge=10, le=60_000)
     max_concurrent_jobs: int = Field(10, ge=0, le=10_000)
     job_retry_attempts: int = Field(3, ge=0, le=1000)
@@ -36,6 +41,8 @@ class ServiceSettings(BaseSettings):
     allowed_hosts: str = ""
     """Names beside loopback's own that requests may ask for, with commas: those of a proxy."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
+    retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
+    """With a unit, as in 30d: a number alone might be meant as days, and cost the history."""
 
     @classmethod
     def read(cls, **given: Any) -> ServiceSettings:
@@ -45,10 +52,6 @@ class ServiceSettings(BaseSettings):
             return cls(**said)
         except ValidationError as error:
             raise InvalidInput("; ".join(_told(one) for one in error.errors())) from None
-
-    @property
-    def store(self) -> str:
-        return self.mainspring_store or self.mongodb_uri or DEFAULT_STORE
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -75,7 +78,7 @@ def _told(error: Any) -> str:
     elif high is not None:
         allowed = f"at most {high}"
     else:
-        allowed = str(error["msg"])
+        allowed = str(context.get("error", error["msg"]))
     return f"{name} is {allowed}, not {error['input']!r}"
 
 

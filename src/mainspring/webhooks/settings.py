@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 from mainspring.policy import Span
 from mainspring.webhooks.address import AllowList
 
-__all__ = ["ALLOW_VARIABLE", "WebhookSettings"]
+__all__ = ["ALLOW_VARIABLE", "CAP_VARIABLE", "PER_HOST_VARIABLE", "WebhookSettings"]
 
 ALLOW_VARIABLE = "MAINSPRING_ALLOW_PRIVATE"
+PER_HOST_VARIABLE = "MAINSPRING_PER_HOST"
+CAP_VARIABLE = "MAINSPRING_RETRY_AFTER_CAP"
+
+MOST_PER_HOST = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +41,28 @@ class WebhookSettings:
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         if isinstance(self.per_host, bool) or not isinstance(self.per_host, int):
             raise InvalidInput(f"per_host is a whole number, not {self.per_host!r}")
-        if not 1 <= self.per_host <= 10_000:
-            raise InvalidInput(f"per_host is 1 to 10000, not {self.per_host!r}")
+        if not 1 <= self.per_host <= MOST_PER_HOST:
+            raise InvalidInput(f"per_host is 1 to {MOST_PER_HOST}, not {self.per_host!r}")
         cap = duration(self.retry_after_cap, what="retry_after_cap")
         object.__setattr__(self, "retry_after_cap", cap)
         AllowList.of(self.allow)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> WebhookSettings:
-        """What a scheduler uses that is given none: MAINSPRING_ALLOW_PRIVATE, with commas."""
+        """What a scheduler uses that is given none: MAINSPRING_ALLOW_PRIVATE (with commas),
+        MAINSPRING_PER_HOST, MAINSPRING_RETRY_AFTER_CAP."""
         environ = os.environ if environ is None else environ
         allow = environ.get(ALLOW_VARIABLE, "").split(",")
-        return cls(allow=[entry for entry in map(str.strip, allow) if entry])
+        said: dict[str, Any] = {"allow": [entry for entry in map(str.strip, allow) if entry]}
+        if text := environ.get(PER_HOST_VARIABLE, "").strip():
+            said["per_host"] = _per_host(text)
+        if text := environ.get(CAP_VARIABLE, "").strip():
+            said["retry_after_cap"] = duration(text, what=CAP_VARIABLE)
+        return cls(**said)
+
+
+def _per_host(text: str) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+    if not 1 <= number <= MOST_PER_HOST:
+        raise InvalidInput(f"{PER_HOST_VARIABLE} is 1 to {MOST_PER_HOST}, not {text!r}")
+    return number

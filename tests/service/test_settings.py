@@ -1,0 +1,207 @@
+"""Where `mainspring serve` and `mainspring keys` take their settings from: options, the
+environment, `.env`; with and without an app."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.cli.options import Where
+from mainspring.cli.serve import _scheduler
+from mainspring.errors import InvalidInput
+from mainspring.service.settings import ServiceSettings
+from tests.service.conftest import WEBHOOK, Serve, Served
+
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+APP = """
+from mainspring import Scheduler
+
+scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def command(folder: Path, *words: str, **environ: str) -> Any:
+    """What a command of ours says in JSON, in a process of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "mainspring", *words, "--json"],
+        cwd=folder,
+        env={**clean, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def first_key(served: Served) -> list[str]:
+    """The words of the command that a refusal to listen tells to type."""
+    assert served.ends() == 2
+    told = "".join(served.err)
+    return shlex.split(told.partition("make one first (mainspring ")[2].partition("), or")[0])
+
+
+# `.env`
+
+
+def test_the_app_may_be_named_in_the_file(serve: Serve, app: Path) -> None:
+    (app / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
+    assert serve().told["store"] == "sqlite:///app.db"
+
+
+def test_private_addresses_and_the_secret_key_may_be_in_the_file(
+    serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text(
+        f"MAINSPRING_ALLOW_PRIVATE=127.0.0.1\nMAINSPRING_SECRET_KEY={KEY}\n"
+    )
+    with serve().client() as client:
+        job = {**WEBHOOK, "endpoint": "http://127.0.0.1:9/", "id": "near"}
+        assert client.post("/api/jobs", json=job).status_code == 201
+    # The header's secret was sealed with the key given: none was made beside the database.
+    assert (tmp_path / "mainspring.db").exists()
+    assert not (tmp_path / "mainspring.db.key").exists()
+
+
+def test_the_environment_comes_before_the_file(serve: Serve, app: Path) -> None:
+    (app / ".env").write_text(
+        "MAINSPRING_STORE=sqlite:///file.db\nMONGODB_URI=mongodb://nowhere/x\n"
+    )
+    assert serve().told["store"] == "sqlite:///file.db"
+    assert serve(MAINSPRING_STORE="sqlite:///said.db").told["store"] == "sqlite:///said.db"
+    assert serve("--app", "app:scheduler").told["store"] == "sqlite:///app.db"
+
+
+def test_a_file_that_is_no_text_is_told(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"PORT=\xff\xfe\n")
+    served = serve(ready=False)
+    assert served.ends() == 2
+    assert f"{tmp_path / '.env'} cannot be read" in "".join(served.err)
+
+
+# With an app
+
+
+def test_an_operator_chooses_over_the_apps_code(serve: Serve, app: Path) -> None:
+    assert serve("--app", "app:scheduler").told["workers"] == 2
+    assert serve("--app", "app:scheduler", MAX_CONCURRENT_JOBS="3").told["workers"] == 3
+    given = ("--app", "app:scheduler", "--workers", "4")
+    assert serve(*given, MAX_CONCURRENT_JOBS="3").told["workers"] == 4
+
+
+def test_what_an_operator_left_open_is_the_codes(
+    app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(app)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "app", raising=False)
+    where = Where(None, "app:scheduler")
+    made = _scheduler(ServiceSettings.read(), where, [])
+    assert (made.workers, made.poll, made.retention.days) == (2, timedelta(seconds=7), 9)
+    monkeypatch.setenv("SCHEDULER_POLL_INTERVAL", "250")
+    monkeypatch.setenv("RETENTION", "90d")
+    made = _scheduler(ServiceSettings.read(), where, [])
+    assert (made.workers, made.poll, made.retention.days) == (2, timedelta(milliseconds=250), 90)
+    monkeypatch.delitem(sys.modules, "app")
+
+
+# Calls and history
+
+
+def made_by_serve(tmp_path: Path, *allow: str) -> Scheduler:
+    where = Where(f"sqlite:///{tmp_path / 'jobs.db'}", None)
+    return _scheduler(ServiceSettings.read(), where, list(allow))
+
+
+def test_calls_and_history_are_limited_by_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = made_by_serve(tmp_path)
+    calls = usual.webhooks.settings
+    assert (calls.per_host, calls.retry_after_cap) == (50, timedelta(hours=1))
+    assert usual.retention == timedelta(days=30)
+    monkeypatch.setenv("MAINSPRING_PER_HOST", "7")
+    monkeypatch.setenv("MAINSPRING_RETRY_AFTER_CAP", "5m")
+    monkeypatch.setenv("RETENTION", "12h")
+    told = made_by_serve(tmp_path, "10.0.0.0/8")
+    calls = told.webhooks.settings
+    assert (calls.per_host, calls.retry_after_cap) == (7, timedelta(minutes=5))
+    assert calls.allow == ("10.0.0.0/8",)
+    assert told.retention == timedelta(hours=12)
+    # They are of every process that calls webhooks, workers too.
+    assert Scheduler("memory://").webhooks.settings.per_host == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("RETENTION", "30", "RETENTION is a span with its unit, such as 12h or 30d, not '30'"),
+        ("MAINSPRING_PER_HOST", "0", "MAINSPRING_PER_HOST is 1 to 10000, not '0'"),
+        ("MAINSPRING_PER_HOST", "ten", "MAINSPRING_PER_HOST is 1 to 10000, not 'ten'"),
+        ("MAINSPRING_RETRY_AFTER_CAP", "soon", "MAINSPRING_RETRY_AFTER_CAP"),
+    ],
+)
+def test_a_wrong_limit_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match=re.escape(told)):
+        made_by_serve(tmp_path)
+
+
+# The first key
+
+
+@pytest.mark.parametrize(
+    ("given", "environ"),
+    [
+        (("--app", "app:scheduler"), {}),
+        ((), {"MAINSPRING_APP": "app:scheduler"}),
+        (("--store", "sqlite:///given.db"), {}),
+        ((), {}),
+    ],
+)
+def test_the_refusal_tells_a_command_that_helps(
+    serve: Serve, app: Path, given: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    """Wherever the store was named, and whichever folder the command is typed in."""
+    elsewhere = app / "elsewhere"
+    elsewhere.mkdir()
+    beyond = ("--host", "0.0.0.0", *given)
+    words = first_key(serve(*beyond, ready=False, **environ))
+    assert command(elsewhere, *words)["key"].startswith("ms_")
+    assert serve(*beyond, **environ).told["url"].startswith("http://0.0.0.0:")
+
+
+def test_keys_go_where_the_app_is(serve: Serve, app: Path) -> None:
+    environ = {"MAINSPRING_APP": "app:scheduler"}
+    made = command(app, "keys", "create", "ops", "--scope", "admin", **environ)
+    assert (app / "app.db").exists()
+    assert not (app / "mainspring.db").exists()
+    listed = command(app, "keys", "list", "--app", "app:scheduler")["items"]
+    assert [one["id"] for one in listed] == [made["id"]]
+    assert command(app, "keys", "revoke", made["id"], **environ)["state"] == "revoked"
+
+
+def test_a_password_is_not_told_with_the_refusal() -> None:
+    from mainspring.cli.connect import Found
+
+    found = Found(object(), "mongodb://user:hunter2@db/jobs?replicaSet=rs")  # type: ignore[arg-type]
+    assert found.from_anywhere == "mongodb://user:…@db/jobs?replicaSet=rs"
