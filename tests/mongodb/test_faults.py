@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,11 +15,14 @@ from pymongo.errors import AutoReconnect, OperationFailure
 
 from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
-from mainspring.model import Run
+from mainspring.model import Job, Run, replace
+from mainspring.policy import Policy
 from mainspring.store import Claim
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, claims, schema, wakeups
 from mainspring.stores.mongodb.address import Address
+from mainspring.stores.mongodb.database import Database
+from mainspring.stores.mongodb.limits import Room
 from mainspring.stores.mongodb.wakeups import Bell
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
@@ -271,6 +274,37 @@ async def test_a_cancelled_claim_gives_its_runs_back(
         done = claiming.result() if not claiming.cancelled() else []
         assert len(held) + len(done) == 50
         assert {run.attempt for run in held} <= {1}
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+async def test_a_limit_that_is_only_counted_would_be_passed(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch, reserves: bool
+) -> None:
+    """Two clients count at the same moment; without their reservations both would claim."""
+    both, reserve, counted = asyncio.Event(), Room.reserve, 0
+
+    async def at_once(self: Room, db: Database, runs: Sequence[Document]) -> bool:
+        nonlocal counted
+        counted += 1
+        if counted == 2:
+            both.set()
+        await both.wait()
+        return await reserve(self, db, runs) if reserves else True
+
+    url = with_database(replica_set_url, database_name)
+    async with opened(url) as one, opened(url) as two:
+        now = await one.now()
+        policy = Policy(concurrency=1)
+        job = Job(id="job", handler="work", created_at=now, updated_at=now, policy=policy)
+        assert await one.put_job(job)
+        await one.add(await some_runs(one, "a", queue="x"))
+        await one.add(await some_runs(one, "b", queue="y"))
+        monkeypatch.setattr(Room, "reserve", at_once)
+        taken = await asyncio.gather(
+            one.claim(replace(CLAIM, queues=frozenset({"x"}))),
+            two.claim(replace(CLAIM, queues=frozenset({"y"}))),
+        )
+    assert sum(map(len, taken)) == (1 if reserves else 2)
 
 
 async def test_a_claim_under_way_is_nobody_elses(

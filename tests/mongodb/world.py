@@ -15,7 +15,6 @@ from unittest.mock import patch
 from mainspring.store import Store
 from mainspring.stores.mongodb import changes, claims, firing
 from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.limits import Room
 from mainspring.stores.mongodb.reserved import carry_out
 from mainspring.stores.mongodb.rows import RESERVED
 from mainspring.testing import FaultyStore, Injection
@@ -259,11 +258,6 @@ def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 2) -> Report | N
     return None
 
 
-async def _no_reservation(self: Room, db: Database, runs: Sequence[Document]) -> bool:
-    await asyncio.sleep(0.2)  # where another client gets in between
-    return True
-
-
 async def _whoever_holds_it(db: Database, chosen: Sequence[Document], change: Document) -> int:
     where = {"_id": {"$in": [run["_id"] for run in chosen]}}
     return (await db.runs.update_many(where, change)).matched_count
@@ -281,12 +275,6 @@ PLANTED = (
         frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion"}),
         (changes, "expecting", lambda expect: {}),
         stress=True,
-    ),
-    Planted(
-        "count then claim",
-        "the limit is counted, then the claim is made",
-        frozenset({"limit"}),
-        (Room, "reserve", _no_reservation),
     ),
     Planted(
         "claim by id",
