@@ -138,6 +138,8 @@ class Keeper:
         if seconds > 0:
             return seconds
         jobs = await self._due(now - self._grace(), BATCH)
+        if not jobs:  # another node was quicker
+            return 0.0
         followers = await self._parts.jobs.followers()
         firings: list[Firing] = []
         gaps: dict[str, Gap] = {}

@@ -5,7 +5,8 @@
     guard.py        what every request must pass: host, origin, key, rate, body
     keys.py         API keys: made once, kept hashed, read by every instance
     settings.py     environment variables and `.env`
-    bodies.py       what clients send, checked field by field; changes.py what becomes of it
+    bodies.py       what clients send, checked field by field (ids.py, spans.py), and together.py
+                    what fields make beside each other; changes.py what becomes of it
     shapes.py       jobs, runs and executions as clients get them; documents.py describes them
     jobs.py runs.py planning.py stream.py observability.py key_routes.py reference.py
                     the endpoints, by subject
