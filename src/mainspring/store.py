@@ -291,8 +291,9 @@ class Store(Protocol):
         """
         ...
 
-    async def drop_job(self, job_id: str) -> bool:
-        """Delete the definition; its runs stay. False if there was none."""
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        """Delete the definition; its runs stay. False if there was none, or if it no longer has
+        the `version` that it was read at, where one is given."""
         ...
 
     async def notes(self, query: NoteQuery) -> Page[Note]: ...

@@ -272,8 +272,12 @@ class MemoryStore:
         self._waiters.wake()
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
-        return self._jobs.pop(job_id, None) is not None
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        stored = self._jobs.get(job_id)
+        if stored is None or version not in (None, stored.version):
+            return False
+        del self._jobs[job_id]
+        return True
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         now = self._clock.now()

@@ -144,8 +144,8 @@ class SqliteStore:
         done: list[bool] = await self._write(firing.add_jobs, rows)
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
-        [done] = await self._write(firing.drop_jobs, [job_id])
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        [done] = await self._write(firing.drop_jobs, [(job_id, version)])
         return bool(done)
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
