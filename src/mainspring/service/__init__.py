@@ -1,6 +1,7 @@
 """The HTTP service over a scheduler: API, keys, probes, metrics.
 
     server.py       uvicorn, signals, the order in which things stop
+    lobby.py        connections whose request has not come yet: how long, how many
     app.py          the application put together; core.py what its routes share
     guard.py        what every request must pass: host, origin, key, rate, body
     keys.py         API keys: made once, kept hashed, read by every instance
