@@ -189,6 +189,7 @@ class MemoryStore:
             and (query.states is None or run.state in query.states)
             and (not query.lapsed or values.lapsed(run, now))
             and (not query.failing or run.failures)
+            and (not query.tried or run.attempt)
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)

@@ -116,8 +116,7 @@ class SqliteStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now, session = to_us(self._clock.now()), self._open_session()
-        by_time = query.since is not None or query.until is not None
-        reader = session.slow_reader if by_time else session.reader
+        reader = session.slow_reader if reads.by_time(query) else session.reader
         return await reader.read(reads.find, query, now)
 
     async def counts(self, since: datetime | None = None) -> Counts:
