@@ -247,7 +247,7 @@ def next_due(connection: sqlite3.Connection, claim: Claim, now: int) -> datetime
 def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
     if query.limit <= 0:
         return Page([])
-    where = ["true"]
+    where: list[str] = []
     parameters: list[Any] = []
     if query.ids is not None:
         where.append("id IN (SELECT value FROM json_each(?))")
@@ -272,10 +272,7 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("id > ?")
         parameters.append(query.cursor)
     order = "id" if query.due is None else "next_run_at, id"
-    chosen = (
-        f"SELECT rowid FROM mainspring_jobs WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
-        " OFFSET ?"
-    )
+    chosen = f"SELECT rowid FROM mainspring_jobs{_all_of(where)} ORDER BY {order} LIMIT ? OFFSET ?"
     parameters += [query.limit, query.offset]
     text = _value(connection, f"{JOB_SELECT} WHERE rowid IN ({chosen})", *parameters)
     found = read_jobs(text)
@@ -286,8 +283,13 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
 
 
 def _total(connection: sqlite3.Connection, where: list[str], parameters: list[Any]) -> int:
-    sql = f"SELECT count(*) FROM mainspring_jobs WHERE {' AND '.join(where)}"
+    sql = f"SELECT count(*) FROM mainspring_jobs{_all_of(where)}"
     return int(_value(connection, sql, *parameters))
+
+
+def _all_of(where: list[str]) -> str:
+    """Nothing where nothing is asked: after a WHERE, even of `true`, a count looks at every row."""
+    return f" WHERE {' AND '.join(where)}" if where else ""
 
 
 def _value(connection: sqlite3.Connection, sql: str, *parameters: Any) -> Any:
