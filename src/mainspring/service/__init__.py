@@ -8,7 +8,8 @@
     settings.py     environment variables and `.env`
     bodies.py       what clients send, checked field by field (ids.py, spans.py), and together.py
                     what fields make beside each other; changes.py what becomes of it
-    shapes.py       jobs, runs and executions as clients get them; documents.py describes them
+    shapes.py       jobs, runs and executions as clients get them; documents.py describes them,
+                    words.py says what each field means
     jobs.py runs.py planning.py stream.py observability.py key_routes.py reference.py
                     the endpoints, by subject
     idempotency.py  a create that is sent again
