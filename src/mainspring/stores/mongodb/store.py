@@ -196,9 +196,9 @@ class MongoStore:
         self._ring()
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
         with translating():
-            return await firing.drop_job(self._db, job_id)
+            return await firing.drop_job(self._db, job_id, version)
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         with translating():
