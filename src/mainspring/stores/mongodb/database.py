@@ -81,14 +81,20 @@ class Database:
             raise StoreUnavailable("the database was dropped; it will be made again at the start")
         return moment
 
-    async def settled(self) -> Collection:
-        """The runs, as a majority has them, once every earlier write is decided.
+    async def settled(self, collection: Collection, ids: Iterable[str]) -> dict[str, Document]:
+        """These documents as a majority has them, once every earlier write to them is decided.
 
-        For the question "was my write done?" after its answer was lost: a write of our own
-        through the same primary comes behind it, and a majority read behind that.
+        For what is about to be taken for certain: whether a write was done whose answer was lost,
+        or what another client has only just written. A write that changes nothing goes to the
+        servers that hold them (which shards that are depends on the ids) and waits there for all
+        that came before it; the read behind it is no older, also if the primary changes meanwhile.
         """
-        await self.meta.update_one({"_id": "barrier"}, {"$set": {"nonce": ObjectId()}}, upsert=True)
-        return self.runs.with_options(read_concern=ReadConcern("majority"))
+        wanted: Document = {"_id": {"$in": list(ids)}}
+        none = {**wanted, "nonce": ObjectId()}
+        majority = collection.with_options(read_concern=ReadConcern("majority"))
+        async with self.client.start_session() as session:
+            await collection.update_many(none, {"$set": {"nonce": 0}}, hint=BY_ID, session=session)
+            return {kept["_id"]: kept async for kept in majority.find(wanted, session=session)}
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[Sequence[T]]:

@@ -1,0 +1,85 @@
+"""A primary that is cut off from its majority: what it alone knows is not taken for certain.
+
+On a cluster, where one shard may be cut off and the other is well. A primary that nobody follows
+still reads and writes by itself until it notices; what it wrote meanwhile may be rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.errors import StoreUnavailable
+from mainspring.model import Run
+from mainspring.store import Claim
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.schema import SHARDED
+from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+
+CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ShardedCluster]:
+    """Shards of two members: one that freezes takes the majority with it. Nobody is elected."""
+    with ShardedCluster(members=2, election_timeout=60) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def store(cluster: ShardedCluster, database_name: str) -> AsyncIterator[MongoStore]:
+    for name in SHARDED:
+        cluster.shard(f"{database_name}.{DEFAULT_PREFIX}{name}")
+    store = MongoStore(f"{with_database(cluster.url, database_name)}?timeoutMS=1500")
+    await store.open()
+    yield store
+    await store.close()
+
+
+@contextmanager
+def cut_off(shards: Sequence[ReplicaSet]) -> Iterator[None]:
+    """The primaries of these shards have nobody who follows them."""
+    frozen = [member for shard in shards for member in shard.secondaries()]
+    for member in frozen:
+        member.freeze()
+    try:
+        yield
+    finally:
+        for member in frozen:
+            member.resume()
+        for shard in shards:
+            shard.wait_until_healthy()
+
+
+def away_from_home(cluster: ShardedCluster, database: str) -> list[ReplicaSet]:
+    """The shards that do not hold what is unsharded."""
+    with cluster.client() as client:
+        known = client.config.databases.find_one({"_id": database})
+    assert known is not None
+    return [shard for shard in cluster.shards if shard.name != known["primary"]]
+
+
+def run(now: datetime, run_id: str, **fields: Any) -> Run:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+    return Run(id=run_id, job_id="job", handler="work", **{**times, **fields})
+
+
+async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """What the other shard gave is given at once or with the rest; no run waits for a lapse."""
+    now = await store.now()
+    ids = {f"r{n:02}" for n in range(40)}
+    await store.add([run(now, run_id) for run_id in ids])
+    held: list[Run] = []
+    with cut_off(away_from_home(cluster, store.address.database)):
+        for _ in range(2):
+            with suppress(StoreUnavailable):
+                held += await store.claim(CLAIM)
+    held += await store.claim(CLAIM)
+    assert {(one.id, one.token) for one in held} == {(run_id, 1) for run_id in ids}
