@@ -6,18 +6,22 @@ still reads and writes by itself until it notices; what it wrote meanwhile may b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from pymongo.read_concern import ReadConcern
 
+from mainspring import states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run
-from mainspring.store import Claim
-from mainspring.stores.mongodb import MongoStore
+from mainspring.store import Claim, RunQuery
+from mainspring.stores.mongodb import MongoStore, keys
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.rows import LIVE_STATES
 from mainspring.stores.mongodb.schema import SHARDED
 from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
 
@@ -83,3 +87,60 @@ async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
                 held += await store.claim(CLAIM)
     held += await store.claim(CLAIM)
     assert {(one.id, one.token) for one in held} == {(run_id, 1) for run_id in ids}
+
+
+async def test_a_duplicate_of_what_may_be_rolled_back_is_not_acknowledged(
+    cluster: ShardedCluster, store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enqueue with a key, and try again: the cut falls between the run and its key."""
+    now = await store.now()
+    whole = keys._point
+    with ExitStack() as cut:
+
+        async def cut_here(*given: Any) -> Any:
+            monkeypatch.setattr(keys, "_point", whole)
+            cut.enter_context(cut_off(cluster.shards))
+            return await whole(*given)
+
+        monkeypatch.setattr(keys, "_point", cut_here)
+        for n in range(4):
+            with pytest.raises(StoreUnavailable):
+                await store.add([run(now, f"r{n}", dedupe_key="welcome")])
+    [added] = await store.add([run(now, "again", dedupe_key="welcome")])
+    assert [one.id for one in (await store.find(RunQuery())).items] == [added.run.id]
+
+
+async def test_what_is_sent_again_is_acknowledged_when_a_majority_has_it(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    now = await store.now()
+    known, new = run(now, "known", dedupe_key="k"), run(now, "new")
+    await store.add([known])
+    with cut_off(cluster.shards):
+        for batch in ([new], [known, new], [known, new]):
+            with pytest.raises(StoreUnavailable):
+                await store.add(batch)
+    added = await store.add([known, new])
+    assert [(one.run, one.duplicate) for one in added] == [(known, False), (new, False)]
+
+
+async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """The end may be rolled back: then it would run beside the one that took its key."""
+    now = await store.now()
+    await store.add([run(now, f"r{n}", dedupe_key=f"k{n}") for n in range(40)])
+    held = await store.claim(CLAIM)
+
+    async def next_one(n: int) -> None:
+        with suppress(StoreUnavailable):
+            await store.add([run(now, f"s{n}", dedupe_key=f"k{n}")])
+
+    with cut_off(away_from_home(cluster, store.address.database)):
+        with pytest.raises(StoreUnavailable):
+            await store.commit([states.succeeded(one, now, None) for one in held])
+        await asyncio.gather(*(next_one(n) for n in range(40)))
+        certain = store._db.runs.with_options(read_concern=ReadConcern("majority"))
+        live = [one["dedupe_key"] async for one in certain.find({"state": {"$in": LIVE_STATES}})]
+    assert live
+    assert len(live) == len(set(live))

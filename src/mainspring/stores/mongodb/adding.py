@@ -74,7 +74,7 @@ class _Adding:
         self._refused: set[str] = set()
 
     async def answers(self) -> list[Added]:
-        self._stored |= await _read(self._db, set(self._ids))
+        self._stored |= await self._there()
         await self._take_at_once()
         plain: list[Document] = []
         decided: list[Added | str] = []  # a text is the id of a run that is in
@@ -97,6 +97,13 @@ class _Adding:
                 decided.append(run.id)
         self._stored |= await _insert(self._db, plain) if plain else {}
         return [Added(read_run(self._stored[d])) if isinstance(d, str) else d for d in decided]
+
+    async def _there(self) -> dict[str, Document]:
+        """Those that are in already, for certain: someone sent them before, and perhaps their
+        insertion is not decided yet."""
+        seen = await _read(self._db, set(self._ids))
+        found = await self._db.settled(self._db.runs, seen)
+        return {run_id: run for run_id, run in found.items() if run["state"] != RESERVED}
 
     async def _take_at_once(self) -> None:
         """Those that hang on nothing in this batch: the first of each key, all together. The

@@ -89,12 +89,17 @@ class Database:
         servers that hold them (which shards that are depends on the ids) and waits there for all
         that came before it; the read behind it is no older, also if the primary changes meanwhile.
         """
-        wanted: Document = {"_id": {"$in": list(ids)}}
-        none = {**wanted, "nonce": ObjectId()}
         majority = collection.with_options(read_concern=ReadConcern("majority"))
+        found: dict[str, Document] = {}
         async with self.client.start_session() as session:
-            await collection.update_many(none, {"$set": {"nonce": 0}}, hint=BY_ID, session=session)
-            return {kept["_id"]: kept async for kept in majority.find(wanted, session=session)}
+            for part in chunks(ids):
+                wanted: Document = {"_id": {"$in": part}}
+                none = {**wanted, "nonce": ObjectId()}
+                put = {"$set": {"nonce": None}}
+                await collection.update_many(none, put, hint=BY_ID, session=session)
+                walk = majority.find(wanted, session=session)
+                found |= {kept["_id"]: kept async for kept in walk}
+        return found
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
