@@ -17,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 
 from mainspring import states
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Run
+from mainspring.model import Run, State
 from mainspring.store import Claim, RunQuery
 from mainspring.stores.mongodb import MongoStore, keys
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
@@ -144,3 +144,31 @@ async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
         live = [one["dedupe_key"] async for one in certain.find({"state": {"$in": LIVE_STATES}})]
     assert live
     assert len(live) == len(set(live))
+
+
+async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """Its runs lie on both shards. None is ever seen without the one it waits for."""
+    now = await store.now()
+
+    async def seen() -> set[str]:
+        runs = {one.id: one for one in (await store.find(RunQuery(limit=1000))).items}
+        assert all(runs.keys() >= set(one.after) for one in runs.values())
+        return set(runs)
+
+    async def enqueue(n: int) -> None:
+        root = run(now, f"r{n}", dedupe_key=f"k{n}")
+        after = run(now, f"f{n}", state=State.WAITING, after=(root.id,))
+        with suppress(StoreUnavailable):
+            await store.add([root, after])
+
+    with cut_off(away_from_home(cluster, store.address.database)):
+        await asyncio.gather(*(enqueue(n) for n in range(20)))
+        await seen()
+    await store.find(RunQuery(lapsed=True))
+    there = await seen()
+    assert there
+    assert {one[1:] for one in there if one[0] == "r"} == {
+        one[1:] for one in there if one[0] == "f"
+    }

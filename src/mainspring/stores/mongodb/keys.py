@@ -200,9 +200,12 @@ async def _pointed_at(db: Database, runs: Sequence[Document]) -> list[Document]:
 
 async def _settle(db: Database, won: Sequence[Document], made: set[str]) -> list[str]:
     """Make these runs whole, which their keys point at; give their ids."""
-    found = await _runs(db, [run["_id"] for run in won])
-    await carry_out(db, [run for run in found.values() if half_made(run)])
-    made -= {run["_id"] for run in won} - found.keys()  # swept away: to be written down again
+    ids = [run["_id"] for run in won]
+    found = await _runs(db, ids)
+    half = [run for run in found.values() if half_made(run)]
+    if await carry_out(db, half) < len(half):  # others have, or some were swept away
+        found = await _runs(db, ids)
+    made -= set(ids) - found.keys()  # to be written down again
     return list(found)
 
 
