@@ -121,6 +121,22 @@ async def test_what_nobody_asks_for_again_is_swept_up(
     assert await store._db.runs.count_documents({}) == 1
 
 
+async def test_what_is_decided_is_not_kept_waiting_by_what_is_not(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client died with a large batch in its hands, which may be junk in ten minutes."""
+    monkeypatch.setattr(reserved, "PAGE", 40)
+    Death(monkeypatch, keys, "_point")
+    with pytest.raises(StoreUnavailable):
+        await store.add([run(clock, f"r{n}", dedupe_key=f"k{n}") for n in range(150)])
+    for run_id in ("a", "s"):  # on both ends of any order
+        Death(monkeypatch, keys, "carry_out")
+        with pytest.raises(StoreUnavailable):
+            await store.add([run(clock, run_id, dedupe_key=run_id)])
+    await store.find(RunQuery(lapsed=True))
+    assert (await store.get(["a", "s"])).keys() == {"a", "s"}
+
+
 @pytest.mark.parametrize("step", ["_point", "carry_out"])
 async def test_a_revival_that_was_cut_off(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str

@@ -38,6 +38,8 @@ Decided = Callable[[Database, Sequence[Document]], Awaitable[set[str]]]
 
 JUNK_AFTER = 600 * 1_000_000
 """Microseconds after which a reserved run that nothing points at is swept away."""
+PAGE = 1000
+_SHOWN = dict.fromkeys(("state", "intent", "job_id", "dedupe_key", "created_at"), 1)
 
 
 def half_made(run: Mapping[str, Any]) -> bool:
@@ -113,10 +115,9 @@ async def sweep(db: Database, decided: Decided) -> None:
     `decided` gives the ids of those runs that are decided, and sees to them. To delete one that is
     still in the making is harmless: its maker notices and begins again.
     """
-    found = [run async for run in db.runs.find({"state": RESERVED}).limit(100)]
-    if not found:
-        return
-    kept = await decided(db, found)
-    old = to_us(await db.now()) - JUNK_AFTER
-    junk = [r["_id"] for r in found if r["_id"] not in kept and r["created_at"] < old]
-    await discard(db, junk)
+    async with db.runs.find({"state": RESERVED}, _SHOWN).batch_size(PAGE) as walk:
+        while found := await walk.to_list(PAGE):
+            kept = await decided(db, found)
+            old = to_us(await db.now()) - JUNK_AFTER
+            junk = [r["_id"] for r in found if r["_id"] not in kept and r["created_at"] < old]
+            await discard(db, junk)
