@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pymongo.read_concern import ReadConcern
 
-from mainspring import states
+from mainspring import Scheduler, states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State
 from mainspring.store import Claim, RunQuery
@@ -172,3 +172,30 @@ async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
     assert {one[1:] for one in there if one[0] == "r"} == {
         one[1:] for one in there if one[0] == "f"
     }
+
+
+async def test_an_end_is_told_when_a_majority_has_it(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """A cancel that failed may be undone: asked again, it does not say that the run had ended."""
+    desk = Scheduler(store.address.url, workers=0)
+
+    @desk.job(id="work")
+    def work() -> None: ...
+
+    async with desk:
+        pending = await desk.enqueue("work", delay="1h")
+        await desk.enqueue("work")
+        [running] = await store.claim(CLAIM)
+        with cut_off(cluster.shards):
+            for one in (pending, running):
+                for _ in range(2):
+                    with pytest.raises(StoreUnavailable):
+                        await desk.cancel(one.id)
+                now = await desk.get_run(one.id)
+                assert (now.state, now.cancel_requested) == (one.state, False)
+            with pytest.raises(TimeoutError):
+                await desk.wait(pending.id, 0.5)
+        assert await desk.cancel(running.id)
+        assert not await desk.cancel(pending.id)
+        assert (await desk.wait(pending.id, 10)).state is State.CANCELLED

@@ -16,7 +16,7 @@ from pymongo.read_concern import ReadConcern
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.times import ServerTime, read_moment
 
-__all__ = ["BY_ID", "Collection", "Database", "Document", "chunks"]
+__all__ = ["BY_ID", "MAJORITY", "Collection", "Database", "Document", "chunks"]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
@@ -25,6 +25,7 @@ T = TypeVar("T")
 BY_ID = [("_id", ASCENDING)]
 """The hint for updates by ids. Without it the planner may walk the index of a whole state."""
 
+MAJORITY = ReadConcern("majority")
 CHUNK = 1000
 """Documents in one command: within the driver's limits, and within the time-out of one."""
 
@@ -89,7 +90,7 @@ class Database:
         servers that hold them (which shards that are depends on the ids) and waits there for all
         that came before it; the read behind it is no older, also if the primary changes meanwhile.
         """
-        majority = collection.with_options(read_concern=ReadConcern("majority"))
+        majority = collection.with_options(read_concern=MAJORITY)
         found: dict[str, Document] = {}
         async with self.client.start_session() as session:
             for part in chunks(ids):
