@@ -12,6 +12,8 @@ import pytest
 
 from mainspring import Run, RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
+from mainspring.store import Claim
+from mainspring.stores.memory import MemoryStore
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -457,3 +459,50 @@ def test_a_store_in_the_working_directory_is_the_default(
     with scheduler.blocking as blocking:
         assert blocking.wait(work.blocking.enqueue().id, 10).result == 1
     assert (tmp_path / "mainspring.db").exists()
+
+
+class Counting(MemoryStore):
+    """Counts the claims that bring nothing."""
+
+    vain = 0
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        self.vain += not runs
+        return runs
+
+
+async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorded() -> None:
+    store = Counting()
+    scheduler = Scheduler(store, workers=10, poll="30s")
+
+    @scheduler.job(concurrency=1)
+    async def work() -> None: ...
+
+    async with scheduler:
+        runs = await work.enqueue_many([{}] * 30)
+        for run in runs:
+            await ended(scheduler, run)
+    assert store.vain < 15  # one before and one after each end would be 60
+
+
+class Slow(MemoryStore):
+    """A claim's answer is long on its way: what falls due meanwhile, the claim has not seen."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        coming = await super().next_due(claim)
+        while coming is not None and self._clock.now() <= coming:
+            await asyncio.sleep(0.01)
+        return runs
+
+
+async def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked() -> None:
+    scheduler = Scheduler(Slow(), poll="30s")
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        run = await work.options(delay="300ms").enqueue()
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED

@@ -307,6 +307,29 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
     assert sum(map(len, taken)) == (1 if reserves else 2)
 
 
+async def test_a_claim_that_others_cut_short_is_soon_made_again(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells of what was there before: a worker would sleep beside it until its poll."""
+    url = with_database(replica_set_url, database_name)
+    async with opened(url) as one, opened(url) as two:
+        await one.add(await some_runs(one, *(f"r{n}" for n in range(10))))
+        while await one.wait(0.2):
+            pass
+        whole = claims._take
+
+        async def later(*given: Any) -> Any:
+            monkeypatch.setattr(claims, "_take", whole)
+            assert len(await two.claim(replace(CLAIM, worker="two", limit=3))) == 3
+            return await whole(*given)
+
+        monkeypatch.setattr(claims, "_take", later)
+        assert len(await one.claim(replace(CLAIM, limit=5))) == 2
+        assert await one.wait(5)
+        assert len(await one.claim(CLAIM)) == 5
+        assert not await one.wait(0.2)
+
+
 async def test_a_claim_under_way_is_nobody_elses(
     replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

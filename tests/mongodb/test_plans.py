@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mainspring import states
 from mainspring.model import Job, Run, Source, State, replace
 from mainspring.policy import Policy
 from mainspring.store import Claim, JobQuery, RunQuery
@@ -156,6 +157,24 @@ async def test_lists_are_walks_merged(store: MongoStore, query: RunQuery) -> Non
         # Runs that were made at the same moment as the last of a page are passed over.
         assert plan.documents <= 60 or cursor is not None
         assert "SORT" not in plan.stages
+
+
+async def test_runs_that_were_tried_are_found_among_many_that_were_not(store: MongoStore) -> None:
+    db = store._db
+    [again] = await store.claim(_claim(1, timedelta(seconds=30)))
+    now = await store.now()
+    assert await store.commit([states.retrying(again, now, states.Failure("no"), now)]) == [True]
+    query = RunQuery(job="job", tried=True, limit=1000)
+    found_ids = {run.id for run in (await store.find(query)).items}
+    assert again.id in found_ids
+    assert len(found_ids) == 211
+    keys = 0
+    for where, hint in reads.walks(query):
+        command = {"find": db.runs.name, "filter": where, "hint": hint, "limit": 1000}
+        plan = await explain(db, command | {"sort": {"created_at": -1, "_id": -1}})
+        assert "SORT" not in plan.stages
+        keys += plan.keys
+    assert keys <= 211 + 2 * len(State)
 
 
 async def test_overlap_sees_only_slots(store: MongoStore) -> None:

@@ -194,8 +194,8 @@ class FaultyStore:
     async def claim(self, claim: Claim) -> list[Run]:
         return await self._call("claim", lambda: self.store.claim(claim))
 
-    async def next_due(self, claim: Claim) -> datetime | None:
-        return await self._call("next_due", lambda: self.store.next_due(claim))
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        return await self._call("next_due", lambda: self.store.next_due(claim, back))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         return await self._call("renew", lambda: self.store.renew(held, lease))
@@ -227,8 +227,8 @@ class FaultyStore:
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
         return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
 
-    async def drop_job(self, job_id: str) -> bool:
-        return await self._call("drop_job", lambda: self.store.drop_job(job_id))
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        return await self._call("drop_job", lambda: self.store.drop_job(job_id, version))
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return await self._call("notes", lambda: self.store.notes(query))

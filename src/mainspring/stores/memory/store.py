@@ -147,10 +147,10 @@ class MemoryStore:
             taken.append(values.handed_out(run))
         return taken
 
-    async def next_due(self, claim: Claim) -> datetime | None:
-        now = self._clock.now()
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        since = self._clock.now() - back
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and values.takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > since and values.takes(claim, r)),
             default=None,
         )
 
@@ -189,6 +189,7 @@ class MemoryStore:
             and (query.states is None or run.state in query.states)
             and (not query.lapsed or values.lapsed(run, now))
             and (not query.failing or run.failures)
+            and (not query.tried or run.attempt)
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)
@@ -272,8 +273,12 @@ class MemoryStore:
         self._waiters.wake()
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
-        return self._jobs.pop(job_id, None) is not None
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        stored = self._jobs.get(job_id)
+        if stored is None or version not in (None, stored.version):
+            return False
+        del self._jobs[job_id]
+        return True
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         now = self._clock.now()
