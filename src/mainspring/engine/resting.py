@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 __all__ = ["rest"]
 
 
-async def rest(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, or for so long. It is left set: who waits clears it before
-    it looks at what the event is about, so that nothing told meanwhile is missed."""
-    if seconds <= 0:
-        return
-    timer = asyncio.get_running_loop().call_later(seconds, event.set)
-    try:
-        await event.wait()
-    finally:
-        timer.cancel()
+async def rest(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until the event is set, or for so long; say whether it is set. Who waits clears it
+    before it looks at what the event is about, so that nothing told meanwhile is missed."""
+    if seconds > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+    return event.is_set()

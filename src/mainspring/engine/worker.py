@@ -44,6 +44,10 @@ POLLS_BETWEEN = 5
 """So many polls bring nothing before the store is asked again what is due next. A run that is
 added comes with a hint; should that be lost, a poll's claim finds the run once it is due."""
 
+BUSY_SECONDS = 0.01
+"""After runs were found the next claim is mostly soon, and what falls due next not yet a question:
+it is asked once it has been quiet for so long."""
+
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
@@ -104,10 +108,11 @@ class Worker:
         while not self._draining:
             self._wake.clear()
             room = self._room()
-            self._short = room <= 0 or await self._claim(room) == room
+            found = await self._claim(room) if room > 0 else 0
+            self._short = room <= found
             if room <= 0:
                 await rest(self._wake, self._settings.poll.total_seconds())
-            elif not self._short:
+            elif not self._short and not (found and await rest(self._wake, BUSY_SECONDS)):
                 await self._sleep_until_due()
         for work in [*self._ready, *self._active]:
             if self._taken_back(work):
