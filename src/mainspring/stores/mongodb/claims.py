@@ -6,7 +6,8 @@ priority and time. A claim
 1. steps from lane to lane, one key each, and keeps those it may take from;
 2. walks the heads of these lanes together, as far as it takes runs;
 3. reserves places for runs of limited jobs (limits.py);
-4. takes the runs in one update, with a nonce, and reads what bears it.
+4. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
+   it has read them whole in step 2, and need not read again what it took as it was.
 
 Its cost follows the lanes with pending runs and the runs it takes, never the backlog: not a
 million pending runs, nor those of next year at a high priority, nor those of a handler that this
@@ -30,7 +31,7 @@ from mainspring.store import Claim
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.faults import ambiguous
 from mainspring.stores.mongodb.limits import Room, room_under
-from mainspring.stores.mongodb.rows import LIVE_STATES, read_run
+from mainspring.stores.mongodb.rows import LIVE_STATES, RUN_FIELDS, read_run
 from mainspring.stores.mongodb.times import read_moment, span_us
 
 __all__ = ["Crowd", "Doubts", "claim", "next_due", "stamp_lanes"]
@@ -39,7 +40,10 @@ TRIES = 40
 WALKS = 100
 """Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
 PRIORITIES = list(range(10))
+FEW = 100
+"""Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
 _SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
+_WHOLE = dict.fromkeys((*RUN_FIELDS, "fence"), 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
 
 
@@ -186,7 +190,8 @@ async def _heads(db: Database, lanes: Sequence[Document], count: int) -> list[Do
     if not count:
         return found
     for part in chunks(lanes, WALKS):
-        walk = db.runs.find(due_runs(db, part), _SHOWN)
+        shown = {**_WHOLE, "now": db.time.now} if count <= FEW else _SHOWN
+        walk = db.runs.find(due_runs(db, part), shown)
         walk = walk.sort(ORDER).limit(count).batch_size(count)
         found += await walk.to_list(count)
     if len(lanes) > WALKS:
@@ -224,34 +229,35 @@ async def _take(
     db: Database, claim: Claim, chosen: Sequence[Document], nonce: ObjectId, doubts: Doubts
 ) -> list[Run]:
     """Take those of the runs that nobody took first; in order."""
-    change = db.time.stamped(
-        {
-            "$set": {
-                "state": "running",
-                "worker": claim.worker,
-                "lease": span_us(claim.lease),
-                "nonce": nonce,
-            },
-            "$inc": {"token": 1, "attempt": 1},
-            "$unset": {"progress": "", "evicted": ""},
-        },
-        "started_at",
-        "leased_at",
-    )
+    put = {
+        "state": "running",
+        "worker": claim.worker,
+        "lease": span_us(claim.lease),
+        "nonce": nonce,
+    }
     ids = [run["_id"] for run in chosen]
     matched: int | None = None
     try:
-        matched = await _send(db, chosen, change)
+        matched = await _send(db, chosen, put)
     except PyMongoError as error:
         if not ambiguous(error):
             raise
     if matched == 0:
         return []
+    if matched == len(chosen) and all("now" in run for run in chosen):
+        return [read_run(_taken(db, run, put)) for run in chosen]
     try:
         return await _bearing(db, nonce, ids, settled=matched is None)
     except PyMongoError:
         doubts.add(claim.worker, nonce, ids)
         raise
+
+
+def _taken(db: Database, run: Document, put: Document) -> Document:
+    """A run that was read whole, as `_send` has changed it."""
+    now = db.time.stamp(run["now"])
+    grown = {"token": run["token"] + 1, "attempt": run["attempt"] + 1}
+    return {**run, **put, **grown, "started_at": now, "leased_at": now, "progress": None}
 
 
 async def _bearing(
@@ -282,19 +288,34 @@ async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
     return []
 
 
-async def _send(db: Database, chosen: Sequence[Document], change: Document) -> int:
+async def _send(db: Database, chosen: Sequence[Document], put: Document) -> int:
     """Runs are guarded by the token and fence seen: mostly the same for all of them."""
-    alike: dict[tuple[int, int | None], list[str]] = {}
+    alike: dict[tuple[int, int | None, int | None], list[str]] = {}
     for run in chosen:
-        alike.setdefault((run["token"], run.get("fence")), []).append(run["_id"])
+        alike.setdefault((run["token"], run.get("fence"), run.get("now")), []).append(run["_id"])
     updates: list[tuple[Document, Any]] = [
-        ({"_id": {"$in": ids}, "state": "pending", "token": token, "fence": fence}, change)
-        for (token, fence), ids in alike.items()
+        (
+            {"_id": {"$in": ids}, "state": "pending", "token": token, "fence": fence},
+            _change(db, put, now),
+        )
+        for (token, fence, now), ids in alike.items()
     ]
     if len(updates) == 1:
         return (await db.runs.update_many(*updates[0], hint=BY_ID)).matched_count
-    operations = [UpdateMany(where, put, hint=BY_ID) for where, put in updates]
+    operations = [UpdateMany(where, change, hint=BY_ID) for where, change in updates]
     return (await db.runs.bulk_write(operations, ordered=False)).matched_count
+
+
+def _change(db: Database, put: Document, now: int | None) -> Document:
+    change = {
+        "$set": put,
+        "$inc": {"token": 1, "attempt": 1},
+        "$unset": {"progress": "", "evicted": ""},
+    }
+    if now is None:
+        return db.time.stamped(change, "started_at", "leased_at")
+    moment = db.time.stamp(now)
+    return {**change, "$set": {**put, "started_at": moment, "leased_at": moment}}
 
 
 # -- next_due -------------------------------------------------------------------------------

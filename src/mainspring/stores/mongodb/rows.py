@@ -34,6 +34,7 @@ from mainspring.stores.mongodb.times import read_moment, until
 __all__ = [
     "LIVE_STATES",
     "RESERVED",
+    "RUN_FIELDS",
     "STATES",
     "encode_fields",
     "expecting",
@@ -183,6 +184,15 @@ def read_run(kept: Document) -> Run:
         after_any=bool(get("after_any")),
         attempts=() if attempts is None else _read_attempts(attempts),
     )
+
+
+RUN_FIELDS = (
+    "lane", "job_id", "created_at", "scheduled_at", "run_at", "source", "priority", "payload",
+    "state", "attempt", "failures", "lapses", "token", "start_by", "started_at", "finished_at",
+    "worker", "leased_at", "lease", "cancel_requested", "result", "error", "reason", "progress",
+    "dedupe_key", "dedupe_until", "after", "after_any", "attempts",
+)  # fmt: skip
+"""What `read_run` reads, beside the id."""
 
 
 def _moment(us: int) -> datetime:

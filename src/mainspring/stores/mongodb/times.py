@@ -4,7 +4,7 @@ A router (mongos) puts its own clock in place of `$$NOW` in every write and aggr
 `find` the shard reads its own, and so it does for `$currentDate`. Hence the three rules here:
 
 1. What is due and what has lapsed is decided by a `find`, with `now` in an `$expr`.
-2. Leases are stamped by `$currentDate`.
+2. Leases are stamped by `$currentDate`, or with the `now` that such a `find` has told.
 3. A write is guarded by values that were seen (token, fence, leased_at), never by time.
 
 Moments that clients give are whole microseconds. Those that a server stamps are dates, which
@@ -58,6 +58,10 @@ class ServerTime:
         """The update, and these fields set to the moment it is applied."""
         return {**update, "$currentDate": dict.fromkeys(fields, True)}
 
+    def stamp(self, now: int) -> datetime | int:
+        """A `now` that a `find` has told, as `stamped` writes it."""
+        return from_us(now)
+
 
 class GivenTime(ServerTime):
     """A clock that a test moves, in place of the servers'. One client's clock: never for real."""
@@ -68,6 +72,9 @@ class GivenTime(ServerTime):
 
     def ago(self, span: int) -> Expression:
         return {"$literal": to_us(self._clock.now()) - span}
+
+    def stamp(self, now: int) -> datetime | int:
+        return now
 
     def stamped(self, update: Mapping[str, Any], *fields: str) -> Update:
         moment = to_us(self._clock.now())

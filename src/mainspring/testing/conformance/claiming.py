@@ -149,6 +149,18 @@ class Claiming(Suite):
         [again] = await self.claim(store)
         assert again.payload == {"todo": [1, 2]}
 
+    async def test_what_a_claim_gives_is_what_is_kept(self, store: Store) -> None:
+        await self.put(store)
+        await store.add([self.run("up", run_at=self.at(900))])
+        fields = {"payload": {"n": 1}, "priority": 7, "queue": "fast", "start_by": self.at(500)}
+        await store.add([self.run("a", dedupe_key="k", after=("up",), after_any=True, **fields)])
+        for number in (1, 2):  # the second comes with what the first has left
+            [run] = await self.claim(store)
+            assert await store.get(["a"]) == {"a": run}
+            assert (run.attempt, run.token, len(run.attempts)) == (number, number, number - 1)
+            failure = states.Failure("boom")
+            await store.commit([states.retrying(run, await store.now(), failure, self.start)])
+
     async def due_next(self, store: Store, back: int = 0, **fields: Any) -> datetime | None:
         given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
         return await store.next_due(Claim(limit=1, **given), self.ticks(back))
