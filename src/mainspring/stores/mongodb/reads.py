@@ -12,7 +12,7 @@ from mainspring.clock import to_us
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State
 from mainspring.store import Counts, Due, JobQuery, RunQuery
-from mainspring.stores.mongodb.database import Database, Document, chunks
+from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.limits import lapsed
 from mainspring.stores.mongodb.rows import RESERVED, STATES, read_job, read_run
 from mainspring.stores.mongodb.times import read_moment
@@ -27,7 +27,7 @@ async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
     found: dict[str, Run] = {}
     for part in chunks(wanted):
         where = {"_id": {"$in": list(part)}, "state": {"$ne": RESERVED}}
-        found |= {run["_id"]: read_run(run) async for run in db.runs.find(where)}
+        found |= {run["_id"]: read_run(run) async for run in db.runs.find(where, hint=BY_ID)}
     return {run_id: found[run_id] for run_id in wanted if run_id in found}
 
 
@@ -48,23 +48,37 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
 
 
 def listed(query: RunQuery) -> Document:
-    states = STATES if query.states is None else sorted(map(str, query.states))
-    where: Document = {"state": {"$in": list(states)}}
+    """Behind a cursor each state is two walks: the rest of the cursor's moment, then what is
+    older. As one condition for both, every page would pass over all the pages before it where
+    runs were enqueued together."""
+    states = list(STATES if query.states is None else sorted(map(str, query.states)))
+    alike: Document = {}
     if query.job is not None:
-        where["job_id"] = query.job
-    if query.failing:
-        where["failures"] = {"$gt": 0}
-    return _within(query, where | _after(query.cursor))
+        alike["job_id"] = query.job
+    if query.failing:  # an index of its own, in order whatever the states
+        alike |= {"failures": {"$gt": 0}, "state": {"$in": states}}
+        return alike | _either(_ranges(query))
+    if query.cursor is None:
+        return {"state": {"$in": states}, **alike, **_either(_ranges(query))}
+    return _either([{"state": s, **alike, **r} for s in states for r in _ranges(query)])
 
 
-def _within(query: RunQuery, where: Document) -> Document:
-    """Bounds of `created_at` beside those that a cursor sets."""
-    bounds = [
-        {"created_at": {sign: to_us(moment)}}
-        for sign, moment in (("$gte", query.since), ("$lt", query.until))
-        if moment is not None
+def _either(ways: list[Document]) -> Document:
+    return ways[0] if len(ways) == 1 else {"$or": ways}
+
+
+def _ranges(query: RunQuery) -> list[Document]:
+    """What of the order by `created_at` and id is left behind the cursor, within the bounds."""
+    since = {} if query.since is None else {"$gte": to_us(query.since)}
+    until = {} if query.until is None else {"$lt": to_us(query.until)}
+    if query.cursor is None:
+        return [{"created_at": since | until} if since or until else {}]
+    created, run_id = _read_cursor(query.cursor)
+    older = min(created, until.get("$lt", created))
+    return [
+        {"created_at": {"$eq": created, **since, **until}, "_id": {"$lt": run_id}},
+        {"created_at": {"$lt": older, **since}},
     ]
-    return {"$and": [where, *bounds]} if bounds else where
 
 
 async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
@@ -102,6 +116,12 @@ def _page(found: list[Document], query: RunQuery) -> Page[Run]:
 def _after(cursor: str | None) -> Document:
     if cursor is None:
         return {}
+    created, run_id = _read_cursor(cursor)
+    seen = {"created_at": created, "_id": {"$gte": run_id}}
+    return {"created_at": {"$lte": created}, "$nor": [seen]}
+
+
+def _read_cursor(cursor: str) -> tuple[int, str]:
     moment, colon, run_id = cursor.partition(":")
     try:
         created = int(moment)
@@ -109,8 +129,7 @@ def _after(cursor: str | None) -> Document:
         colon = ""
     if not colon:
         raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave")
-    seen = {"created_at": created, "_id": {"$gte": run_id}}
-    return {"created_at": {"$lte": created}, "$nor": [seen]}
+    return created, run_id
 
 
 # -- counts ---------------------------------------------------------------------------------
