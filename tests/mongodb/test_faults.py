@@ -240,6 +240,28 @@ async def test_one_client_wakes_another(any_url: str) -> None:
             assert await waiting is True
 
 
+async def test_wakeups_that_lost_their_cap_are_given_it_again(any_url: str) -> None:
+    """By a drop under those who follow it, and the hint that makes it again; or by a restore."""
+    async with opened(any_url) as one, opened(any_url) as two:
+        await one.wait(0.3)  # until it listens
+        await two._db.wakeups.drop()
+        await two._db.wakeups.insert_one({"new": True})
+        assert await two._db.wakeups.options() == {}
+        async with asyncio.timeout(30):
+            while not (await two._db.wakeups.options()).get("capped"):
+                await one.wait(0.2)
+            while await one.wait(0.3):
+                pass  # until it listens again
+        waiting = asyncio.create_task(one.wait(20))
+        await two.add(await some_runs(two, "a"))
+        assert await waiting is True
+        await two._db.wakeups.drop()
+        await two._db.wakeups.insert_one({"new": True})
+    async with opened(any_url) as again:
+        options = await again._db.wakeups.options()
+        assert (options["capped"], options["size"]) == (True, schema.WAKEUPS_BYTES)
+
+
 async def test_hints_that_runs_have_ended_are_passed_on_less_often(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
