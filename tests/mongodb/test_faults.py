@@ -72,11 +72,43 @@ def test_a_url_that_names_nothing_is_refused(url: str) -> None:
         open_store(url)
 
 
-async def test_a_password_is_never_told() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://me:hush@h:port/db",
+        "mongodb://me:hush/hush@h",
+        "mongodb://me:hush/hush@h/db",
+        "mongodb://me:hush?hush@h/db",
+        "mongodb://me:hush@hush@h/db",
+        "mongodb://me:hush:hush@h/db",
+        "mongodb://me:hush%@h/db",
+        "mongodb://h/db?tls=true&tlsCAFile=/nowhere&tlsCertificateKeyFilePassword=hush",
+        "mongodb://h/$?authMechanismProperties=AWS_SESSION_TOKEN:hush",
+    ],
+)
+async def test_a_password_is_never_told(url: str) -> None:
+    """Least of all with the URLs that are refused because a password was not escaped."""
     with pytest.raises(InvalidInput) as told:
-        await MongoStore("mongodb://me:secret@h:port/db").open()
-    assert "secret" not in str(told.value)
-    assert "secret" not in repr(MongoStore("mongodb://me:secret@h/db"))
+        await MongoStore(url).open()
+    assert "hush" not in str(told.value)
+    if "hush/hush@h/db" in url:
+        assert "write / ? # @ : % as %2F" in str(told.value)
+
+
+def test_a_store_shows_itself_without_its_secrets() -> None:
+    options = "tls=true&tlsCertificateKeyFilePassword=hush&appName=x"
+    shown = repr(MongoStore(f"mongodb://me:hush@h/db?{options}"))
+    assert "hush" not in shown
+    assert "mongodb://me:…@h/db?tls=true&tlsCertificateKeyFilePassword=…&appName=x" in shown
+    with pytest.raises(InvalidInput) as told:
+        open_store("me:hush@h")
+    assert "hush" not in str(told.value)
+
+
+@pytest.mark.parametrize("option", ["tlsCertificateKeyFile", "tlsCAFile"])
+async def test_a_certificate_that_is_not_there_is_named(option: str) -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be used: .*/nowhere/key\.pem"):
+        await MongoStore(f"mongodb://h/db?tls=true&{option}=/nowhere/key.pem").open()
 
 
 # -- servers that refuse --------------------------------------------------------------------

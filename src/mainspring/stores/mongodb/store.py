@@ -44,12 +44,13 @@ from mainspring.stores.mongodb import (
     schema,
     upkeep,
 )
-from mainspring.stores.mongodb.address import Address, driver_defaults, without_password
+from mainspring.stores.mongodb.address import Address, driver_defaults
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
 from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
 from mainspring.stores.mongodb.wakeups import Bell
+from mainspring.stores.urls import without_password
 
 __all__ = ["MongoStore"]
 
@@ -249,7 +250,7 @@ class MongoStore:
         url = self.address.url
         try:
             client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
-        except (PyMongoError, ValueError) as error:
+        except (PyMongoError, ValueError, OSError) as error:  # also: no such certificate
             raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
         return Database(client, client[self.address.database], self.address.prefix, self._time)
 
