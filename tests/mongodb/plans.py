@@ -61,6 +61,8 @@ class Sent(CommandListener):
 
     def __init__(self) -> None:
         self.commands: list[Document] = []
+        self.places: list[str] = []
+        """Which server each was sent to."""
 
     @classmethod
     def heard(cls, monkeypatch: pytest.MonkeyPatch) -> Sent:
@@ -75,6 +77,7 @@ class Sent(CommandListener):
 
     def started(self, event: CommandStartedEvent) -> None:
         self.commands.append(dict(event.command))
+        self.places.append("{}:{}".format(*event.connection_id))
 
     def succeeded(self, event: CommandSucceededEvent) -> None:
         pass

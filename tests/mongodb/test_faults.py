@@ -17,13 +17,14 @@ from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.model import Job, Run, replace
 from mainspring.policy import Policy
-from mainspring.store import Claim
+from mainspring.store import Claim, JobQuery, RunQuery
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, claims, schema, wakeups
 from mainspring.stores.mongodb.address import Address
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.limits import Room
 from mainspring.stores.mongodb.wakeups import Bell
+from tests.mongodb.plans import Sent
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
 
@@ -109,6 +110,26 @@ def test_a_store_shows_itself_without_its_secrets() -> None:
 async def test_a_certificate_that_is_not_there_is_named(option: str) -> None:
     with pytest.raises(InvalidInput, match=r"cannot be used: .*/nowhere/key\.pem"):
         await MongoStore(f"mongodb://h/db?tls=true&{option}=/nowhere/key.pem").open()
+
+
+async def test_reads_come_from_the_primary_whatever_the_url_says(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL that is shared with other programs may well ask for a secondary."""
+    sent = Sent.heard(monkeypatch)
+    url = with_database(replica_set_url, database_name)
+    async with opened(f"{url}&readPreference=secondary&readConcernLevel=majority") as store:
+        await store.add(await some_runs(store, "a", dedupe_key="k"))
+        await store.claim(CLAIM)
+        await store.counts()
+        await store.find(RunQuery())
+        await store.jobs(JobQuery())
+        await store.wait(0.05)
+        told = await store._db.client.admin.command("hello")
+    assert set(sent.places) == {told["primary"]}
+    reads = [one for one in sent.commands if {"find", "aggregate", "distinct"} & one.keys()]
+    assert {one["readConcern"]["level"] for one in reads} == {"local"}
+    assert {one.get("$readPreference", {"mode": "primary"})["mode"] for one in reads} == {"primary"}
 
 
 # -- servers that refuse --------------------------------------------------------------------
