@@ -206,9 +206,7 @@ def listed_jobs(query: JobQuery) -> Document:
     if query.enabled is not None:
         where.append({"enabled": query.enabled})
     if query.text is not None:
-        part = {
-            "$regex": re.escape(query.text.replace("\0", "\N{REPLACEMENT CHARACTER}")),
-            "$options": "i",
-        }
+        words = re.escape(query.text).replace("\0", r"\x00")  # no pattern may hold a NUL as it is
+        part = {"$regex": words, "$options": "i"}
         where.append({"$or": [{"_id": part}, {"description": part}]})
     return {"$and": where} if where else {}

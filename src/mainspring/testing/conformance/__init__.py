@@ -17,6 +17,7 @@ from mainspring.testing.conformance.committing import Committing, Rescuing, Revi
 from mainspring.testing.conformance.jobs import Electing, Firing, KeepingJobs, Waking
 from mainspring.testing.conformance.keeping import Keeping
 from mainspring.testing.conformance.listing import ListingJobs
+from mainspring.testing.conformance.naming import Naming
 from mainspring.testing.conformance.notes import Noting
 from mainspring.testing.conformance.racing import Racing
 from mainspring.testing.conformance.reading import Counting, Finding, Pruning
@@ -43,6 +44,7 @@ class StoreConformance(
     Electing,
     Waking,
     Keeping,
+    Naming,
     Noting,
     Racing,
     Transacting,
