@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect
 
 from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
@@ -133,58 +133,6 @@ async def test_reads_come_from_the_primary_whatever_the_url_says(
 
 
 # -- servers that refuse --------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[ReplicaSet]:
-    """A server that asks for a password."""
-    with ReplicaSet(1, auth=True) as servers:
-        yield servers
-
-
-async def test_a_wrong_password_is_no_reason_to_wait(guarded: ReplicaSet) -> None:
-    url = guarded.add_user("user", "right", {"role": "readWrite", "db": "jobs"})
-    with pytest.raises(StoreError, match="refused the user or the password") as told:
-        await MongoStore(with_database(url, "jobs").replace(":right@", ":wrong@")).open()
-    assert not isinstance(told.value, StoreUnavailable)
-
-
-async def test_a_user_with_read_write_alone_can_do_everything(guarded: ReplicaSet) -> None:
-    url = guarded.add_user("plain", "p/w:x@y", {"role": "readWrite", "db": "jobs"})
-    async with opened(with_database(url, "jobs")) as store:
-        await store.add(await some_runs(store, "a", "b", dedupe_key=None))
-        held = await store.claim(CLAIM)
-        assert len(held) == 2
-        now = await store.now()
-        assert await store.commit([states.succeeded(r, now, 1) for r in held]) == [True, True]
-        assert (await store.counts()).runs
-        assert await store.elect("lead", "me", timedelta(seconds=5)) == 1
-        await store.wait(0.2)  # a hint of our own that found nobody waiting is kept
-        assert await store.wait(0.2) is False
-
-
-async def test_retention_needs_no_more_rights(guarded: ReplicaSet) -> None:
-    """An index that expires runs would: to change its time takes `collMod`."""
-    url = with_database(
-        guarded.add_user("keeper", "k", {"role": "readWrite", "db": "kept"}), "kept"
-    )
-    async with opened(url) as store:
-        await store.add(await some_runs(store, "a", "b", dedupe_key="k"))
-        held = await store.claim(CLAIM)
-        now = await store.now()
-        await store.commit([states.succeeded(run, now, None) for run in held])
-        assert await store.prune(now + timedelta(seconds=1), 10) == len(held)
-    with MongoClient[Document](url) as client:
-        index = {"name": "finished", "expireAfterSeconds": 60}
-        with pytest.raises(OperationFailure, match="not authorized"):
-            client["kept"].command("collMod", "mainspring_runs", index=index)
-        assert list(client["kept"]["mainspring_keys"].find()) == []
-
-
-async def test_a_user_who_may_not_write_is_told_so(guarded: ReplicaSet) -> None:
-    url = guarded.add_user("reader", "r", {"role": "read", "db": "jobs"})
-    with pytest.raises(StoreError, match="readWrite"):
-        await MongoStore(with_database(url, "jobs")).open()
 
 
 async def test_nobody_there_is_worth_another_try() -> None:
