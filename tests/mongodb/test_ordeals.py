@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from pymongo import WriteConcern
 
+from mainspring.stores.mongodb import changes
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.schema import SHARDED
-from tests.mongodb.ordeals import cut, failover, kill_primary, orphaned_slots, skewed, step_down
+from tests.mongodb.cut import KINDS, cut
+from tests.mongodb.ordeals import failover, kill_primary, orphaned_slots, skewed, step_down
 from tests.servers.cache import ServerUnavailable
 from tests.servers.clocks import server_clock
 from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
@@ -21,13 +27,32 @@ async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) 
     assert account.acknowledged > 50
 
 
-async def test_the_cut_loses_nothing_that_a_majority_has() -> None:
+async def test_the_cut_loses_nothing_that_a_majority_has(monkeypatch: pytest.MonkeyPatch) -> None:
     with ReplicaSet(election_timeout=10) as servers:
-        assert await cut(servers) == (20, 0)
-        # The same with one server's word for it: the test would notice.
-        acknowledged, lost = await cut(servers, "&w=1")
-        assert acknowledged > 40
-        assert lost > 0
+        told, lost = await cut(servers)
+        assert told == BEFORE_THE_CUT
+        assert lost == {}
+        # The same with one server's word for it: the test would notice, whatever was written.
+        told, lost = await cut(servers, "&w=1")
+        assert all(told[kind] > BEFORE_THE_CUT[kind] for kind in KINDS)
+        assert lost == told - Counter(BEFORE_THE_CUT)
+        # And where that slipped into completions alone.
+        monkeypatch.setattr(changes, "_send", _one_servers_word(changes._send))
+        told, lost = await cut(servers)
+        assert set(lost) == {"ended", "cancelled"}
+
+
+BEFORE_THE_CUT = {"added": 60, "claimed": 40, "ended": 10, "cancelled": 2, "put": 2, "fired": 1}
+
+
+def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
+    """A store that sends these writes with `w: 1`."""
+
+    async def sent(db: Database, items: Sequence[changes.Written]) -> int:
+        handle = db.handle.with_options(write_concern=WriteConcern(1))
+        return await send(dataclasses.replace(db, handle=handle), items)
+
+    return sent
 
 
 async def test_whoever_leads_is_killed_and_every_slot_runs_once(
