@@ -15,7 +15,7 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
-from mainspring.stores.mongodb import store as module
+from mainspring.stores.mongodb import store, transactions
 from mainspring.stores.mongodb.address import driver_defaults
 from mainspring.stores.mongodb.database import Database, Document
 
@@ -72,7 +72,8 @@ class Sent(CommandListener):
         def defaults(url: str) -> dict[str, Any]:
             return {**driver_defaults(url), "event_listeners": [sent]}
 
-        monkeypatch.setattr(module, "driver_defaults", defaults)
+        monkeypatch.setattr(store, "driver_defaults", defaults)
+        monkeypatch.setattr(transactions, "driver_defaults", defaults)
         return sent
 
     def started(self, event: CommandStartedEvent) -> None:

@@ -8,17 +8,20 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from pymongo import WriteConcern
+from pymongo import MongoClient, WriteConcern
 
 from mainspring.stores.mongodb import changes
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.schema import SHARDED
 from tests.mongodb.cut import KINDS, cut
+from tests.mongodb.everything import do_everything
 from tests.mongodb.ordeals import failover, kill_primary, orphaned_slots, skewed, step_down
+from tests.mongodb.plans import Sent
 from tests.servers.cache import ServerUnavailable
 from tests.servers.clocks import server_clock
 from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+from tests.servers.server import Document
 
 
 async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) -> None:
@@ -73,6 +76,22 @@ async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
 ) -> None:
     url = with_database(replica_set_url, database_name)
     assert await skewed(tmp_path, url, planted="own-clock")
+
+
+async def test_no_write_leans_on_a_routers_clock(
+    sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a write or an aggregate that a router passes on, `$$NOW` is the router's; in a find it is
+    the shard's. What is sent shows it on any machine; wrong clocks, below, take a C compiler."""
+    sent = Sent.heard(monkeypatch)
+    url = with_database(sharded_url, database_name)
+    with MongoClient[Document](url) as client:
+        client[database_name].create_collection("effects")
+    await do_everything(url)
+    by_the_clock = {next(iter(one)) for one in sent.commands if "$$NOW" in str(one)}
+    assert by_the_clock == {"find"}
+    stamped = [one for one in sent.commands if "$currentDate" in str(one)]
+    assert {next(iter(one)) for one in stamped} == {"update"}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+import pymongo
+
 from mainspring.clock import to_us
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State
@@ -20,6 +22,8 @@ from mainspring.stores.mongodb.times import read_moment
 __all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
+COUNTING = 60.0
+"""Seconds for `counts`, whose walk is as long as there are runs: about one for a million."""
 
 
 async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
@@ -137,12 +141,18 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
 
 async def counts(db: Database, since: datetime | None = None) -> Counts:
     """Walks along indexes, without a look at the documents."""
+    now = to_us(await db.now())  # also: whether anybody answers, within the usual time
+    with pymongo.timeout(COUNTING):
+        return await _counts(db, now, since)
+
+
+async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
         if group["_id"]["state"] != RESERVED:
             runs[group["_id"]["job"]][State(group["_id"]["state"])] = group["count"]
     due: dict[str, Due] = {}
-    async for group in await db.runs.aggregate(counted_due(to_us(await db.now())), hint="due"):
+    async for group in await db.runs.aggregate(counted_due(now), hint="due"):
         handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
         assert oldest is not None
         seen = due.get(handler, Due(0, oldest))
