@@ -23,7 +23,8 @@ __all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
 COUNTING = 60.0
-"""Seconds for `counts`, whose walk is as long as there are runs: about one for a million."""
+"""Seconds for `counts`, whose walk is as long as there are runs: half a one for a million
+(bench/sizing.py)."""
 
 
 async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
