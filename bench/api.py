@@ -4,11 +4,14 @@ FULL, asked by one aiohttp client, in turns.
 
 Ours reads the schedule, works out the next slot, seals a secret header and a signing secret, and
 wakes the scheduler; the bare one does none of that, but has a commit for each request.
+
+Lists are measured on MongoDB too (one mongod, a replica set of one), where there is one to be had.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
@@ -16,14 +19,16 @@ import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from bench.measure import folder, quantile, ratio, spread
+from tests.servers.cache import ServerUnavailable
+from tests.servers.mongodb import ReplicaSet, with_database
 
 ROUNDS = 3
 CREATIONS = 600
@@ -47,12 +52,12 @@ def run() -> dict[str, Any]:
 
 async def _run() -> dict[str, Any]:
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
-    lists: dict[str, list[float]] = {"ours": [], "bare": []}
-    with folder() as path:
+    lists: dict[str, list[float]] = {}
+    with folder() as path, _mongodb() as (mongodb, why):
         # Servers let go of idle connections after 5 s: let go first.
         lines = aiohttp.TCPConnector(keepalive_timeout=2)
         async with (
-            _ours(path) as ours,
+            _ours(f"sqlite:///{path}/ours.db") as ours,
             _bare(path) as bare,
             aiohttp.ClientSession(connector=lines) as client,
         ):
@@ -62,13 +67,20 @@ async def _run() -> dict[str, Any]:
                     rates[name].append(await _creations(client, url, CREATIONS))
             for url in sides.values():
                 await _filled(client, url, JOBS - ROUNDS * CREATIONS)
-            for _ in range(ROUNDS):
-                for name, url in sides.items():
-                    lists[name] += await _lists(client, url)
+            async with AsyncExitStack() as stack:
+                if mongodb is not None:
+                    sides["ours on MongoDB"] = await stack.enter_async_context(_ours(mongodb))
+                    await _filled(client, sides["ours on MongoDB"], JOBS)
+                for _ in range(ROUNDS):
+                    for name, url in sides.items():
+                        lists.setdefault(name, []).extend(await _lists(client, url))
     return {
         "creations_per_second": {name: spread(values) for name, values in rates.items()},
         "creations_of_bare": ratio(rates["ours"], rates["bare"]),
-        "list_of_10000_jobs_by_page_of_20": {name: _told(lists[name]) for name in lists},
+        "list_of_10000_jobs_by_page_of_20": {
+            **{name: _told(seconds) for name, seconds in lists.items()},
+            **({} if why is None else {"ours on MongoDB": f"not measured: {why}"}),
+        },
         "in_flight": IN_FLIGHT,
     }
 
@@ -112,10 +124,24 @@ async def _lists(client: aiohttp.ClientSession, url: str) -> list[float]:
     return times
 
 
+@contextmanager
+def _mongodb() -> Iterator[tuple[str | None, str | None]]:
+    """The URL of a store on MongoDB, or why there is none."""
+    url, why = None, None
+    with ExitStack() as stack:
+        try:
+            servers = stack.enter_context(ReplicaSet(1, election_timeout=10))
+            url = with_database(servers.url, "bench_api")
+        except ServerUnavailable as error:
+            why = str(error)
+        yield url, why
+
+
 @asynccontextmanager
-async def _ours(path: Path) -> AsyncIterator[str]:
-    words = ["-m", "mainspring", "serve", "--quiet", "--store", f"sqlite:///{path}/ours.db"]
-    async with _process([*words, "--port"], {}) as url:
+async def _ours(store: str) -> AsyncIterator[str]:
+    words = ["-m", "mainspring", "serve", "--quiet", "--store", store]
+    secret = base64.b64encode(os.urandom(32)).decode()  # a shared store has none of its own
+    async with _process([*words, "--port"], {"MAINSPRING_SECRET_KEY": secret}) as url:
         yield url
 
 

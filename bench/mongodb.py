@@ -168,7 +168,7 @@ def crew_drain(
     with database(url) as (place, name):
         filled(place, "work", runs, concurrency=limit)
         crew = Crew(mongodb_workers.worker, [(place, seconds, limit)] * count)
-        with Watch(url, name, runs) as watch:
+        with Watch(url, name, limited=limit is not None) as watch:
             crew.tell("go")
             watch.wait()
             crew.tell("stop")
@@ -178,13 +178,13 @@ def crew_drain(
 
 
 class Watch:
-    """Looks every few milliseconds how many hold a valid lease, and when all have succeeded.
-    The clock begins with the first that runs: processes start at different speeds."""
+    """Looks every few milliseconds whether all runs have ended and, under a limit, how many hold a
+    valid lease. The clock begins with the first that runs: processes start at different speeds."""
 
     PAUSE = 0.01
 
-    def __init__(self, url: str, name: str, runs: int) -> None:
-        self._url, self._name, self._goal = url, name, runs
+    def __init__(self, url: str, name: str, *, limited: bool) -> None:
+        self._url, self._name, self._limited = url, name, limited
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self.most = 0
@@ -202,19 +202,25 @@ class Watch:
         assert self._over.wait(600), "the runs were not worked off in ten minutes"
 
     def _look(self) -> None:
-        valid = {"$gt": [{"$add": ["$leased_at", {"$divide": ["$lease", 1000]}]}, "$$NOW"]}
         began = None
         with bare_mongodb.connect(self._url) as client:
             runs = bare_mongodb.runs_of(client, self._name)
             while not self._over.wait(self.PAUSE):
-                running = {"state": "running", "leased_at": {"$type": "date"}, "$expr": valid}
-                count = len(list(runs.find(running, {"_id": 1})))
-                if count and began is None:
+                if began is None and runs.find_one({"state": "running"}, {"_id": 1}):
                     began = time.perf_counter()
-                self.most = max(self.most, count)
-                if began and not count and not runs.find_one({"state": {"$ne": "succeeded"}}):
+                if self._limited:
+                    self.most = max(self.most, holding(runs))
+                left = {"state": {"$in": ["pending", "running"]}}
+                if began and not runs.find_one(left, {"_id": 1}):
                     self.seconds = time.perf_counter() - began
                     self._over.set()
+
+
+def holding(runs: Any) -> int:
+    """How many runs have a valid lease."""
+    valid = {"$gt": [{"$add": ["$leased_at", {"$divide": ["$lease", 1000]}]}, "$$NOW"]}
+    running = {"state": "running", "leased_at": {"$type": "date"}, "$expr": valid}
+    return len(list(runs.find(running, {"_id": 1})))
 
 
 def limits(url: str) -> dict[str, Any]:
@@ -240,7 +246,7 @@ def bare_limit(url: str) -> float:
         least, more = divmod(LIMIT, PROCESSES)
         parts = [least + (n < more) for n in range(PROCESSES)]
         crew = Crew(mongodb_workers.bare_slots, [(url, name, LIMIT, part) for part in parts])
-        with Watch(url, name, LIMITED_RUNS) as watch:
+        with Watch(url, name, limited=True) as watch:
             crew.tell("go")
             watch.wait()
         assert sum(crew.told()) == LIMITED_RUNS

@@ -66,17 +66,20 @@ class Asking:
         job: str | None = None,
         state: State | str | Iterable[State | str] | None = None,
         failing: bool = False,
+        tried: bool = False,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Run]:
         """Newest first; `cursor` of one page fetches the next. `since` and `until` bound when
-        they were made; `failing`: those with a failed attempt, whatever became of them."""
+        they were made; `failing`: those with a failed attempt, whatever became of them; `tried`:
+        those with any, also one under way."""
         query = RunQuery(
             job=job,
             states=state_set(state),
             failing=failing,
+            tried=tried,
             since=since,
             until=until,
             limit=page_limit(limit),

@@ -296,7 +296,7 @@ class Scheduler(Asking):
 
     async def remove_job(self, id: str, *, force: bool = False, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end. `force` also removes a
-        job that code owns: for one whose code is gone."""
+        job that code owns: for one whose code is gone. `seen` is as for `update_job`."""
         await self._call(self._running().control.remove(id, force=force, seen=seen))
 
     async def pause_job(self, id: str) -> Job:

@@ -108,12 +108,14 @@ class Fired(Struct, frozen=True):
 class RunQuery(Struct, frozen=True, kw_only=True):
     """Newest first. `lapsed`: running with a lease that is over by the store's clock.
     `failing`: with a failed attempt since they were last made or revived, in whatever state.
+    `tried`: with an attempt, over or under way.
     `since` (inclusive) and `until` (exclusive) bound `created_at`."""
 
     job: str | None = None
     states: frozenset[State] | None = None
     lapsed: bool = False
     failing: bool = False
+    tried: bool = False
     since: datetime | None = None
     until: datetime | None = None
     limit: int = 100
@@ -291,8 +293,9 @@ class Store(Protocol):
         """
         ...
 
-    async def drop_job(self, job_id: str) -> bool:
-        """Delete the definition; its runs stay. False if there was none."""
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        """Delete the definition; its runs stay. False if there was none, or if it no longer has
+        the `version` that it was read at, where one is given."""
         ...
 
     async def notes(self, query: NoteQuery) -> Page[Note]: ...

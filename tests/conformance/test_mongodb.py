@@ -22,7 +22,7 @@ from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.claiming import Limiting, Renewing
 from mainspring.testing.conformance.committing import Rescuing
-from mainspring.testing.conformance.jobs import Electing
+from mainspring.testing.conformance.leading import Electing
 from mainspring.testing.conformance.naming import Naming
 from tests.servers.mongodb import with_database
 from tests.servers.server import Document

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from mainspring import Run, RunContext, State
-from mainspring.errors import StoreDamaged, StoreUnavailable
+from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
+from mainspring.states import Change
 from mainspring.store import Claim, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, ScriptedFaults
@@ -86,6 +88,34 @@ async def test_an_outage_is_said_once_and_ends_by_itself(
         assert (await scheduler.health()).status == "healthy"
     assert caplog.text.count("the store failed") == 1
     assert len(heard.of("scheduler.error")) == 1
+
+
+class Forbidden(MemoryStore):
+    """Refuses to record anything for a while, as a server does whose user lost a right."""
+
+    refusals = 3
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        if changes and self.refusals:
+            self.refusals -= 1
+            raise StoreError("the user may not do this")
+        return await super().commit(changes)
+
+
+async def test_an_outcome_that_is_refused_for_a_while_is_kept_and_sent_again(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make(Forbidden(), lease="30s")
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    async with scheduler:
+        done = await ended(scheduler, await work.enqueue())
+    assert (done.result, done.attempt) == (1, 1)
+    assert "the user may not do this" in caplog.text
+    assert "taken over" not in caplog.text
 
 
 async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(

@@ -12,6 +12,8 @@ import pytest
 
 from mainspring import Run, RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
+from mainspring.store import Claim
+from mainspring.stores.memory import MemoryStore
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -457,3 +459,28 @@ def test_a_store_in_the_working_directory_is_the_default(
     with scheduler.blocking as blocking:
         assert blocking.wait(work.blocking.enqueue().id, 10).result == 1
     assert (tmp_path / "mainspring.db").exists()
+
+
+class Counting(MemoryStore):
+    """Counts the claims that bring nothing."""
+
+    vain = 0
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        self.vain += not runs
+        return runs
+
+
+async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorded() -> None:
+    store = Counting()
+    scheduler = Scheduler(store, workers=10, poll="30s")
+
+    @scheduler.job(concurrency=1)
+    async def work() -> None: ...
+
+    async with scheduler:
+        runs = await work.enqueue_many([{}] * 30)
+        for run in runs:
+            await ended(scheduler, run)
+    assert store.vain < 15  # one before and one after each end would be 60

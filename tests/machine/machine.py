@@ -255,6 +255,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.old_jobs = [*self.old_jobs, job][-5:]
         self.do("put_job", replace(job, policy=policy, enabled=enabled, tags=("t",)))
 
+    @rule(data=st.data(), stale=st.booleans())
+    def drop_as_read(self, data: st.DataObject, stale: bool) -> None:
+        jobs = self.old_jobs if stale and self.old_jobs else self.all_jobs()
+        if jobs:
+            job = data.draw(st.sampled_from(jobs))
+            self.do("drop_job", job.id, job.version)
+
     @rule(job_id=job_ids)
     def drop_and_make_again(self, job_id: str) -> None:
         self.do("drop_job", job_id)

@@ -135,6 +135,33 @@ async def test_lists_are_walks_merged(store: MongoStore, sent: Sent, query: RunQ
         assert "SORT" not in plan.stages
 
 
+async def test_runs_that_were_tried_are_found_among_many_that_were_not(
+    store: MongoStore, sent: Sent
+) -> None:
+    """Page by page, by a walk along each of two indexes."""
+    [again] = await store.claim(_claim(1, HOUR))
+    now = await store.now()
+    assert await store.commit([states.retrying(again, now, Failure("no"), now)]) == [True]
+    found: set[str] = set()
+    query = RunQuery(job="job", tried=True, limit=50)
+    while True:
+        sent.commands.clear()
+        page = await store.find(query)
+        found |= {run.id for run in page.items}
+        plans = await explained(store, sent)
+        assert len(plans) == 2
+        assert sum(plan.keys for plan in plans) <= 51 + 2 * len(State)
+        assert not any("SORT" in plan.stages for plan in plans)
+        if page.cursor is None:
+            break
+        query = replace(query, cursor=page.cursor)
+    assert again.id in found
+    assert len(found) == 211
+    [kept] = (await store.get([again.id])).values()
+    assert await store.commit([states.cancelled(kept, now, "over")]) == [True]
+    await store.drop_runs([again.id])
+
+
 async def some(store: MongoStore, name: str, count: int, **fields: Any) -> list[Run]:
     """Due runs of a job and a handler of their own."""
     times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
@@ -205,7 +232,7 @@ async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent:
     alike = [states.succeeded(run, now, None) for run in held[:15]]
     unlike = [states.succeeded(run, now, run.id) for run in held[15:30]]
     mixed = [states.succeeded(run, now, 1) for run in held[30:35]]
-    mixed += [states.failed(run, now, Failure(error="boom")) for run in held[35:]]
+    mixed += [states.failed(run, now, Failure("boom")) for run in held[35:]]
     for batch in (alike, unlike, mixed):
         sent.commands.clear()
         assert all(await store.commit(batch))

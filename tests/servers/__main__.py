@@ -1,4 +1,4 @@
-"""`python -m tests.servers`: fetch the servers, start one by hand, sweep up.
+"""`python -m tests.servers`: fetch the servers and a browser, start one by hand, sweep up.
 
 fetch                                 into the cache, checked
 run standalone|replica-set|sharded    print its URL, run until Ctrl-C
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from tests.browser.chromium import chromium
 from tests.servers.binaries import binaries
 from tests.servers.cache import ServerUnavailable
 from tests.servers.mongodb import TOPOLOGIES, Topology
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["fetch"]:
             try:
                 say(f"MongoDB: {binaries().mongod}")
+                say(f"Chromium: {chromium().program}")
             except ServerUnavailable as error:
                 say(str(error))
                 return 1

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from mainspring import states
+from mainspring.model import Page, Run
+from mainspring.store import RunQuery
 from tests.service.conftest import Api, Make, sample_scheduler, until
 from tests.service.test_jobs import created
 from tests.service.test_runs import finished
@@ -55,6 +57,39 @@ async def test_a_run_that_waits_for_its_next_try_tells_its_last(working: Api) ->
         return await ids(working, "mine")
 
     assert await until(tried) == [f"{run.id}:1"]
+
+
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+@pytest.mark.parametrize("others", ["pending", "cancelled"])
+async def test_a_try_behind_a_long_backlog_is_told(
+    make: Make, tmp_path: Any, kept: str, others: str
+) -> None:
+    """More runs that were never tried than anybody would want to read for it."""
+    url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    api: Api = await make(sample_scheduler(url, workers=1))
+    body = {"handler": "greet", "schedule": None, "id": "mine", "retryAttempts": 1}
+    await api.ok("POST", "/api/jobs", json={**body, "retryDelay": "1h"})
+    run = await api.scheduler.trigger("mine", {"name": "nobody"})
+
+    async def tried() -> list[str]:
+        return await ids(api, "mine")
+
+    assert await until(tried) == [f"{run.id}:1"]
+    if others == "cancelled":
+        await api.scheduler.cancel(run.id)
+    behind = await api.scheduler.enqueue_many("mine", [None] * 1200, delay="1d")
+    if others == "cancelled":
+        assert (await api.scheduler.cancel_runs([one.id for one in behind])).done == 1200
+    asked: list[RunQuery] = []
+    find = api.scheduler.store.find
+
+    async def watched(query: RunQuery) -> Page[Run]:
+        asked.append(query)
+        return await find(query)
+
+    api.scheduler.store.find = watched  # type: ignore[method-assign]
+    assert await ids(api, "mine") == [f"{run.id}:1"]
+    assert len([query for query in asked if query.job == "mine"]) == 1
 
 
 @pytest.mark.parametrize(("sent", "kept", "truncated", "encoding"), BODIES)

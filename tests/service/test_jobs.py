@@ -287,38 +287,6 @@ async def test_what_code_owns_can_be_switched_and_run_but_not_edited(working: Ap
     await api.ok("POST", "/api/jobs/report/resume")
 
 
-async def test_an_etag_guards_an_edit(api: Api) -> None:
-    job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
-    tag = (await api.get(path)).headers["etag"]
-    stored = await api.scheduler.get_job(job_id)
-    # A firing moves the job on; that is no edit.
-    from msgspec.structs import replace
-
-    assert stored.next_run_at is not None
-    await api.scheduler.store.put_job(replace(stored, last_run_at=stored.next_run_at))
-    assert (await api.get(path)).headers["etag"] == tag
-    first = await api.put(path, json={"priority": 7}, headers={"If-Match": tag})
-    assert first.status_code == 200
-    assert first.headers["etag"] != tag
-    await refused(api, "PUT", path, 412, json={"priority": 8}, headers={"If-Match": tag})
-    await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
-    assert (await job(api, job_id))["priority"] == 7
-    await api.ok("DELETE", path, headers={"If-Match": first.headers["etag"]})
-
-
-async def test_of_edits_at_once_with_one_etag_one_wins(api: Api) -> None:
-    job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
-    tag = (await api.get(path)).headers["etag"]
-    edits = [
-        api.put(path, json={"description": f"edit {n}"}, headers={"If-Match": tag})
-        for n in range(8)
-    ]
-    codes = sorted(answer.status_code for answer in await asyncio.gather(*edits))
-    assert codes == [200, *[412] * 7]
-
-
 async def test_a_create_that_is_sent_again_makes_one_job(api: Api) -> None:
     headers = {"Idempotency-Key": "abc"}
     answers = await asyncio.gather(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,21 +18,6 @@ from mainspring.service.keys import Keys
 from tests.service.conftest import WEBHOOK
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "src/mainspring/service/pages/docs.js"
-PAGE_STUB = """
-const text = [];
-globalThis.location = new URL(process.argv[1]);
-globalThis.document = {
-  createElement: (name) => ({
-    firstChild: {}, append() {}, replaceChildren() {},
-    set textContent(given) { if (name === "pre") text.push(given); },
-  }),
-  getElementById: () => document.createElement("main"),
-};
-globalThis.fetch = async () => ({json: async () => JSON.parse(process.argv[2])});
-require(process.argv[3]);
-setImmediate(() => console.log(text.join("\\n")));
-"""
 
 
 def client(app: Any) -> httpx.AsyncClient:
@@ -100,22 +82,3 @@ async def test_the_program_of_the_page_works(
         headers = {"Authorization": f"Bearer {text}"}
         made = await api.post("/jobs/api/jobs", json=WEBHOOK, headers=headers)
         assert made.status_code == 201
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="the reference is drawn by JavaScript")
-@pytest.mark.parametrize(
-    ("page", "expected"),
-    [
-        ("http://127.0.0.1:3000/docs", "curl http://127.0.0.1:3000/api/jobs"),
-        ("http://app.example/jobs/docs", "curl http://app.example/jobs/api/jobs"),
-    ],
-)
-def test_the_commands_of_the_reference_have_its_path(page: str, expected: str) -> None:
-    described = {"info": {}, "paths": {"/api/jobs": {"get": {"summary": "List"}}}}
-    done = subprocess.run(
-        ["node", "-e", PAGE_STUB, page, json.dumps(described), str(SCRIPT)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == expected

@@ -38,7 +38,7 @@ from tests.simulation.world import MakeStore, Report, simulate
 
 __all__ = ["PLANTED", "Planted", "hunt"]
 
-MOST_SEEDS = 120
+MOST_SEEDS = 250
 Patches = list[AbstractContextManager[Any]]
 
 

@@ -218,5 +218,16 @@ def test_find_walks_an_index(
             assert not any("TEMP B-TREE" in step for step in steps)
 
 
+@pytest.mark.parametrize("state", State)
+def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
+    database: sqlite3.Connection, state: State
+) -> None:
+    [(sql, _)] = reads.walks(RunQuery(job="job", tried=True, states=frozenset({state})), 1, 1)
+    [step] = [one for one in plan(database, sql) if "TEMP B-TREE" not in one]
+    untried = state in (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
+    assert ("USING INDEX mainspring_runs_tried (job_id=? AND state=?" in step) is untried
+    assert step.startswith("SEARCH")
+
+
 def test_prune_walks_an_index(database: sqlite3.Connection) -> None:
     assert scans(plan(database, writes._PRUNE)) == []

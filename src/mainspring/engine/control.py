@@ -297,12 +297,16 @@ class Control:
         return await self.edit(job_id, flip, operator=True)
 
     async def remove(self, job_id: str, *, force: bool, seen: Job | None = None) -> None:
-        """Delete a job, cancel its pending runs, let running ones end."""
-        job = await self.job(job_id)
-        _unchanged(job, seen)
-        if job.owner is Owner.CODE and not force:
-            raise JobOwnedByCode(job_id)
-        await self._parts.store.drop_job(job_id)
+        """Delete a job, cancel its pending runs, let running ones end. `seen` is as for `edit`."""
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            _unchanged(job, seen)
+            if job.owner is Owner.CODE and not force:
+                raise JobOwnedByCode(job_id)
+            if await self._parts.store.drop_job(job_id, job.version):
+                break
+        else:
+            raise _contended(f"job {job_id}")
         self._parts.jobs.forget(job_id)
         unstarted = frozenset({State.PENDING, State.WAITING})
         while True:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from mainspring.engine.parts import Parts
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreError
 from mainspring.states import Change
 
 __all__ = ["Settler"]
@@ -76,8 +76,8 @@ class Settler:
     async def _attempt(self, changes: Sequence[Change]) -> list[bool]:
         try:
             return await self._parts.store.commit(changes)
-        except (StoreUnavailable, OSError):
-            raise
+        except (StoreError, OSError):
+            raise  # no fault of these changes: a right taken away, a full disk
         except Exception as error:
             raise _RefusedError from error
 

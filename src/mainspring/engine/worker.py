@@ -63,6 +63,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
         self._draining = False
+        self._short = True  # of places: the store may have had more for us than we could take
         self._due: datetime | None = None  # of what is pending, as the store said it last
         self._due_known = 0  # for how many polls more
         self._handler_seconds = 1.0
@@ -102,9 +103,10 @@ class Worker:
         while not self._draining:
             self._wake.clear()
             room = self._room()
+            self._short = room <= 0 or await self._claim(room) == room
             if room <= 0:
                 await rest(self._wake, self._settings.poll.total_seconds())
-            elif not await self._claim(room):
+            elif not self._short:
                 await self._sleep_until_due()
         for work in [*self._ready, *self._active]:
             if self._taken_back(work):
@@ -142,14 +144,13 @@ class Worker:
         ahead = min(int(asked), MOST_AHEAD)
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
-    async def _claim(self, limit: int) -> bool:
+    async def _claim(self, limit: int) -> int:
         sent = self._parts.clock.monotonic()
         claim = self._asked(limit)
         runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
-        if not runs:
-            return False
-        await self._admit(runs, sent)
-        return True
+        if runs:
+            await self._admit(runs, sent)
+        return len(runs)
 
     def _asked(self, limit: int) -> Claim:
         return Claim(
@@ -276,14 +277,20 @@ class Worker:
                 self.tracing.end(work, verdict)
         self._note_pace(works)
         self._begin()
-        self._wake.set()
+        self._place_free()
 
     def freed(self, work: Work) -> None:
         """A thread has ended, perhaps after its attempt: its place is free again."""
         self._taken -= 1
         self._stuck.discard(work)
         self._begin()
-        self._wake.set()
+        self._place_free()
+
+    def _place_free(self) -> None:
+        """Claim again, if it was places that we lacked. If not, the store has nothing more for us
+        before it says so: room under a limit is there once the end is recorded, which it tells."""
+        if self._short or self._draining:
+            self._wake.set()
 
     def _give_back(self, work: Work) -> None:
         now = self._parts.time.now()

@@ -1,13 +1,15 @@
 """The HTTP service over a scheduler: API, keys, probes, metrics.
 
     server.py       uvicorn, signals, the order in which things stop
+    lobby.py        connections whose request has not come yet: how long, how many
     app.py          the application put together; core.py what its routes share
     guard.py        what every request must pass: host, origin, key, rate, body
     keys.py         API keys: made once, kept hashed, read by every instance
     settings.py     environment variables and `.env`
     bodies.py       what clients send, checked field by field (ids.py, spans.py), and together.py
                     what fields make beside each other; changes.py what becomes of it
-    shapes.py       jobs, runs and executions as clients get them; documents.py describes them
+    shapes.py       jobs, runs and executions as clients get them; documents.py describes them,
+                    words.py says what each field means
     jobs.py runs.py planning.py stream.py observability.py key_routes.py reference.py
                     the endpoints, by subject
     idempotency.py  a create that is sent again

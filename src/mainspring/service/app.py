@@ -21,6 +21,7 @@ from mainspring.service import (
     reference,
     runs,
     stream,
+    words,
 )
 from mainspring.service.core import Service
 from mainspring.service.guard import Guard
@@ -109,6 +110,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
         )
         hoisted = parts["schemas"]["ProblemDocument"].pop("$defs", {})
         parts["schemas"] |= hoisted
+        words.describe(parts["schemas"])
         parts["securitySchemes"] = {
             "key": {"type": "http", "scheme": "bearer", "description": "`mainspring keys create`"}
         }

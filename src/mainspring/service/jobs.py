@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from math import inf
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -12,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from mainspring.errors import MainspringError, NotFound
-from mainspring.model import Job, State
+from mainspring.model import Job
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
@@ -27,10 +26,6 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 TOGETHER = 50
-
-BEGUN = frozenset({State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELLED})
-PENDING_LOOKED_AT = 1000
-"""Few pending runs have attempts behind them: a long backlog is not read whole for those."""
 
 DryRun = Annotated[
     bool, Query(alias="dryRun", description="Show the request, filled in and signed; send nothing.")
@@ -194,30 +189,13 @@ async def resume(id: JobPath, service: ServiceDep) -> Response:
 @router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
 async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 20) -> Response:
     await service.job(id)
-    found = await _attempts(service, id, BEGUN, limit)
-    found += await _attempts(service, id, {State.PENDING}, limit, most=PENDING_LOOKED_AT)
+    page = await service.scheduler.list_runs(job=id, tried=True, limit=limit)
+    found = [one for run in page.items for one in shapes.executions(run)]
     found.sort(key=lambda one: one["startedAt"], reverse=True)
     return shapes.answer({"success": True, "data": found[:limit]})
 
 
 # -- steps ----------------------------------------------------------------------------------
-
-
-async def _attempts(
-    service: Service, job: str, states: Iterable[State], limit: int, most: float = inf
-) -> list[dict[str, Any]]:
-    """Attempts of the newest runs in these states, `limit` or more where there are as many."""
-    found: list[dict[str, Any]] = []
-    cursor: str | None = None
-    while len(found) < limit and most > 0:
-        page = await service.scheduler.list_runs(
-            job=job, state=states, limit=max(limit, 50), cursor=cursor
-        )
-        found += [one for run in page.items for one in shapes.executions(run)]
-        most -= len(page.items)
-        if (cursor := page.cursor) is None:
-            break
-    return found
 
 
 async def _made(

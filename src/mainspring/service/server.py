@@ -26,11 +26,16 @@ from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
 from mainspring.service.app import create_app
 from mainspring.service.core import Service
+from mainspring.service.lobby import Lobby
 from mainspring.service.settings import ServiceSettings, is_loopback
 
 __all__ = ["listening", "serve"]
 
 log = logging.getLogger("mainspring.service")
+
+BACKLOG = 100
+"""Connections that the system keeps for us. asyncio accepts so many in one turn, before it looks at
+any of them: with 2,048 a burst took every descriptor before the lobby could close one."""
 
 FINISH_SECONDS = 5
 """How long requests under way may take once the socket is closed."""
@@ -62,7 +67,7 @@ async def serve(
                     f"{settings.host} can be reached from other machines, and there is no API key:"
                     f" make one first ({first_key}), or listen on 127.0.0.1"
                 )
-            await _until_signal(service, _server(app), bound, greet, url_of(bound))
+            await _until_signal(service, _server(app, settings), bound, greet, url_of(bound))
 
 
 @contextlib.contextmanager
@@ -81,7 +86,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen(2048)
+            bound.listen(BACKLOG)
         except OSError:
             bound.close()
             raise
@@ -101,16 +106,19 @@ def url_of(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _server(app: object) -> _Server:
+def _server(app: object, settings: ServiceSettings) -> _Server:
+    lobby = Lobby(settings.patience.total_seconds(), settings.max_connections)
     return _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
+            http=lobby.protocol,
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             ws="none",
             proxy_headers=False,
+            backlog=BACKLOG,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=FINISH_SECONDS,
         )

@@ -38,6 +38,9 @@ class ServiceSettings(BaseSettings):
     rate_limit: float = Field(100, gt=0, le=1_000_000)
     """Requests a second that one key may make; it may save up twice as many."""
     body_limit: int = Field(1024 * KIB, ge=KIB, le=64 * 1024 * KIB)
+    header_timeout: int = Field(10_000, ge=100, le=600_000)
+    """How long a connection may take to bring a request's headers."""
+    max_connections: int = Field(1000, ge=10, le=1_000_000)
     allowed_hosts: str = ""
     """Names beside loopback's own that requests may ask for, with commas: those of a proxy."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
@@ -61,6 +64,10 @@ class ServiceSettings(BaseSettings):
     @property
     def poll(self) -> timedelta:
         return timedelta(milliseconds=self.scheduler_poll_interval)
+
+    @property
+    def patience(self) -> timedelta:
+        return timedelta(milliseconds=self.header_timeout)
 
     @property
     def drain(self) -> timedelta:

@@ -227,8 +227,8 @@ class FaultyStore:
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
         return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
 
-    async def drop_job(self, job_id: str) -> bool:
-        return await self._call("drop_job", lambda: self.store.drop_job(job_id))
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        return await self._call("drop_job", lambda: self.store.drop_job(job_id, version))
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return await self._call("notes", lambda: self.store.notes(query))

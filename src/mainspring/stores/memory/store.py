@@ -189,6 +189,7 @@ class MemoryStore:
             and (query.states is None or run.state in query.states)
             and (not query.lapsed or values.lapsed(run, now))
             and (not query.failing or run.failures)
+            and (not query.tried or run.attempt)
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)
@@ -272,8 +273,12 @@ class MemoryStore:
         self._waiters.wake()
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
-        return self._jobs.pop(job_id, None) is not None
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        stored = self._jobs.get(job_id)
+        if stored is None or version not in (None, stored.version):
+            return False
+        del self._jobs[job_id]
+        return True
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         now = self._clock.now()

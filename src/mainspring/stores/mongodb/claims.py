@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from mainspring.model import Run
 from mainspring.store import Claim
 from mainspring.stores.mongodb.database import BY_ID, Collection, Database, Document, chunks
 from mainspring.stores.mongodb.faults import ambiguous
-from mainspring.stores.mongodb.limits import Room, count_room
+from mainspring.stores.mongodb.limits import Room, room_under
 from mainspring.stores.mongodb.rows import LIVE_STATES, read_run
 from mainspring.stores.mongodb.times import read_moment, span_us
 
@@ -50,6 +50,9 @@ class Crowd:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._met = 0
+        self.limited: Mapping[str, str] = {}
+        """The limited jobs that had runs pending at the last claim, and the keys of their limits.
+        Mostly they still have."""
 
     def width(self, limit: int) -> int:
         return limit * 4 if self._met else limit
@@ -90,11 +93,12 @@ class Doubts:
         return [(nonce, ids) for nonce, (whose, ids) in self._open.items() if whose == worker]
 
 
-async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> list[Run]:
+async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tuple[list[Run], bool]:
+    """The runs taken, and whether there may be more: others were quicker with what we saw."""
     if claim.limit <= 0 or not claim.handlers:
-        return []
+        return [], False
     if again := await _found_again(db, claim.worker, doubts):
-        return again
+        return again, True
     nonce = ObjectId()
     for tries in range(TRIES):
         if tries:
@@ -104,14 +108,15 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> lis
             continue
         chosen, room = found
         if not chosen:
-            return []
+            return [], False
         if not await room.reserve(db, chosen):
             continue
         taken = await _take(db, claim, chosen, nonce, doubts)
-        crowd.met(len(taken) < len(chosen))
+        missed = len(taken) < len(chosen)
+        crowd.met(missed)
         if taken:
-            return taken
-    return []
+            return taken, missed
+    return [], True
 
 
 # -- which ----------------------------------------------------------------------------------
@@ -121,19 +126,18 @@ async def _select(
     db: Database, claim: Claim, crowd: Crowd, nonce: ObjectId
 ) -> tuple[list[Document], Room] | None:
     """The runs to take, in order, and the room under their limits. None: look again."""
-    lanes = await _lanes(db, claim)
-    room = await count_room(db, {lane["g"] for lane in lanes if lane["g"]}, nonce)
-    if room is None:
-        return None
-    width = claim.limit if room.limits else crowd.width(claim.limit)
+    guess = crowd.limited
+    lanes, room = await asyncio.gather(
+        _lanes(db, claim), room_under(db, guess, nonce, frozenset(guess.values()))
+    )
+    limited = {lane["g"] for lane in lanes if lane["g"]}
+    if not limited <= guess.keys():
+        room = await room_under(db, limited, nonce)
+    crowd.limited = {job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited}
+    width = claim.limit if limited else crowd.width(claim.limit)
+    counted, found = await asyncio.gather(room.count(db), _first(db, lanes, room, width))
     taken: dict[str, Document] = {}
-    while True:
-        lanes = [lane for lane in lanes if room.left(lane["g"])]
-        most = room.most(lane["g"] for lane in lanes)
-        count = width if most is None else min(width, most)
-        found = await _heads(db, lanes, count + len(taken))
-        if await _mislaid(db, found):
-            return None
+    while counted and not await _mislaid(db, found):
         turned_away = False
         for run in found:
             if run["_id"] in taken:
@@ -147,6 +151,18 @@ async def _select(
                 turned_away = True
         if len(taken) == width or not turned_away:
             return crowd.chosen(sorted(taken.values(), key=_turn), claim.limit), room
+        found = await _first(db, lanes, room, width, len(taken))
+    return None
+
+
+async def _first(
+    db: Database, lanes: Sequence[Document], room: Room, width: int, known: int = 0
+) -> list[Document]:
+    """The heads of the lanes that have room left: as many as there may be use for."""
+    open_lanes = [lane for lane in lanes if room.left(lane["g"])]
+    most = room.most(lane["g"] for lane in open_lanes)
+    count = width if most is None else min(width, most)
+    return await _heads(db, open_lanes, count + known if count else 0)
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:

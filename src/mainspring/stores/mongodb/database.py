@@ -35,7 +35,7 @@ class Database:
     handle: AsyncDatabase[Document]
     prefix: str
     time: ServerTime
-    sightings: dict[str, dict[tuple[str, ObjectId], int]] = field(default_factory=dict)
+    sightings: dict[str, dict[tuple[str, ObjectId], float]] = field(default_factory=dict)
     """Since when this client has seen others' reservations, by limit (limits.py)."""
 
     @property

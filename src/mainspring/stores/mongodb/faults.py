@@ -116,5 +116,8 @@ def _code(error: PyMongoError) -> int | None:
 
 
 def _words(error: PyMongoError) -> str:
-    """The message without the dump of the topology behind it."""
-    return str(error).split(", Timeout: ", 1)[0].split(", full error: ", 1)[0][:500]
+    """The message without the dump of the topology, or of the command, behind it."""
+    text = str(error)
+    for dump in (", Timeout: ", ", full error: ", " to execute command {"):
+        text = text.split(dump, 1)[0]
+    return text[:500]

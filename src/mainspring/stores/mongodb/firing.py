@@ -90,10 +90,10 @@ async def _add_job(db: Database, made: Document) -> bool:
     return True
 
 
-async def drop_job(db: Database, job_id: str) -> bool:
+async def drop_job(db: Database, job_id: str, version: int | None = None) -> bool:
     for _ in range(TRIES):
         stored = await db.jobs.find_one({"_id": job_id}, _SHOWN)
-        if stored is None:
+        if stored is None or version not in (None, stored["version"]):
             return False
         await _finish(db, stored)
         gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})

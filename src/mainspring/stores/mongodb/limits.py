@@ -3,10 +3,10 @@
 What counts are running runs with a valid lease, wherever they were claimed: a query tells. What
 the query cannot tell is what others are about to claim. So each limit has a document:
 
-    {_id: "job:mail", version: 7, reserved: [{run, token, fence, by}]}
+    {_id: "job:mail", mark: ObjectId, reserved: [{run, token, fence, by}]}
 
 A claim (or the renewal of a lapsed lease) counts, and then writes its reservations there by
-compare-and-set on the version. Only one of two that counted at the same time gets through; the
+compare-and-set on the mark. Only one of two that counted at the same time gets through; the
 other counts again. Then the run itself is written, guarded by the token and fence reserved. One
 such round serves a whole batch, and the place stays taken as long as the run runs.
 
@@ -22,8 +22,9 @@ Two things could make the count wrong, and are fenced off before it is used:
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,21 +35,26 @@ from pymongo.errors import DuplicateKeyError
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.times import until
 
-__all__ = ["Room", "count_room", "lapsed"]
+__all__ = ["Room", "lapsed", "room_under"]
 
-VOID_AFTER = 10 * 1_000_000
-"""Microseconds from the first sight of a reservation to its end: longer than any time-out."""
+VOID_AFTER = 10.0
+"""Seconds from the first sight of a reservation to its end: longer than any time-out."""
 
 
 @dataclass(slots=True)
 class Room:
-    """How many more runs each limited job may have, as far as one client can see."""
+    """How many more runs each limited job may have, as far as one client can see: all that its
+    limit allows, until `count` has seen what is running."""
 
     by: ObjectId
+    """Who asks, and whose own reservations do not stand in its way."""
     limits: dict[str, tuple[int, str]] = field(default_factory=dict)
     used: Counter[str] = field(default_factory=Counter)
-    versions: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, ObjectId | None] = field(default_factory=dict)
+    """What was read there. A number would do, but for two primaries that both count on."""
     standing: dict[str, list[Document]] = field(default_factory=dict)
+    sharing: dict[str, str] = field(default_factory=dict)
+    reserved: list[tuple[Document, str, float]] = field(default_factory=list)
 
     def limited(self, job_id: str) -> bool:
         return job_id in self.limits
@@ -68,6 +74,30 @@ class Room:
         if job_id in self.limits:
             self.used[self.limits[job_id][1]] += 1
 
+    async def count(self, db: Database) -> bool:
+        """Fill in what is taken. False: something moved meanwhile, begin anew."""
+        if not self.limits:
+            return True
+        sharing = self.sharing
+        runs = await _seen(db, sharing, [one["run"] for one, _, _ in self.reserved])
+        if not await _evict(db, [run for run in runs.values() if _to_evict(run, sharing)]):
+            return False
+        taken = {(sharing[r["job_id"]], r["_id"]) for r in runs.values() if _counts(r, sharing)}
+        void = []
+        for one, key, age in self.reserved:
+            run = runs.get(one["run"])
+            if run is None or _moved_on(one, run):
+                continue  # decided: if it runs, it is counted
+            if age > VOID_AFTER or run["state"] not in _TO_COME:
+                void.append(one)
+                continue
+            self.standing.setdefault(key, []).append(one)
+            taken.add((key, one["run"]))
+        if not await _void(db, void):
+            return False
+        self.used = Counter(key for key, _ in taken)
+        return True
+
     async def reserve(self, db: Database, runs: Sequence[Document]) -> bool:
         """Reserve places for runs of limited jobs. False: another came first, count again."""
         wanted: dict[str, list[Document]] = {}
@@ -80,19 +110,19 @@ class Room:
         return True
 
     async def _write(self, db: Database, key: str, runs: Sequence[Document]) -> bool:
-        version = self.versions.get(key, 0)
         mine = [
             {"run": r["_id"], "token": r["token"], "fence": r.get("fence", 0), "by": self.by}
             for r in runs
         ]
-        put = {"version": version + 1, "reserved": [*self.standing.get(key, ()), *mine]}
-        if version == 0:
+        put = {"mark": ObjectId(), "reserved": [*self.standing.get(key, ()), *mine]}
+        if key not in self.marks:
             try:
                 await db.limits.insert_one({"_id": key, **put})
             except DuplicateKeyError:
                 return False
             return True
-        result = await db.limits.update_one({"_id": key, "version": version}, {"$set": put})
+        read = {"_id": key, "mark": self.marks[key]}
+        result = await db.limits.update_one(read, {"$set": put})
         return result.matched_count == 1
 
 
@@ -102,47 +132,34 @@ def lapsed(db: Database) -> Any:
     return {"$and": [{"$gt": ["$leased_at", None]}, over]}
 
 
-async def count_room(db: Database, job_ids: Iterable[str], by: ObjectId) -> Room | None:
-    """The room under these jobs' limits. None: something moved meanwhile, count again.
+async def room_under(
+    db: Database, job_ids: Iterable[str], by: ObjectId, guess: Collection[str] = ()
+) -> Room:
+    """The limits of these jobs and what is reserved under them. What is running has to be read
+    after it, by `count`: read before, it would miss what was claimed in between.
 
-    `by` names the caller, whose own reservations do not stand in its way.
+    `guess`: the keys of their limits as they were the last time, which saves a round.
     """
     room = Room(by)
-    sharing = await _limits(db, job_ids, room)
-    if not room.limits:
+    asked = list(job_ids)
+    if not asked:
         return room
-    keys = sorted({key for _, key in room.limits.values()})
-    reserved = await _reservations(db, keys, room)
-    runs = await _seen(db, sharing, [one["run"] for one, _, _ in reserved])
-    if not await _evict(db, [run for run in runs.values() if _to_evict(run, sharing)]):
-        return None
-    taken = {(sharing[r["job_id"]], r["_id"]) for r in runs.values() if _counts(r, sharing)}
-    void = []
-    for one, key, age in reserved:
-        run = runs.get(one["run"])
-        if run is None or _moved_on(one, run):
-            continue  # decided: if it runs, it is counted
-        if age > VOID_AFTER or run["state"] not in _TO_COME:
-            void.append(one)
-            continue
-        room.standing.setdefault(key, []).append(one)
-        taken.add((key, one["run"]))
-    if not await _void(db, void):
-        return None
-    room.used = Counter(key for key, _ in taken)
+    sharing, reserved = await asyncio.gather(_limits(db, asked, room), _reserved(db, guess))
+    keys = {key for _, key in room.limits.values()}
+    if not keys <= set(guess):
+        reserved = await _reserved(db, keys)
+    room.sharing = sharing
+    for kept in reserved:
+        if (key := kept["_id"]) in keys:
+            room.marks[key] = kept.get("mark")
+            others = [one for one in kept["reserved"] if one["by"] != by]
+            room.reserved += _with_ages(db, key, others)
     return room
 
 
-_TO_COME = ("pending", "running")
-"""The states of a run that a claim or a renewal may be about to write."""
-
-
-async def _limits(db: Database, job_ids: Iterable[str], room: Room) -> dict[str, str]:
+async def _limits(db: Database, job_ids: Sequence[str], room: Room) -> dict[str, str]:
     """Fill in the limits of these jobs; give every job that shares one of them, with its key."""
-    asked = list(job_ids)
-    if not asked:
-        return {}
-    limited = {"_id": {"$in": asked}, "limit.key": {"$exists": True}}
+    limited = {"_id": {"$in": job_ids}, "limit.key": {"$exists": True}}
     async for job in db.jobs.find(limited, {"limit": 1}):
         room.limits[job["_id"]] = (job["limit"]["most"], job["limit"]["key"])
     sharing = {job_id: key for job_id, (_, key) in room.limits.items()}
@@ -153,25 +170,23 @@ async def _limits(db: Database, job_ids: Iterable[str], room: Room) -> dict[str,
     return sharing
 
 
-async def _reservations(
-    db: Database, keys: Sequence[str], room: Room
-) -> list[tuple[Document, str, int]]:
+async def _reserved(db: Database, keys: Collection[str]) -> list[Document]:
+    return await db.limits.find({"_id": {"$in": list(keys)}}).to_list() if keys else []
+
+
+def _with_ages(
+    db: Database, key: str, reserved: Sequence[Document]
+) -> list[tuple[Document, str, float]]:
     """Reservations of others, with the limit's key and for how long we have seen them there."""
-    found: list[tuple[Document, str, int]] = []
-    shown = {"version": 1, "reserved": 1, "now": db.time.now}
-    async for kept in db.limits.find({"_id": {"$in": list(keys)}}, shown):
-        key: str = kept["_id"]
-        now: int = kept["now"]
-        room.versions[key] = kept["version"]
-        before = db.sightings.get(key, {})
-        others = [one for one in kept["reserved"] if one["by"] != room.by]
-        names = [(one["run"], one["by"]) for one in others]
-        db.sightings[key] = {name: before.get(name, now) for name in names}
-        found += [
-            (one, key, now - db.sightings[key][name])
-            for one, name in zip(others, names, strict=True)
-        ]
-    return found
+    now = db.time.elapsed()
+    before = db.sightings.get(key, {})
+    names = [(one["run"], one["by"]) for one in reserved]
+    seen = db.sightings[key] = {name: before.get(name, now) for name in names}
+    return [(one, key, now - seen[name]) for one, name in zip(reserved, names, strict=True)]
+
+
+_TO_COME = ("pending", "running")
+"""The states of a run that a claim or a renewal may be about to write."""
 
 
 async def _seen(db: Database, jobs: Iterable[str], reserved: Sequence[str]) -> dict[str, Document]:

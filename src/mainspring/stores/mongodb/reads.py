@@ -12,16 +12,18 @@ import pymongo
 
 from mainspring.clock import to_us
 from mainspring.errors import InvalidInput
-from mainspring.model import Job, Page, Run, State
+from mainspring.model import Job, Page, Run, State, replace
 from mainspring.store import Counts, Due, JobQuery, RunQuery
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.limits import lapsed
 from mainspring.stores.mongodb.rows import RESERVED, STATES, read_job, read_run
+from mainspring.stores.mongodb.schema import UNTRIED
 from mainspring.stores.mongodb.times import read_moment
 
 __all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
+_UNTRIED = frozenset(map(State, UNTRIED))
 COUNTING = 60.0
 """Seconds for `counts`, whose walk is as long as there are runs: half a one for a million
 (bench/sizing.py)."""
@@ -46,10 +48,24 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
         return Page([])
     if query.lapsed:
         return await find_lapsed(db, query)
-    walk = db.runs.find(listed(query)).sort(_NEWEST).limit(query.limit)
+    found: list[Document] = []
+    for where, hint in walks(query):
+        walk = db.runs.find(where, hint=hint).sort(_NEWEST).limit(query.limit)
+        found += await walk.to_list(query.limit)
+    found.sort(key=lambda run: (run["created_at"], run["_id"]), reverse=True)
+    return _page(found[: query.limit], query)
+
+
+def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
+    """What is looked for, and along which index where that is no question for the server. Runs of a
+    job that were tried are two walks: those that may be untried have an index of their own."""
     if query.failing:
-        walk = walk.hint("failing")
-    return _page(await walk.to_list(query.limit), query)
+        return [(listed(query), "failing")]
+    if not query.tried or query.job is None:
+        return [(listed(query), None)]
+    states = frozenset(State) if query.states is None else query.states
+    parts = [(states - _UNTRIED, "newest_of_job"), (states & _UNTRIED, "tried")]
+    return [(listed(replace(query, states=part)), index) for part, index in parts if part]
 
 
 def listed(query: RunQuery) -> Document:
@@ -60,6 +76,8 @@ def listed(query: RunQuery) -> Document:
     alike: Document = {}
     if query.job is not None:
         alike["job_id"] = query.job
+    if query.tried:
+        alike["attempt"] = {"$gt": 0}
     if query.failing:  # an index of its own, in order whatever the states
         alike |= {"failures": {"$gt": 0}, "state": {"$in": states}}
         return alike | _either(_ranges(query))
@@ -191,7 +209,7 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
         return Page([])
     order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
     where = listed_jobs(query)
-    total = await db.jobs.count_documents(where) if query.counted else None
+    total = await _total(db, where) if query.counted else None
     if query.due is None and query.cursor is not None:
         where = (
             {"$and": [where, {"_id": {"$gt": query.cursor}}]}
@@ -202,6 +220,13 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
     found = [read_job(job) for job in await walk.to_list(query.limit)]
     full = query.due is None and len(found) == query.limit
     return Page(found, found[-1].id if full else None, total)
+
+
+async def _total(db: Database, where: Document) -> int:
+    """Of all jobs, along the ids: left to itself the server reads every document for it."""
+    if where:
+        return await db.jobs.count_documents(where)
+    return await db.jobs.count_documents({}, hint=BY_ID)
 
 
 def listed_jobs(query: JobQuery) -> Document:

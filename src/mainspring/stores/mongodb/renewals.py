@@ -16,7 +16,7 @@ from pymongo import UpdateMany
 from mainspring.model import Run
 from mainspring.store import Held
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.limits import count_room, lapsed
+from mainspring.stores.mongodb.limits import lapsed, room_under
 from mainspring.stores.mongodb.rows import progress_text, read_run
 from mainspring.stores.mongodb.times import span_us
 
@@ -76,8 +76,8 @@ async def _with_room(
     items = list(held)
     jobs = {run["job_id"] for run in seen.values() if _over(run)}
     for _ in range(TRIES):
-        room = await count_room(db, jobs, nonce)
-        if room is None:
+        room = await room_under(db, jobs, nonce)
+        if not await room.count(db):
             continue
         mine = await _mine(db, items)  # again: what was lapsed is fenced now
         kept, anew = {}, []

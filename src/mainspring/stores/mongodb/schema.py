@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 VERSION = 1
+UNTRIED = ["waiting", "pending", "cancelled", "skipped"]
+"""The states that a run may have without an attempt."""
+
 WAKEUPS_BYTES = 64 * 1024
 SHARDED = ("runs", "jobs", "keys", "limits", "notes")
 """What a cluster may spread over its shards, each by the hash of its `_id`."""
@@ -68,6 +71,13 @@ INDEXES = (
     Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
     # Runs with a failed attempt, whatever became of them.
     Index("runs", "failing", [("created_at", -1), ("_id", -1)], {"failures": {"$gt": 0}}),
+    # Runs that were tried, in the states that a run may have untried: among many that were not.
+    Index(
+        "runs",
+        "tried",
+        [("job_id", 1), ("state", 1), ("created_at", -1), ("_id", -1)],
+        {"attempt": {"$gt": 0}, "state": {"$in": UNTRIED}},
+    ),
     Index("jobs", "due", [("enabled", 1), ("next_run_at", 1), ("_id", 1)]),
     Index("jobs", "limit", [("limit.key", 1)], {"limit.key": {"$exists": True}}),
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),

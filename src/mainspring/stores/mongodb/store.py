@@ -133,7 +133,11 @@ class MongoStore:
         work = asyncio.create_task(taking)
         try:
             with translating():
-                return await asyncio.shield(work)
+                runs, more = await asyncio.shield(work)
+            session.bell.came(vain=not runs)
+            if more:  # of which nobody will tell us
+                session.bell.stir()
+            return runs
         except asyncio.CancelledError:
             back = asyncio.create_task(self._give_back(session.db, work))
             session.unheard.add(back)
@@ -194,9 +198,9 @@ class MongoStore:
         self._ring()
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
         with translating():
-            return await firing.drop_job(self._db, job_id)
+            return await firing.drop_job(self._db, job_id, version)
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         with translating():
@@ -274,10 +278,12 @@ class MongoStore:
         if self._session is not None:
             self._session.bell.ring(new=new)
 
-    async def _give_back(self, db: Database, work: asyncio.Task[list[Run]]) -> list[Run]:
+    async def _give_back(
+        self, db: Database, work: asyncio.Task[tuple[list[Run], bool]]
+    ) -> list[Run]:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
         try:
-            runs = await work
+            runs, _ = await work
             now = await db.now()
             await changes.commit(db, [states.released(run, now, began=False) for run in runs])
         except (PyMongoError, MainspringError):

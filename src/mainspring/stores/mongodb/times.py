@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mainspring.clock import Clock, from_us, to_us
+from mainspring.clock import Clock, SystemClock, from_us, to_us
 
 __all__ = ["GivenTime", "ServerTime", "microseconds", "read_moment", "span_us", "until"]
 
@@ -38,6 +38,13 @@ def until(since: str, span: str) -> Expression:
 class ServerTime:
     """Each server's own clock."""
 
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+
+    def elapsed(self) -> float:
+        """Seconds by this process's own: only for how long it has seen something."""
+        return self._clock.monotonic()
+
     @property
     def now(self) -> Expression:
         """In a `find`: whole microseconds. Folded to a constant, so indexes serve it."""
@@ -54,9 +61,6 @@ class ServerTime:
 
 class GivenTime(ServerTime):
     """A clock that a test moves, in place of the servers'. One client's clock: never for real."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
 
     @property
     def now(self) -> Expression:

@@ -35,6 +35,9 @@ PAUSE = 0.02
 """Seconds between two hints of one client: more would tell nothing new."""
 EASE = 0.05
 """Least seconds between two hints of others that runs have ended, and as much again by chance."""
+MOST_EASE = 0.2
+"""The same for one who came for room under a limit and found none, again and again: those who
+make room mostly take it again, and who looks in between only takes it from them."""
 RECOVERY = 1.0
 AWAIT_MS = 10_000
 
@@ -50,6 +53,7 @@ class Bell:
         self._resting = False
         self._again = False
         self._new = False
+        self._ease = EASE
         self._easing: asyncio.TimerHandle | None = None
         self._put_off = False
         self._closed = False
@@ -69,6 +73,14 @@ class Bell:
         else:
             self._resting = True
             self._start(self._tell())
+
+    def stir(self) -> None:
+        """Ring here alone."""
+        self._waiters.wake()
+
+    def came(self, *, vain: bool) -> None:
+        """Somebody came for work, for all we know because of a hint: was it in vain?"""
+        self._ease = min(self._ease * 2, MOST_EASE) if vain else EASE
 
     async def close(self) -> None:
         """The driver may take a cancellation for an error of its own: it is sent until heard."""
@@ -138,7 +150,7 @@ class Bell:
     def _wake(self) -> None:
         if self._easing is not None:
             self._easing.cancel()
-        pause = random.uniform(EASE, 2 * EASE)
+        pause = random.uniform(self._ease, 2 * self._ease)
         self._easing = asyncio.get_running_loop().call_later(pause, self._eased)
         self._put_off = False
         self._waiters.wake()

@@ -63,13 +63,14 @@ _PUT = (
 )
 
 
-def drop_jobs(tx: Transaction, items: Sequence[str]) -> list[bool]:
-    return [_drop_job(tx, job_id) for job_id in items]
+def drop_jobs(tx: Transaction, items: Sequence[tuple[str, int | None]]) -> list[bool]:
+    """Each item is a job's id, and the version expected where one is."""
+    return [_drop_job(tx, *item) for item in items]
 
 
-def _drop_job(tx: Transaction, job_id: str) -> bool:
+def _drop_job(tx: Transaction, job_id: str, version: int | None) -> bool:
     stored = tx.connection.execute(_STORED, (job_id,)).fetchone()
-    if stored is None:
+    if stored is None or version not in (None, stored[0]):
         return False
     tx.changed("DELETE FROM mainspring_jobs WHERE id = ?", job_id)
     if stored[1]:

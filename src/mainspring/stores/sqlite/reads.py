@@ -44,6 +44,8 @@ _OF_JOB = {
     State.SUCCEEDED: "mainspring_runs_succeeded",
 }
 _RARE = (State.WAITING, State.FAILED, State.CANCELLED, State.SKIPPED)
+_UNTRIED = (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
+"""What a run may be without an attempt; those with one have an index."""
 
 
 def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]:
@@ -77,12 +79,18 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
         if query.states is not None and State.RUNNING not in query.states:
             return []
         return [_running(query, before, now)]
-    if query.failing or query.since is not None or query.until is not None:
+    if query.failing or by_time(query):
         return [_filtered(query, before)]
     if query.states is None and query.job is None:
         return [(f"SELECT seq FROM mainspring_runs WHERE seq < ?{_NEWEST}", (before, query.limit))]
     states = State if query.states is None else query.states
     return [_walk(state, query, before) for state in states]
+
+
+def by_time(query: RunQuery) -> bool:
+    """Whether no index has it: all runs are looked at, from the newest on."""
+    tried_of_all = query.tried and query.job is None
+    return tried_of_all or query.since is not None or query.until is not None
 
 
 _NEWEST = " ORDER BY seq DESC LIMIT ?"
@@ -92,7 +100,8 @@ def _filtered(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     """One walk from the newest on that looks at each run: along the few that failed, else along
     all. No index by time: every run would pay for it, and few lists ask."""
     walk = "INDEXED BY mainspring_runs_failing WHERE failures > 0 AND" if query.failing else "WHERE"
-    sql, parameters = f"SELECT seq FROM mainspring_runs {walk} seq < ?", [before]
+    tried = " AND attempt > 0" if query.tried else ""
+    sql, parameters = f"SELECT seq FROM mainspring_runs {walk} seq < ?{tried}", [before]
     conditions: list[tuple[str, Any]] = [
         ("job_id = ?", query.job),
         ("created_at >= ?", query.since and to_us(query.since)),
@@ -113,9 +122,12 @@ def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, .
         return _running(query, before, None)
     index = "mainspring_runs_rare_job" if state in _RARE else _OF_JOB[state]
     if query.job is not None:
+        tried = " AND attempt > 0" if query.tried else ""
+        if query.tried and state in _UNTRIED:
+            index = "mainspring_runs_tried"
         of_job = (
             f"SELECT seq FROM mainspring_runs INDEXED BY {index}"
-            f" WHERE state = '{state}' AND job_id = ? AND seq < ?{_NEWEST}"
+            f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?{_NEWEST}"
         )
         return of_job, (query.job, before, query.limit)
     if state in _RARE:
@@ -235,7 +247,7 @@ def next_due(connection: sqlite3.Connection, claim: Claim, now: int) -> datetime
 def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
     if query.limit <= 0:
         return Page([])
-    where = ["true"]
+    where: list[str] = []
     parameters: list[Any] = []
     if query.ids is not None:
         where.append("id IN (SELECT value FROM json_each(?))")
@@ -260,10 +272,7 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("id > ?")
         parameters.append(query.cursor)
     order = "id" if query.due is None else "next_run_at, id"
-    chosen = (
-        f"SELECT rowid FROM mainspring_jobs WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
-        " OFFSET ?"
-    )
+    chosen = f"SELECT rowid FROM mainspring_jobs{_all_of(where)} ORDER BY {order} LIMIT ? OFFSET ?"
     parameters += [query.limit, query.offset]
     text = _value(connection, f"{JOB_SELECT} WHERE rowid IN ({chosen})", *parameters)
     found = read_jobs(text)
@@ -274,8 +283,13 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
 
 
 def _total(connection: sqlite3.Connection, where: list[str], parameters: list[Any]) -> int:
-    sql = f"SELECT count(*) FROM mainspring_jobs WHERE {' AND '.join(where)}"
+    sql = f"SELECT count(*) FROM mainspring_jobs{_all_of(where)}"
     return int(_value(connection, sql, *parameters))
+
+
+def _all_of(where: list[str]) -> str:
+    """Nothing where nothing is asked: after a WHERE, even of `true`, a count looks at every row."""
+    return f" WHERE {' AND '.join(where)}" if where else ""
 
 
 def _value(connection: sqlite3.Connection, sql: str, *parameters: Any) -> Any:

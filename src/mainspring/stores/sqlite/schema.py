@@ -133,9 +133,15 @@ CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
 DROP INDEX mainspring_runs_finished;
 """
 
+# Runs that were tried, in the states that a run may have untried: among many that were not.
+_TRIED = """
+CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE attempt > 0 AND
+    (state = 'waiting' OR state = 'pending' OR state = 'cancelled' OR state = 'skipped');
+"""
+
 _WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
 
-MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES]
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

@@ -116,8 +116,7 @@ class SqliteStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         now, session = to_us(self._clock.now()), self._open_session()
-        by_time = query.since is not None or query.until is not None
-        reader = session.slow_reader if by_time else session.reader
+        reader = session.slow_reader if reads.by_time(query) else session.reader
         return await reader.read(reads.find, query, now)
 
     async def counts(self, since: datetime | None = None) -> Counts:
@@ -144,8 +143,8 @@ class SqliteStore:
         done: list[bool] = await self._write(firing.add_jobs, rows)
         return done
 
-    async def drop_job(self, job_id: str) -> bool:
-        [done] = await self._write(firing.drop_jobs, [job_id])
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        [done] = await self._write(firing.drop_jobs, [(job_id, version)])
         return bool(done)
 
     async def notes(self, query: NoteQuery) -> Page[Note]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from mainspring.testing.conformance.adding import Adding, Living
 from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
 from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
-from mainspring.testing.conformance.jobs import Electing, Firing, KeepingJobs, Waking
+from mainspring.testing.conformance.jobs import Firing, KeepingJobs
 from mainspring.testing.conformance.keeping import Keeping
+from mainspring.testing.conformance.leading import Electing, Waking
 from mainspring.testing.conformance.listing import ListingJobs
 from mainspring.testing.conformance.naming import Naming
 from mainspring.testing.conformance.notes import Noting

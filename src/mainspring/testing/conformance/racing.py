@@ -74,6 +74,18 @@ class Racing(Suite):
         assert won.count(True) == 1
         assert (await self.read_job(store)).description == f"{won.index(True) // 2}"
 
+    async def test_an_edit_and_a_drop_of_what_was_read_have_one_winner(self, store: Store) -> None:
+        peer = await self.peer(store)
+        for n in range(10):
+            job = await self.put(store, f"j{n}")
+            edited, dropped = await asyncio.gather(
+                store.put_job(replace(job, description="edited")),
+                peer.drop_job(job.id, job.version),
+            )
+            assert edited != dropped
+            left = await store.jobs(JobQuery(ids=frozenset({job.id})))
+            assert [kept.description for kept in left.items] == (["edited"] if edited else [])
+
     async def test_a_rescue_and_a_completion_have_one_winner(self, store: Store) -> None:
         peer = await self.peer(store)
         await store.add(self.runs(*"abcdefgh"))

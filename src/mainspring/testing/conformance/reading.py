@@ -121,6 +121,50 @@ class Finding(Suite):
         assert await self.all_ids(store, failing=True, states=ended) == ["dead"]
         assert await self.all_ids(store, failing=True, job="other") == []
 
+    async def test_those_that_were_tried(self, store: Store) -> None:
+        names = ("fine", "dead", "again", "freed", "stopped", "late", "back", "now", "untouched")
+        runs = [
+            await self.running(store, run_id, created_at=self.at(n))
+            for n, run_id in enumerate(names)
+        ]
+        fine, dead, again, freed, stopped, late, back, _, untouched = runs
+        boom = states.Failure("boom")
+        changes = [
+            states.succeeded(fine, self.start, None),
+            states.failed(dead, self.start, boom),
+            states.retrying(again, self.start, boom, self.at(50)),
+            states.released(freed, self.start, began=True),
+            states.cancelled(stopped, self.start, "enough"),
+            states.failed(late, self.start, boom),
+            states.failed(back, self.start, boom),
+            states.released(untouched, self.start, began=False),
+        ]
+        assert all(await store.commit(changes))
+        over = (await store.get(["late", "back"])).values()
+        assert all(await store.commit([states.revived(run, self.start) for run in over]))
+        late = await self.one(store, "late")
+        assert await store.commit([states.skipped(late, self.start, "expired")]) == [True]
+        never = [self.run(f"n{n}", created_at=self.at(20 + n)) for n in range(4)]
+        await store.add([*never, self.run("other", job_id="other", created_at=self.at(30))])
+        await store.commit(
+            [
+                states.cancelled(never[0], self.start, "not wanted"),
+                states.skipped(never[1], self.start, "misfire"),
+            ]
+        )
+        tried = ["now", "back", "late", "stopped", "freed", "again", "dead", "fine"]
+        for limit in (1, 3, 100):
+            assert await self.all_ids(store, tried=True, job="job", limit=limit) == tried
+            assert await self.all_ids(store, tried=True, limit=limit) == tried
+        pending = frozenset({State.PENDING})
+        for job in ("job", None):
+            ids = await self.all_ids(store, tried=True, job=job, states=pending)
+            assert ids == ["back", "freed", "again"]
+        failing = await self.all_ids(store, tried=True, failing=True, job="job")
+        assert failing == ["again", "dead"]
+        assert await self.all_ids(store, tried=True, job="job", since=self.at(6)) == tried[:2]
+        assert await self.all_ids(store, tried=True, job="other") == []
+
     async def test_lapsed_is_by_the_stores_clock(self, store: Store) -> None:
         await store.add(self.runs("short", "long", "pending"))
         await self.claim(store, 1, lease=self.ticks(5))

@@ -1,0 +1,1 @@
+"""A real browser for tests: fetched by `chromium.py`, driven by `page.py`."""

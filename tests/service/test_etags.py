@@ -1,0 +1,72 @@
+"""`If-Match`: an edit or a deletion of what was seen, and of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.model import replace
+from mainspring.store import JobQuery
+from tests.service.conftest import Api, Make, sample_scheduler
+from tests.service.test_jobs import created, job, refused
+
+
+async def test_an_etag_guards_an_edit(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    tag = (await api.get(path)).headers["etag"]
+    stored = await api.scheduler.get_job(job_id)
+    # A firing moves the job on; that is no edit.
+    assert stored.next_run_at is not None
+    await api.scheduler.store.put_job(replace(stored, last_run_at=stored.next_run_at))
+    assert (await api.get(path)).headers["etag"] == tag
+    first = await api.put(path, json={"priority": 7}, headers={"If-Match": tag})
+    assert first.status_code == 200
+    assert first.headers["etag"] != tag
+    await refused(api, "PUT", path, 412, json={"priority": 8}, headers={"If-Match": tag})
+    await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
+    assert (await job(api, job_id))["priority"] == 7
+    await api.ok("DELETE", path, headers={"If-Match": first.headers["etag"]})
+
+
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
+    make: Make, tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store decides, not a look before: here the edit comes after the look."""
+    url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    api: Api = await make(sample_scheduler(url, workers=0))
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    tag = (await api.get(path)).headers["etag"]
+    store = api.scheduler.store
+    drop = store.drop_job
+
+    async def edited_first(*given: Any) -> bool:
+        monkeypatch.setattr(store, "drop_job", drop)
+        [now] = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
+        assert await store.put_job(replace(now, description="edited meanwhile"))
+        return await drop(*given)
+
+    monkeypatch.setattr(store, "drop_job", edited_first)
+    await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
+    assert (await job(api, job_id))["description"] == "edited meanwhile"
+    # What only fires meanwhile is deleted all the same, and so is what nobody compares.
+    monkeypatch.setattr(store, "drop_job", edited_first)
+    await api.ok("DELETE", path)
+    assert (await api.get(path)).status_code == 404
+
+
+async def test_of_edits_at_once_with_one_etag_one_wins(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    tag = (await api.get(path)).headers["etag"]
+    edits = [
+        api.put(path, json={"description": f"edit {n}"}, headers={"If-Match": tag})
+        for n in range(8)
+    ]
+    codes = sorted(answer.status_code for answer in await asyncio.gather(*edits))
+    assert codes == [200, *[412] * 7]
