@@ -237,9 +237,10 @@ class Store(Protocol):
         """
         ...
 
-    async def next_due(self, claim: Claim) -> datetime | None:
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         """When the next pending run that such a claim could take falls due: later than now,
-        or None. What is due already is for `claim` to give, limits permitting."""
+        or None. What is due already is for `claim` to give, limits permitting. Who claimed a
+        while ago looks so far `back`: what fell due in between, no claim has seen."""
         ...
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -237,9 +237,9 @@ class Hushed(MemoryStore):
         self.claims += 1
         return await super().claim(claim)
 
-    async def next_due(self, claim: Claim) -> datetime | None:
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         self.asked += 1
-        return await super().next_due(claim)
+        return await super().next_due(claim, back)
 
 
 async def test_an_idle_worker_asks_little_and_finds_what_no_hint_told_of(make: Make) -> None:

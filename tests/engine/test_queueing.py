@@ -484,3 +484,25 @@ async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorde
         for run in runs:
             await ended(scheduler, run)
     assert store.vain < 15  # one before and one after each end would be 60
+
+
+class Slow(MemoryStore):
+    """A claim's answer is long on its way: what falls due meanwhile, the claim has not seen."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        coming = await super().next_due(claim)
+        while coming is not None and self._clock.now() <= coming:
+            await asyncio.sleep(0.01)
+        return runs
+
+
+async def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked() -> None:
+    scheduler = Scheduler(Slow(), poll="30s")
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        run = await work.options(delay="300ms").enqueue()
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED

@@ -349,6 +349,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.do("counts")
         claim = Claim(worker="w0", handlers=frozenset({"h0"}), limit=1, lease=LEASE)
         self.do("next_due", claim)
+        self.do("next_due", claim, LEASE)
 
     @invariant()
     def a_key_has_one_live_run(self) -> None:

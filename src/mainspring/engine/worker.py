@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring import states
@@ -64,6 +64,7 @@ class Worker:
         self._claimed_last = asyncio.Event()
         self._draining = False
         self._short = True  # of places: the store may have had more for us than we could take
+        self._looked = 0.0  # when the store was last asked for runs
         self._due: datetime | None = None  # of what is pending, as the store said it last
         self._due_known = 0  # for how many polls more
         self._handler_seconds = 1.0
@@ -145,7 +146,7 @@ class Worker:
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
     async def _claim(self, limit: int) -> int:
-        sent = self._parts.clock.monotonic()
+        sent = self._looked = self._parts.clock.monotonic()
         claim = self._asked(limit)
         runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
         if runs:
@@ -166,13 +167,18 @@ class Worker:
             self._due_known = POLLS_BETWEEN
             claim = self._asked(1)
             self._due = await self._parts.patience.call(
-                "next due", lambda: self._parts.store.next_due(claim)
+                "next due", lambda: self._parts.store.next_due(claim, self._since_looked())
             )
         self._due_known -= 1
         seconds = self._settings.poll.total_seconds()
         if self._due is not None:
             seconds = min(seconds, (self._due - self._parts.time.now()).total_seconds())
         await rest(self._wake, max(seconds, 0.001))
+
+    def _since_looked(self) -> timedelta:
+        """How long ago the last claim was, and a bit: one may be longer on its way than another.
+        What fell due meanwhile would else wait for the next poll."""
+        return timedelta(seconds=self._parts.clock.monotonic() - self._looked + 0.02)
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""

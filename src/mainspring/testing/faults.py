@@ -194,8 +194,8 @@ class FaultyStore:
     async def claim(self, claim: Claim) -> list[Run]:
         return await self._call("claim", lambda: self.store.claim(claim))
 
-    async def next_due(self, claim: Claim) -> datetime | None:
-        return await self._call("next_due", lambda: self.store.next_due(claim))
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        return await self._call("next_due", lambda: self.store.next_due(claim, back))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         return await self._call("renew", lambda: self.store.renew(held, lease))

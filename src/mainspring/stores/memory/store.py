@@ -147,10 +147,10 @@ class MemoryStore:
             taken.append(values.handed_out(run))
         return taken
 
-    async def next_due(self, claim: Claim) -> datetime | None:
-        now = self._clock.now()
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        since = self._clock.now() - back
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and values.takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > since and values.takes(claim, r)),
             default=None,
         )
 

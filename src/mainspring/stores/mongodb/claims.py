@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
@@ -291,22 +291,23 @@ async def _send(db: Database, chosen: Sequence[Document], change: Document) -> i
 # -- next_due -------------------------------------------------------------------------------
 
 
-async def next_due(db: Database, claim: Claim) -> datetime | None:
+async def next_due(db: Database, claim: Claim, back: timedelta) -> datetime | None:
     """One seek for each lane and priority."""
     lanes = await _lanes(db, claim)
     earliest = None
     for part in chunks(lanes, WALKS // len(PRIORITIES)):
-        walk = db.runs.find(coming_runs(db, part), {"run_at": 1}).sort("run_at", 1).limit(1)
+        walk = db.runs.find(coming_runs(db, part, back), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if earliest is None or run["run_at"] < earliest:
                 earliest = run["run_at"]
     return read_moment(earliest)
 
 
-def coming_runs(db: Database, lanes: Sequence[Document]) -> Document:
+def coming_runs(db: Database, lanes: Sequence[Document], back: timedelta = timedelta()) -> Document:
+    since = {"$subtract": [db.time.now, span_us(back)]}
     return {
         "state": "pending",
         "lane": {"$in": list(lanes)},
         "priority": {"$in": PRIORITIES},
-        "$expr": {"$gt": ["$run_at", db.time.now]},
+        "$expr": {"$gt": ["$run_at", since]},
     }

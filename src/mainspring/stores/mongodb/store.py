@@ -144,9 +144,9 @@ class MongoStore:
             back.add_done_callback(session.unheard.discard)
             raise
 
-    async def next_due(self, claim: Claim) -> datetime | None:
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         with translating():
-            return await claims.next_due(self._db, claim)
+            return await claims.next_due(self._db, claim, back)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         with translating():

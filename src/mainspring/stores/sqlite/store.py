@@ -97,9 +97,9 @@ class SqliteStore:
         runs: list[Run] = claimed.runs()
         return runs
 
-    async def next_due(self, claim: Claim) -> datetime | None:
-        now = to_us(self._clock.now())
-        return await self._open_session().reader.read(reads.next_due, claim, now)
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        since = to_us(self._clock.now() - back)
+        return await self._open_session().reader.read(reads.next_due, claim, since)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         items = [(item, span_us(lease)) for item in held]

@@ -149,9 +149,9 @@ class Claiming(Suite):
         [again] = await self.claim(store)
         assert again.payload == {"todo": [1, 2]}
 
-    async def due_next(self, store: Store, **fields: Any) -> datetime | None:
+    async def due_next(self, store: Store, back: int = 0, **fields: Any) -> datetime | None:
         given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
-        return await store.next_due(Claim(limit=1, **given))
+        return await store.next_due(Claim(limit=1, **given), self.ticks(back))
 
     async def test_the_next_due_run_is_known_before_its_time(self, store: Store) -> None:
         assert await self.due_next(store) is None
@@ -169,6 +169,15 @@ class Claiming(Suite):
         assert await self.due_next(store) == self.at(90)
         await self.pass_ticks(50)
         assert await self.due_next(store) is None
+
+    async def test_what_fell_due_since_a_claim_looked_is_the_next_due_run(
+        self, store: Store
+    ) -> None:
+        await store.add([self.run("before", run_at=self.at(10)), self.run("a", run_at=self.at(30))])
+        await self.pass_ticks(40)
+        assert await self.due_next(store) is None
+        assert await self.due_next(store, back=20) == self.at(30)
+        assert await self.due_next(store, back=80) == self.at(10)
 
     async def test_the_next_due_run_is_one_that_the_claim_takes(self, store: Store) -> None:
         await store.add(
