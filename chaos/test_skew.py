@@ -1,4 +1,4 @@
-"""Clocks an hour off, for longer: workers, and routers of a sharded cluster."""
+"""Workers with clocks an hour off, for longer. For routers see tests/mongodb/test_ordeals.py."""
 
 from __future__ import annotations
 

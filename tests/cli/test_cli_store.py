@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
+from mainspring.stores.mongodb import schema
 from mainspring.webhooks import WebhookSettings, new_key
 from tests.cli.conftest import Run
 
@@ -14,10 +15,16 @@ URL = "mongodb://db.example.org/things?mainspringPrefix=app_"
 
 
 def test_the_script_makes_every_index(run: Run) -> None:
+    """tests/mongodb/test_rights.py does what its lines say."""
     answer = run("store", "indexes", "--store", URL)
     assert 'db.getSiblingDB("things")' in answer.out
     assert 'getCollection("app_runs").createIndex({"state": 1, "lane": 1' in answer.out
     assert '// sh.shardCollection("things.app_runs", {_id: "hashed"});' in answer.out
+    for index in schema.INDEXES:
+        start = f'getCollection("app_{index.collection}").createIndex({{"{index.keys[0][0]}": '
+        name = f'"name": "{index.name}"'
+        assert any(start in line and name in line for line in answer.out.splitlines())
+    assert answer.out.count("sh.shardCollection(") == len(schema.SHARDED)
     assert run("store", "indexes", "--store", URL, "--json").json["script"] == answer.out
 
 

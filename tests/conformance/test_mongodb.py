@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.claiming import Limiting, Renewing
 from mainspring.testing.conformance.committing import Rescuing
 from mainspring.testing.conformance.leading import Electing
+from mainspring.testing.conformance.naming import Naming
 from tests.servers.mongodb import with_database
 from tests.servers.server import Document
 
@@ -44,6 +46,11 @@ class OnMongo(StoreConformance):
         async with AsyncMongoClient[Document](self.url) as client:
             found = client.get_default_database().effects.find({}).sort("name")
             return [effect["name"] async for effect in found]
+
+    @pytest.mark.parametrize("test", [name for name in dir(Naming) if name.startswith("test_")])
+    def test_names_with_nul(self, tmp_path: Path, test: str) -> None:
+        """BSON ends the names of fields and the patterns of expressions with one."""
+        getattr(self, test)(tmp_path, odd="nu\0l.$\0")
 
 
 class TestReplicaSet(OnMongo):

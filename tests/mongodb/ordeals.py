@@ -16,19 +16,17 @@ from pathlib import Path
 
 from pymongo import MongoClient
 
-from mainspring import Run, Scheduler, State, states
+from mainspring import Run, Scheduler, State
 from mainspring.errors import StoreUnavailable
-from mainspring.model import LIVE, replace
-from mainspring.store import Claim
-from mainspring.stores.mongodb import MongoStore
+from mainspring.model import LIVE
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
 from tests.mongodb.node import build
 from tests.servers.clocks import SteppedClock, program_clock
-from tests.servers.mongodb import Mongod, ReplicaSet, with_database
-from tests.servers.server import Document, wait_for
+from tests.servers.mongodb import ReplicaSet, with_database
+from tests.servers.server import Document
 from tests.simulation.crash import Crew, Entry, check, read_log
 
-__all__ = ["Failed", "cut", "failover", "orphaned_slots", "skewed"]
+__all__ = ["Failed", "failover", "orphaned_slots", "skewed"]
 
 NODE = "tests.mongodb.node"
 Deed = Callable[[ReplicaSet], None]
@@ -181,71 +179,6 @@ def _check_slots(runs: Sequence[Run]) -> list[datetime]:
         count = (slots[-1] - slots[0]) // timedelta(seconds=1) + 1
         assert len(slots) == count, f"{count - len(slots)} slots have no run"
     return slots
-
-
-# The cut that tells a majority from one
-
-
-async def cut(servers: ReplicaSet, options: str = "") -> tuple[int, int]:
-    """Freeze the secondaries, go on writing, kill all three, restart the secondaries first.
-
-    Gives how many runs were acknowledged, and how many of them were lost: gone, or no longer
-    ended though their end had been acknowledged.
-    """
-    url = f"{with_database(servers.url, 'cut')}&timeoutMS=1000{options}"
-    acknowledged: set[str] = set()
-    ended: set[str] = set()
-    claim = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=60))
-
-    async def write(name: str, store: MongoStore) -> None:
-        now = await store.now()
-        blank = Run(id="", job_id="j", handler="work", created_at=now, scheduled_at=now, run_at=now)
-        batch = [replace(blank, id=f"{name}-{n}") for n in range(20)]
-        acknowledged.update(one.run.id for one in await store.add(batch))
-        held = await store.claim(claim)
-        done = await store.commit([states.succeeded(run, now, None) for run in held])
-        ended.update(run.id for run, kept in zip(held, done, strict=True) if kept)
-
-    store = MongoStore(url)
-    await store.open()
-    try:
-        await write("before", store)
-        first = servers.primary()
-        for member in servers.secondaries():
-            member.freeze()
-        for n in range(3):
-            with suppress(StoreUnavailable):
-                await write(f"frozen{n}", store)
-    finally:
-        await store.close()
-    others = [member for member in servers.members if member is not first]
-    for member in servers.members:
-        member.kill()
-    await asyncio.to_thread(_restart, servers, others)
-    await asyncio.to_thread(servers.heal)
-    await store.open()
-    try:
-        kept = await store.get(acknowledged | ended)
-    finally:
-        await store.close()
-    gone = (acknowledged | ended) - kept.keys()
-    undone = {run_id for run_id in ended & kept.keys() if kept[run_id].state in LIVE}
-    return len(acknowledged | ended), len(gone | undone)
-
-
-def _restart(servers: ReplicaSet, members: Sequence[Mongod]) -> None:
-    """Start those that were frozen, and have one of them lead before the old primary is back."""
-    for member in members:
-        member.launch()
-    for member in members:
-        member.wait_until_listening()
-
-    def elected() -> bool:
-        if servers._primary() is None and len(servers.secondaries()) == len(members):
-            members[0].command("replSetStepUp")
-        return servers._primary() is not None
-
-    wait_for("a primary among the frozen", elected, members)
 
 
 # The leader dies

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect
 
 from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.model import Job, Run, replace
 from mainspring.policy import Policy
-from mainspring.store import Claim
+from mainspring.store import Claim, JobQuery, RunQuery
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, claims, schema, wakeups
 from mainspring.stores.mongodb.address import Address
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.limits import Room
 from mainspring.stores.mongodb.wakeups import Bell
+from tests.mongodb.plans import Sent
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
 
@@ -72,66 +73,66 @@ def test_a_url_that_names_nothing_is_refused(url: str) -> None:
         open_store(url)
 
 
-async def test_a_password_is_never_told() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://me:hush@h:port/db",
+        "mongodb://me:hush/hush@h",
+        "mongodb://me:hush/hush@h/db",
+        "mongodb://me:hush?hush@h/db",
+        "mongodb://me:hush@hush@h/db",
+        "mongodb://me:hush:hush@h/db",
+        "mongodb://me:hush%@h/db",
+        "mongodb://h/db?tls=true&tlsCAFile=/nowhere&tlsCertificateKeyFilePassword=hush",
+        "mongodb://h/$?authMechanismProperties=AWS_SESSION_TOKEN:hush",
+    ],
+)
+async def test_a_password_is_never_told(url: str) -> None:
+    """Least of all with the URLs that are refused because a password was not escaped."""
     with pytest.raises(InvalidInput) as told:
-        await MongoStore("mongodb://me:secret@h:port/db").open()
-    assert "secret" not in str(told.value)
-    assert "secret" not in repr(MongoStore("mongodb://me:secret@h/db"))
+        await MongoStore(url).open()
+    assert "hush" not in str(told.value)
+    if "hush/hush@h/db" in url:
+        assert "write / ? # @ : % as %2F" in str(told.value)
+
+
+def test_a_store_shows_itself_without_its_secrets() -> None:
+    options = "tls=true&tlsCertificateKeyFilePassword=hush&appName=x"
+    shown = repr(MongoStore(f"mongodb://me:hush@h/db?{options}"))
+    assert "hush" not in shown
+    assert "mongodb://me:…@h/db?tls=true&tlsCertificateKeyFilePassword=…&appName=x" in shown
+    with pytest.raises(InvalidInput) as told:
+        open_store("me:hush@h")
+    assert "hush" not in str(told.value)
+
+
+@pytest.mark.parametrize("option", ["tlsCertificateKeyFile", "tlsCAFile"])
+async def test_a_certificate_that_is_not_there_is_named(option: str) -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be used: .*/nowhere/key\.pem"):
+        await MongoStore(f"mongodb://h/db?tls=true&{option}=/nowhere/key.pem").open()
+
+
+async def test_reads_come_from_the_primary_whatever_the_url_says(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL that is shared with other programs may well ask for a secondary."""
+    sent = Sent.heard(monkeypatch)
+    url = with_database(replica_set_url, database_name)
+    async with opened(f"{url}&readPreference=secondary&readConcernLevel=available") as store:
+        await store.add(await some_runs(store, "a", dedupe_key="k"))
+        await store.claim(CLAIM)
+        await store.counts()
+        await store.find(RunQuery())
+        await store.jobs(JobQuery())
+        await store.wait(0.05)
+        told = await store._db.client.admin.command("hello")
+    assert set(sent.places) == {told["primary"]}
+    reads = [one for one in sent.commands if {"find", "aggregate", "distinct"} & one.keys()]
+    assert {one["readConcern"]["level"] for one in reads} <= {"local", "majority"}
+    assert {one.get("$readPreference", {"mode": "primary"})["mode"] for one in reads} == {"primary"}
 
 
 # -- servers that refuse --------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[ReplicaSet]:
-    """A server that asks for a password."""
-    with ReplicaSet(1, auth=True) as servers:
-        yield servers
-
-
-async def test_a_wrong_password_is_no_reason_to_wait(guarded: ReplicaSet) -> None:
-    url = guarded.add_user("user", "right", {"role": "readWrite", "db": "jobs"})
-    with pytest.raises(StoreError, match="refused the user or the password") as told:
-        await MongoStore(with_database(url, "jobs").replace(":right@", ":wrong@")).open()
-    assert not isinstance(told.value, StoreUnavailable)
-
-
-async def test_a_user_with_read_write_alone_can_do_everything(guarded: ReplicaSet) -> None:
-    url = guarded.add_user("plain", "p/w:x@y", {"role": "readWrite", "db": "jobs"})
-    async with opened(with_database(url, "jobs")) as store:
-        await store.add(await some_runs(store, "a", "b", dedupe_key=None))
-        held = await store.claim(CLAIM)
-        assert len(held) == 2
-        now = await store.now()
-        assert await store.commit([states.succeeded(r, now, 1) for r in held]) == [True, True]
-        assert (await store.counts()).runs
-        assert await store.elect("lead", "me", timedelta(seconds=5)) == 1
-        await store.wait(0.2)  # a hint of our own that found nobody waiting is kept
-        assert await store.wait(0.2) is False
-
-
-async def test_retention_needs_no_more_rights(guarded: ReplicaSet) -> None:
-    """An index that expires runs would: to change its time takes `collMod`."""
-    url = with_database(
-        guarded.add_user("keeper", "k", {"role": "readWrite", "db": "kept"}), "kept"
-    )
-    async with opened(url) as store:
-        await store.add(await some_runs(store, "a", "b", dedupe_key="k"))
-        held = await store.claim(CLAIM)
-        now = await store.now()
-        await store.commit([states.succeeded(run, now, None) for run in held])
-        assert await store.prune(now + timedelta(seconds=1), 10) == len(held)
-    with MongoClient[Document](url) as client:
-        index = {"name": "finished", "expireAfterSeconds": 60}
-        with pytest.raises(OperationFailure, match="not authorized"):
-            client["kept"].command("collMod", "mainspring_runs", index=index)
-        assert list(client["kept"]["mainspring_keys"].find()) == []
-
-
-async def test_a_user_who_may_not_write_is_told_so(guarded: ReplicaSet) -> None:
-    url = guarded.add_user("reader", "r", {"role": "read", "db": "jobs"})
-    with pytest.raises(StoreError, match="readWrite"):
-        await MongoStore(with_database(url, "jobs")).open()
 
 
 async def test_nobody_there_is_worth_another_try() -> None:
@@ -238,6 +239,28 @@ async def test_one_client_wakes_another(any_url: str) -> None:
             await asyncio.sleep(0.05)
             await two.add(await some_runs(two, "a"))
             assert await waiting is True
+
+
+async def test_wakeups_that_lost_their_cap_are_given_it_again(any_url: str) -> None:
+    """By a drop under those who follow it, and the hint that makes it again; or by a restore."""
+    async with opened(any_url) as one, opened(any_url) as two:
+        await one.wait(0.3)  # until it listens
+        await two._db.wakeups.drop()
+        await two._db.wakeups.insert_one({"new": True})
+        assert await two._db.wakeups.options() == {}
+        async with asyncio.timeout(30):
+            while not (await two._db.wakeups.options()).get("capped"):
+                await one.wait(0.2)
+            while await one.wait(0.3):
+                pass  # until it listens again
+        waiting = asyncio.create_task(one.wait(20))
+        await two.add(await some_runs(two, "a"))
+        assert await waiting is True
+        await two._db.wakeups.drop()
+        await two._db.wakeups.insert_one({"new": True})
+    async with opened(any_url) as again:
+        options = await again._db.wakeups.options()
+        assert (options["capped"], options["size"]) == (True, schema.WAKEUPS_BYTES)
 
 
 async def test_hints_that_runs_have_ended_are_passed_on_less_often(

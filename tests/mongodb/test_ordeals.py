@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from pymongo import MongoClient, WriteConcern
 
+from mainspring.stores.mongodb import changes
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.schema import SHARDED
-from tests.mongodb.ordeals import cut, failover, kill_primary, orphaned_slots, skewed, step_down
+from tests.mongodb.cut import KINDS, cut
+from tests.mongodb.everything import do_everything
+from tests.mongodb.ordeals import failover, kill_primary, orphaned_slots, skewed, step_down
+from tests.mongodb.plans import Sent
 from tests.servers.cache import ServerUnavailable
 from tests.servers.clocks import server_clock
 from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+from tests.servers.server import Document
 
 
 async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) -> None:
@@ -21,13 +30,32 @@ async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) 
     assert account.acknowledged > 50
 
 
-async def test_the_cut_loses_nothing_that_a_majority_has() -> None:
+async def test_the_cut_loses_nothing_that_a_majority_has(monkeypatch: pytest.MonkeyPatch) -> None:
     with ReplicaSet(election_timeout=10) as servers:
-        assert await cut(servers) == (20, 0)
-        # The same with one server's word for it: the test would notice.
-        acknowledged, lost = await cut(servers, "&w=1")
-        assert acknowledged > 40
-        assert lost > 0
+        told, lost = await cut(servers)
+        assert told == BEFORE_THE_CUT
+        assert lost == {}
+        # The same with one server's word for it: the test would notice, whatever was written.
+        told, lost = await cut(servers, "&w=1")
+        assert all(told[kind] > BEFORE_THE_CUT[kind] for kind in KINDS)
+        assert lost == told - Counter(BEFORE_THE_CUT)
+        # And where that slipped into completions alone.
+        monkeypatch.setattr(changes, "_send", _one_servers_word(changes._send))
+        told, lost = await cut(servers)
+        assert set(lost) == {"ended", "cancelled"}
+
+
+BEFORE_THE_CUT = {"added": 60, "claimed": 40, "ended": 10, "cancelled": 2, "put": 2, "fired": 1}
+
+
+def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
+    """A store that sends these writes with `w: 1`."""
+
+    async def sent(db: Database, items: Sequence[changes.Written]) -> int:
+        handle = db.handle.with_options(write_concern=WriteConcern(1))
+        return await send(dataclasses.replace(db, handle=handle), items)
+
+    return sent
 
 
 async def test_whoever_leads_is_killed_and_every_slot_runs_once(
@@ -48,6 +76,22 @@ async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
 ) -> None:
     url = with_database(replica_set_url, database_name)
     assert await skewed(tmp_path, url, planted="own-clock")
+
+
+async def test_no_write_leans_on_a_routers_clock(
+    sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a write or an aggregate that a router passes on, `$$NOW` is the router's; in a find it is
+    the shard's. What is sent shows it on any machine; wrong clocks, below, take a C compiler."""
+    sent = Sent.heard(monkeypatch)
+    url = with_database(sharded_url, database_name)
+    with MongoClient[Document](url) as client:
+        client[database_name].create_collection("effects")
+    await do_everything(url)
+    by_the_clock = {next(iter(one)) for one in sent.commands if "$$NOW" in str(one)}
+    assert by_the_clock == {"find"}
+    stamped = [one for one in sent.commands if "$currentDate" in str(one)]
+    assert {next(iter(one)) for one in stamped} == {"update"}
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from pymongo.errors import OperationFailure
@@ -17,8 +17,9 @@ from mainspring import states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State
 from mainspring.store import Claim, RunQuery
-from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb import MongoStore, changes
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.schema import SHARDED
 from tests.servers.mongodb import ShardedCluster, with_database
 
@@ -63,8 +64,8 @@ async def work(store: MongoStore, worker: str) -> Counter[str]:
     done: Counter[str] = Counter()
     while held := await patiently(lambda: store.claim(claim)):
         now = await store.now()
-        changes = [states.succeeded(run, now, run.id) for run in held]
-        kept = await patiently(partial(store.commit, changes))
+        outcomes = [states.succeeded(run, now, run.id) for run in held]
+        kept = await patiently(partial(store.commit, outcomes))
         done.update(run.id for run, mine in zip(held, kept, strict=True) if mine)
     return done
 
@@ -97,7 +98,7 @@ async def test_chunks_that_move_under_load(cluster: ShardedCluster) -> None:
         ended.set()
         moved = await moving
     done = one + two
-    found = (await stores[0].find(RunQuery(limit=2 * RUNS))).items
+    found = (await stores[0].find(RunQuery(job="job", limit=2 * RUNS))).items
     assert moved > 0
     assert max(done.values()) == 1
     assert set(done) == {run.id for run in found}
@@ -107,3 +108,71 @@ async def test_chunks_that_move_under_load(cluster: ShardedCluster) -> None:
     assert len(found) == RUNS - 100
     for store in stores:
         await store.close()
+
+
+@pytest.mark.parametrize("batch", ["alike", "unlike"])
+async def test_a_part_that_an_update_passed_over_is_sent_again(
+    cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch, batch: str
+) -> None:
+    """A moving chunk hides runs from an update for a moment. What is done, what is to be sent
+    again and what is somebody else's by now are told apart by a look at them."""
+    whole, sent = changes._send, list[int]()
+
+    async def passing_over(db: Database, items: Sequence[changes.Written]) -> int:
+        sent.append(len(items))
+        if len(sent) > 2:
+            return await whole(db, items)
+        seen = items[::3]  # the first two times two of three are hidden
+        if len(sent) == 1:  # and meanwhile three of those are claimed by another
+            hidden = [item.id for item in items if item not in seen]
+            taken = {"_id": {"$in": hidden[:3]}}
+            await db.runs.update_many(taken, {"$inc": {"token": 1}, "$set": {"worker": "x"}})
+        return await whole(db, seen)
+
+    store = MongoStore(with_database(cluster.url, "jobs"))
+    await store.open()
+    now = await store.now()
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+    await store.add(
+        [Run(id=f"{batch}{n}", job_id=batch, handler=batch, **times) for n in range(30)]
+    )
+    claim = Claim(worker="w", handlers=frozenset({batch}), limit=30, lease=timedelta(minutes=1))
+    held = await store.claim(claim)
+    outcomes = [
+        states.succeeded(run, now, None if batch == "alike" else run.id, log=("once",))
+        for run in held
+    ]
+    monkeypatch.setattr(changes, "_send", passing_over)
+    kept = await store.commit(outcomes)
+    monkeypatch.undo()
+    assert sent == [30, 17, 11]  # 10 of 30 done, 3 lost; 6 of 17 done; then the rest
+    assert kept.count(True) == 27
+    found = await store.get(run.id for run in held)
+    await store.close()
+    for run, mine in zip(held, kept, strict=True):
+        state = State.SUCCEEDED if mine else State.RUNNING
+        assert (found[run.id].state, found[run.id].worker == "x") == (state, not mine)
+        assert len(found[run.id].attempts) == int(mine)
+
+
+async def test_a_count_that_is_short_though_all_was_done(
+    cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver sends a write again whose answer was lost, and the second finds nothing to do."""
+    whole, sent = changes._send, list[int]()
+
+    async def unheard(db: Database, items: Sequence[changes.Written]) -> int:
+        sent.append(await whole(db, items))
+        return await whole(db, items)
+
+    store = MongoStore(with_database(cluster.url, "jobs"))
+    await store.open()
+    now = await store.now()
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+    await store.add([Run(id=f"u{n}", job_id="u", handler="u", **times) for n in range(20)])
+    claim = Claim(worker="w", handlers=frozenset({"u"}), limit=20, lease=timedelta(minutes=1))
+    held = await store.claim(claim)
+    monkeypatch.setattr(changes, "_send", unheard)
+    assert await store.commit([states.succeeded(r, now, r.id) for r in held]) == [True] * 20
+    assert sent == [20]
+    await store.close()

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from mainspring.cli.failures import BAD_INPUT, CommandError
 from mainspring.cli.options import Where
@@ -37,7 +36,9 @@ class Found:
     @property
     def name(self) -> str:
         """The store in words, without a password."""
-        return type(self.store).__name__ if self.url is None else _without_password(self.url)
+        from mainspring.stores.urls import without_password
+
+        return type(self.store).__name__ if self.url is None else without_password(self.url)
 
     @property
     def from_anywhere(self) -> str | None:
@@ -114,11 +115,3 @@ def _loaded(spec: str) -> Scheduler:
     from mainspring.cli.loading import load_scheduler
 
     return load_scheduler(spec)
-
-
-def _without_password(url: str) -> str:
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return url.partition("://")[0] + "://…"
-    return url.replace(f":{password}@", ":…@", 1) if password else url

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mainspring.clock import Clock
 from mainspring.errors import InvalidInput
 from mainspring.store import Store
+from mainspring.stores.urls import without_password
 
 __all__ = ["open_store"]
 
@@ -15,7 +16,9 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
     """The store a URL names. It is not opened yet: `await store.open()` does that."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise InvalidInput(f"a store is named by a URL, not {url!r}; known are {_KNOWN}")
+        raise InvalidInput(
+            f"a store is named by a URL, not {without_password(url)!r}; known are {_KNOWN}"
+        )
     if scheme == "memory":
         from mainspring.stores.memory import MemoryStore
 

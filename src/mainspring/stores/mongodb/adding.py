@@ -13,7 +13,7 @@ from mainspring import codec
 from mainspring.model import Run, State, replace
 from mainspring.store import Added
 from mainspring.stores.mongodb import keys
-from mainspring.stores.mongodb.database import Database, Document, chunks
+from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.reserved import carry_out, discard, fill, insert, reserved
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, read_run, run_document
 
@@ -64,7 +64,7 @@ async def _read(db: Database, ids: Iterable[str]) -> dict[str, Document]:
     found: dict[str, Document] = {}
     for part in chunks(ids):
         where = {"_id": {"$in": list(part)}, "state": {"$ne": RESERVED}}
-        found |= {run["_id"]: run async for run in db.runs.find(where)}
+        found |= {run["_id"]: run async for run in db.runs.find(where, hint=BY_ID)}
     return found
 
 

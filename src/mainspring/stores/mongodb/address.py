@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mainspring.errors import InvalidInput
+from mainspring.stores.urls import without_password
 
 __all__ = ["Address"]
 
@@ -20,6 +21,7 @@ DEFAULT_DATABASE = "mainspring"
 DEFAULT_PREFIX = "mainspring_"
 OPTION = "mainspringPrefix"
 _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_ESCAPE = "; in a password write / ? # @ : % as %2F %3F %23 %40 %3A %25"
 _DATABASE = re.compile(r'[^/\\. "$*<>:|?\x00]{1,63}')
 
 
@@ -51,13 +53,10 @@ class Address(NamedTuple):
             raise InvalidInput(
                 f"write mongodb://host/database, not {without_password(url)!r}: a database has"
                 ' 1 to 63 characters, and none of / \\ . space " $ * < > : | ?'
+                + (_ESCAPE if "@" in url else "")
             )
         head = head if separator else f"{head}/"
         return cls("?".join(filter(None, (head, "&".join(options)))), database, prefix)
-
-
-def without_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
 
 
 def driver_defaults(url: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from mainspring.stores.mongodb import keys, reserved
 from mainspring.stores.mongodb.adding import add, carry_out_followers, documents
 from mainspring.stores.mongodb.changes import commit
 from mainspring.stores.mongodb.claims import stamp_lanes
-from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.database import BY_ID, Database, Document
 from mainspring.stores.mongodb.reads import get
 from mainspring.stores.mongodb.reserved import fill, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
@@ -277,7 +277,7 @@ async def _finish(db: Database, job: Document) -> list[Run]:
         await _take_back(db, job)
         return []
     waiting = {"_id": {"$in": firing["runs"]}, "state": RESERVED}
-    reserved = {run["_id"] async for run in db.runs.find(waiting, {"_id": 1})}
+    reserved = {run["_id"] async for run in db.runs.find(waiting, {"_id": 1}, hint=BY_ID)}
     if not reserved:
         return []
     replaced = await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")

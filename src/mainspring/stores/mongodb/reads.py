@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+import pymongo
+
 from mainspring.clock import to_us
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State, replace
@@ -29,6 +31,9 @@ __all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
 _UNTRIED = frozenset(map(State, UNTRIED))
+COUNTING = 60.0
+"""Seconds for `counts`, whose walk is as long as there are runs: half a one for a million
+(bench/sizing.py)."""
 
 
 async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
@@ -46,7 +51,7 @@ async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
 
 async def _whole(runs: Collection, ids: Sequence[str]) -> dict[str, Document]:
     where = {"_id": {"$in": ids}, "state": {"$ne": RESERVED}}
-    return {run["_id"]: run async for run in runs.find(where)}
+    return {run["_id"]: run async for run in runs.find(where, hint=BY_ID)}
 
 
 def _is_ending(run: Document) -> bool:
@@ -84,25 +89,39 @@ def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
 
 
 def listed(query: RunQuery) -> Document:
-    states = STATES if query.states is None else sorted(map(str, query.states))
-    where: Document = {"state": {"$in": list(states)}}
+    """Behind a cursor each state is two walks: the rest of the cursor's moment, then what is
+    older. As one condition for both, every page would pass over all the pages before it where
+    runs were enqueued together."""
+    states = list(STATES if query.states is None else sorted(map(str, query.states)))
+    alike: Document = {}
     if query.job is not None:
-        where["job_id"] = query.job
-    if query.failing:
-        where["failures"] = {"$gt": 0}
+        alike["job_id"] = query.job
     if query.tried:
-        where["attempt"] = {"$gt": 0}
-    return _within(query, where | _after(query.cursor))
+        alike["attempt"] = {"$gt": 0}
+    if query.failing:  # an index of its own, in order whatever the states
+        alike |= {"failures": {"$gt": 0}, "state": {"$in": states}}
+        return alike | _either(_ranges(query))
+    if query.cursor is None:
+        return {"state": {"$in": states}, **alike, **_either(_ranges(query))}
+    return _either([{"state": s, **alike, **r} for s in states for r in _ranges(query)])
 
 
-def _within(query: RunQuery, where: Document) -> Document:
-    """Bounds of `created_at` beside those that a cursor sets."""
-    bounds = [
-        {"created_at": {sign: to_us(moment)}}
-        for sign, moment in (("$gte", query.since), ("$lt", query.until))
-        if moment is not None
+def _either(ways: list[Document]) -> Document:
+    return ways[0] if len(ways) == 1 else {"$or": ways}
+
+
+def _ranges(query: RunQuery) -> list[Document]:
+    """What of the order by `created_at` and id is left behind the cursor, within the bounds."""
+    since = {} if query.since is None else {"$gte": to_us(query.since)}
+    until = {} if query.until is None else {"$lt": to_us(query.until)}
+    if query.cursor is None:
+        return [{"created_at": since | until} if since or until else {}]
+    created, run_id = _read_cursor(query.cursor)
+    older = min(created, until.get("$lt", created))
+    return [
+        {"created_at": {"$eq": created, **since, **until}, "_id": {"$lt": run_id}},
+        {"created_at": {"$lt": older, **since}},
     ]
-    return {"$and": [where, *bounds]} if bounds else where
 
 
 async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
@@ -140,6 +159,12 @@ def _page(found: list[Document], query: RunQuery) -> Page[Run]:
 def _after(cursor: str | None) -> Document:
     if cursor is None:
         return {}
+    created, run_id = _read_cursor(cursor)
+    seen = {"created_at": created, "_id": {"$gte": run_id}}
+    return {"created_at": {"$lte": created}, "$nor": [seen]}
+
+
+def _read_cursor(cursor: str) -> tuple[int, str]:
     moment, colon, run_id = cursor.partition(":")
     try:
         created = int(moment)
@@ -147,8 +172,7 @@ def _after(cursor: str | None) -> Document:
         colon = ""
     if not colon:
         raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave")
-    seen = {"created_at": created, "_id": {"$gte": run_id}}
-    return {"created_at": {"$lte": created}, "$nor": [seen]}
+    return created, run_id
 
 
 # -- counts ---------------------------------------------------------------------------------
@@ -156,12 +180,18 @@ def _after(cursor: str | None) -> Document:
 
 async def counts(db: Database, since: datetime | None = None) -> Counts:
     """Walks along indexes, without a look at the documents."""
+    now = to_us(await db.now())  # also: whether anybody answers, within the usual time
+    with pymongo.timeout(COUNTING):
+        return await _counts(db, now, since)
+
+
+async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
         if group["_id"]["state"] != RESERVED:
             runs[group["_id"]["job"]][State(group["_id"]["state"])] = group["count"]
     due: dict[str, Due] = {}
-    async for group in await db.runs.aggregate(counted_due(to_us(await db.now())), hint="due"):
+    async for group in await db.runs.aggregate(counted_due(now), hint="due"):
         handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
         assert oldest is not None
         seen = due.get(handler, Due(0, oldest))
@@ -232,9 +262,7 @@ def listed_jobs(query: JobQuery) -> Document:
     if query.enabled is not None:
         where.append({"enabled": query.enabled})
     if query.text is not None:
-        part = {
-            "$regex": re.escape(query.text.replace("\0", "\N{REPLACEMENT CHARACTER}")),
-            "$options": "i",
-        }
+        words = re.escape(query.text).replace("\0", r"\x00")  # no pattern may hold a NUL as it is
+        part = {"$regex": words, "$options": "i"}
         where.append({"$or": [{"_id": part}, {"description": part}]})
     return {"$and": where} if where else {}

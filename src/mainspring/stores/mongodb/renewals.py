@@ -47,6 +47,8 @@ async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str
         done = {"_id": {"$in": list(mine)}, "state": "running", "renewed": nonce}
         kept |= {r["_id"]: read_run(r) async for r in db.runs.find(done, hint=BY_ID)}
         left = {run_id: left[run_id] for run_id in mine if run_id not in kept}
+        if not left:
+            break
     return kept
 
 

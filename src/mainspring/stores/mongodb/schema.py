@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from mainspring.errors import StoreTooNew
+from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.faults import OLDEST, too_old
+from mainspring.stores.mongodb.faults import OLDEST, ambiguous, too_old
 
 __all__ = [
     "INDEXES",
@@ -20,6 +20,7 @@ __all__ = [
     "Index",
     "index_script",
     "is_there",
+    "make_wakeups",
     "prepare",
     "stands_alone",
 ]
@@ -94,7 +95,7 @@ async def is_there(database: Database) -> bool:
 async def prepare(database: Database) -> None:
     """Make what is missing. Every step may be taken by several clients at once, and again."""
     await _check_version(database)
-    await _make_wakeups(database)
+    await make_wakeups(database)
     there = await _existing(database)
     for collection in dict.fromkeys(index.collection for index in INDEXES):
         missing = [
@@ -126,10 +127,17 @@ async def _check_version(database: Database) -> None:
         raise too_old(told["version"])
 
 
-async def _make_wakeups(database: Database) -> None:
-    """Capped, and so never sharded: it lives on the database's primary shard."""
+async def make_wakeups(database: Database) -> None:
+    """Capped, and so never sharded: it lives on the database's primary shard.
+
+    It may be there and not be capped: somebody dropped it and the next hint made it again, or it
+    was restored without its options. It holds hints alone, so it is made what it should be.
+    """
     name = database.wakeups.name
-    if name in await database.handle.list_collection_names(filter={"name": name}):
+    there = await database.handle.list_collections(filter={"name": name})
+    async for found in there:
+        if not found["options"].get("capped"):
+            await _cap(database, name)
         return
     try:
         await database.handle.create_collection(name, capped=True, size=WAKEUPS_BYTES)
@@ -138,6 +146,19 @@ async def _make_wakeups(database: Database) -> None:
     except OperationFailure as error:
         if error.code != _EXISTS:
             raise
+
+
+async def _cap(database: Database, name: str) -> None:
+    try:
+        await database.handle.command("convertToCapped", name, size=WAKEUPS_BYTES)
+    except OperationFailure as error:
+        if ambiguous(error):
+            raise
+        raise StoreError(
+            f"the collection {name!r} should be capped and is not, and this user cannot change"
+            " that. Drop it (it holds hints alone) and make it as `mainspring store indexes`"
+            f" says ({error.details and error.details.get('codeName')})"
+        ) from error
 
 
 _EXISTS = 48

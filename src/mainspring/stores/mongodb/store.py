@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
 
 from mainspring import states
 from mainspring.clock import Clock
@@ -44,12 +45,13 @@ from mainspring.stores.mongodb import (
     schema,
     upkeep,
 )
-from mainspring.stores.mongodb.address import Address, driver_defaults, without_password
+from mainspring.stores.mongodb.address import Address, driver_defaults
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
 from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
 from mainspring.stores.mongodb.wakeups import Bell
+from mainspring.stores.urls import without_password
 
 __all__ = ["MongoStore"]
 
@@ -253,9 +255,15 @@ class MongoStore:
         url = self.address.url
         try:
             client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
-        except (PyMongoError, ValueError) as error:
+        except (PyMongoError, ValueError, OSError) as error:  # also: no such certificate
             raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
-        return Database(client, client[self.address.database], self.address.prefix, self._time)
+        # Claims, limits and overlap are decided by what was written last, whatever the URL says.
+        handle = client.get_database(
+            self.address.database,
+            read_preference=ReadPreference.PRIMARY,
+            read_concern=ReadConcern("local"),
+        )
+        return Database(client, handle, self.address.prefix, self._time)
 
     def _open_session(self) -> _Session:
         if self._session is None:

@@ -11,6 +11,7 @@ running at once, each time, to find one of them served. So it is passed on less 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -21,10 +22,14 @@ from bson import ObjectId
 from pymongo import CursorType, WriteConcern
 from pymongo.errors import PyMongoError
 
+from mainspring.errors import StoreError
 from mainspring.stores.mongodb.database import Database
+from mainspring.stores.mongodb.schema import make_wakeups
 from mainspring.stores.waiters import Waiters
 
 __all__ = ["Bell"]
+
+log = logging.getLogger("mainspring")
 
 PAUSE = 0.02
 """Seconds between two hints of one client: more would tell nothing new."""
@@ -106,9 +111,17 @@ class Bell:
             self._resting = False
 
     async def _follow(self) -> None:
+        said = False
         while not self._closed:
-            with suppress(PyMongoError):
+            try:
+                await make_wakeups(self._db)
                 await self._follow_once()
+            except PyMongoError:
+                pass
+            except StoreError as error:
+                if not said:
+                    log.warning("no hints from other programs, work is found by polling: %s", error)
+                said = True
             self._waiters.wake()  # what was missed is found by looking
             await asyncio.sleep(RECOVERY)
 

@@ -18,6 +18,7 @@ from mainspring.testing.conformance.jobs import Firing, KeepingJobs
 from mainspring.testing.conformance.keeping import Keeping
 from mainspring.testing.conformance.leading import Electing, Waking
 from mainspring.testing.conformance.listing import ListingJobs
+from mainspring.testing.conformance.naming import Naming
 from mainspring.testing.conformance.notes import Noting
 from mainspring.testing.conformance.racing import Racing
 from mainspring.testing.conformance.reading import Counting, Finding, Pruning
@@ -44,6 +45,7 @@ class StoreConformance(
     Electing,
     Waking,
     Keeping,
+    Naming,
     Noting,
     Racing,
     Transacting,

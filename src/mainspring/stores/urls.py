@@ -1,0 +1,29 @@
+"""URLs of stores as they may be shown: in messages, logs and on a screen."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["without_password"]
+
+_SECRET = re.compile(r"(?i)password|passphrase|secret|token|authMechanismProperties")
+
+
+def without_password(url: str) -> str:
+    """Whatever could be a password is left out, also where it was not escaped as it should be:
+    all between the user's name and the last `@`, and the values of options that carry secrets."""
+    head, separator, rest = url.partition("://")
+    if not separator:
+        head, rest = "", url
+    login, at, place = rest.rpartition("@")
+    if at:
+        user, colon, _ = login.partition(":")
+        login = f"{user}:…" if colon else user
+    path, sign, query = place.partition("?")
+    options = "&".join(map(_shown, query.split("&")))
+    return f"{head}{separator}{login}{at}{path}{sign}{options}"
+
+
+def _shown(option: str) -> str:
+    name, sign, _ = option.partition("=")
+    return f"{name}=…" if sign and _SECRET.search(name) else option
