@@ -39,6 +39,8 @@ BATCHES = (500, 1000)
 LIMIT = 5
 PROCESSES = 4
 LIMITED_RUNS = 5_000
+HEAD_START = 10.0
+"""Seconds to enqueue everything in, before it falls due."""
 SAMPLES = 300
 CLAIM = 200
 SIZES = {"10,000 pending": 10_000, "1,000,000 pending": 1_000_000}
@@ -69,20 +71,21 @@ def database(url: str) -> Iterator[tuple[str, str]]:
             client.drop_database(name)
 
 
-def filled(url: str, job: str, count: int, **policy: Any) -> None:
-    """So many runs of a job, due now, as the store writes them."""
-    asyncio.run(_filled(url, job, count, policy))
+def filled(url: str, job: str, count: int, delay: float = 0, **policy: Any) -> None:
+    """So many runs of a job, due at one moment, as the store writes them."""
+    asyncio.run(_filled(url, job, count, delay, policy))
 
 
-async def _filled(url: str, job: str, count: int, policy: dict[str, Any]) -> None:
+async def _filled(url: str, job: str, count: int, delay: float, policy: dict[str, Any]) -> None:
     async with Scheduler(url, workers=0) as producer:
 
         @producer.job(id=job, **policy)
         async def work(n: int) -> None: ...
 
+        due = await producer.now() + timedelta(seconds=delay)
         for start in range(0, count, 10_000):
             payloads = [{"n": n} for n in range(start, min(count, start + 10_000))]
-            await producer.enqueue_many(job, payloads)
+            await producer.enqueue_many(job, payloads, at=due)
 
 
 # -- drain ----------------------------------------------------------------------------------
@@ -165,11 +168,13 @@ def processes(url: str) -> dict[str, Any]:
 def crew_drain(
     url: str, count: int, runs: int, seconds: float = 0, limit: int | None = None
 ) -> Any:
+    """The workers are up and idle when all runs fall due at once: how long a Python program takes
+    to start is no matter of throughput."""
     with database(url) as (place, name):
-        filled(place, "work", runs, concurrency=limit)
         crew = Crew(mongodb_workers.worker, [(place, seconds, limit)] * count)
+        crew.tell("go")
+        filled(place, "work", runs, HEAD_START, concurrency=limit)
         with Watch(url, name, limited=limit is not None) as watch:
-            crew.tell("go")
             watch.wait()
             crew.tell("stop")
         shares = crew.told()

@@ -6,6 +6,7 @@ The death is an error raised in place of a step; nothing behind it is done.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -14,11 +15,19 @@ import pytest
 from pymongo.errors import NetworkTimeout
 
 from mainspring import states
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.policy import Overlap, Policy
 from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery
-from mainspring.stores.mongodb import MongoStore, claims, database, firing, keys, reserved
+from mainspring.stores.mongodb import (
+    MongoStore,
+    adding,
+    claims,
+    database,
+    firing,
+    keys,
+    reserved,
+)
 from mainspring.testing import FakeClock
 from tests.servers.mongodb import with_database
 
@@ -112,6 +121,22 @@ async def test_what_nobody_asks_for_again_is_swept_up(
     assert await store._db.runs.count_documents({}) == 1
 
 
+async def test_what_is_decided_is_not_kept_waiting_by_what_is_not(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client died with a large batch in its hands, which may be junk in ten minutes."""
+    monkeypatch.setattr(reserved, "PAGE", 40)
+    Death(monkeypatch, keys, "_point")
+    with pytest.raises(StoreUnavailable):
+        await store.add([run(clock, f"r{n}", dedupe_key=f"k{n}") for n in range(150)])
+    for run_id in ("a", "s"):  # on both ends of any order
+        Death(monkeypatch, keys, "carry_out")
+        with pytest.raises(StoreUnavailable):
+            await store.add([run(clock, run_id, dedupe_key=run_id)])
+    await store.find(RunQuery(lapsed=True))
+    assert (await store.get(["a", "s"])).keys() == {"a", "s"}
+
+
 @pytest.mark.parametrize("step", ["_point", "carry_out"])
 async def test_a_revival_that_was_cut_off(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
@@ -185,6 +210,79 @@ async def test_a_batch_that_was_cut_off_is_there_in_part_and_whole_when_sent_aga
     assert [added.duplicate for added in await store.add(batch)] == [False] * 50
     late = await store.claim(replace(CLAIM, limit=100))
     assert sorted(one.id for one in [*early, *late]) == sorted(one.id for one in batch)
+
+
+def workflow(clock: FakeClock, name: str, key: str | None) -> list[Run]:
+    """Three runs, each after the one before."""
+    first = run(clock, name, dedupe_key=key)
+    second = run(clock, f"second@{name}", state=State.WAITING, after=(name,))
+    return [first, second, run(clock, f"a-third@{name}", state=State.WAITING, after=(second.id,))]
+
+
+async def sweep(store: MongoStore) -> set[str]:
+    """What can be seen after three looks for lapsed leases; after none is a run there before what
+    it waits for, which would count as ended long ago."""
+    for _ in range(3):
+        await store.find(RunQuery(lapsed=True))
+        seen = {one.id: one for one in (await store.find(RunQuery())).items}
+        assert all(seen.keys() >= set(one.after) for one in seen.values())
+    return set(seen)
+
+
+STEPS = [(adding, "insert"), (keys, "reserve"), (keys, "_point"), (keys, "carry_out")]
+STEPS += [(adding, "_insert"), (adding, "carry_out")]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+@pytest.mark.parametrize(("module", "step"), STEPS)
+@pytest.mark.parametrize("late", [0, 3600])
+async def test_a_workflow_that_was_cut_off_is_there_as_a_whole_or_not_at_all(
+    store: MongoStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    module: ModuleType,
+    step: str,
+    late: float,
+) -> None:
+    """Also where nobody swept for an hour. Sent again by those who got no answer, a keyed one is
+    there once."""
+    one, other = (workflow(clock, name, key) for name in ("one", "other"))
+    death = Death(monkeypatch, module, step)
+    with suppress(StoreUnavailable):
+        await store.add(one)
+        assert not death.met
+    clock.advance(late)
+    seen = await sweep(store)
+    assert seen in (set(), {each.id for each in one})
+    [root, *_] = await store.add(other)
+    assert root.duplicate is bool(seen and key)
+    expected = [*(one if seen else []), *([] if root.duplicate else other)]
+    assert await sweep(store) == {each.id for each in expected}
+    clock.advance(3600)
+    await sweep(store)
+    assert await store._db.runs.count_documents({}) == len(expected)
+
+
+@pytest.mark.parametrize("key", ["k", None])
+@pytest.mark.parametrize(("module", "step"), STEPS)
+async def test_a_workflow_that_was_cut_off_is_whole_when_sent_again(
+    store: MongoStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    module: ModuleType,
+    step: str,
+) -> None:
+    flow = workflow(clock, "flow", key)
+    Death(monkeypatch, module, step)
+    with suppress(StoreUnavailable):
+        await store.add(flow)
+    assert [(each.run, each.duplicate) for each in await store.add(flow)] == [
+        (each, False) for each in flow
+    ]
+    found = await store.get([each.id for each in flow])
+    assert list(found.values()) == flow
 
 
 # -- fire -----------------------------------------------------------------------------------
@@ -331,6 +429,23 @@ async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
     assert fired.done is False
     await store.find(RunQuery(lapsed=True))
     assert (await store.find(RunQuery())).items == []
+
+
+async def test_what_follows_a_slots_run_is_not_seen_before_it(
+    store: MongoStore, clock: FakeClock
+) -> None:
+    """A run that is gone counts as ended long ago: who waits for it would begin."""
+    fired = firing_of(await job(store, clock), clock)
+    [slot] = fired.runs
+    after = run(clock, "after", source=Source.AFTER, state=State.WAITING, after=(slot.id,))
+    runs = store._db.runs.name
+    stuck = {"$or": [{"_id": {"$ne": slot.id}}, {"state": "reserved"}]}
+    await store._db.handle.command("collMod", runs, validator=stuck)
+    with pytest.raises(StoreError):
+        await store.fire([replace(fired, runs=(slot, after))])
+    assert (await store.find(RunQuery())).items == []
+    await store._db.handle.command("collMod", runs, validator={})
+    assert await sweep(store) == {slot.id, "after"}
 
 
 # -- limits ---------------------------------------------------------------------------------

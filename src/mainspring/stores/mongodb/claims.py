@@ -27,7 +27,7 @@ from pymongo.errors import PyMongoError
 
 from mainspring.model import Run
 from mainspring.store import Claim
-from mainspring.stores.mongodb.database import BY_ID, Collection, Database, Document, chunks
+from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.faults import ambiguous
 from mainspring.stores.mongodb.limits import Room, room_under
 from mainspring.stores.mongodb.rows import LIVE_STATES, read_run
@@ -248,25 +248,34 @@ async def _take(
     if matched == 0:
         return []
     try:
-        runs = await db.settled() if matched is None else db.runs
-        return await _bearing(runs, nonce, ids)
+        return await _bearing(db, nonce, ids, settled=matched is None)
     except PyMongoError:
         doubts.add(claim.worker, nonce, ids)
         raise
 
 
-async def _bearing(runs: Collection, nonce: ObjectId, ids: Sequence[str]) -> list[Run]:
+async def _bearing(
+    db: Database, nonce: ObjectId, ids: Sequence[str], *, settled: bool
+) -> list[Run]:
     """Those of the runs that a claim took, in order."""
-    mine = {"_id": {"$in": list(ids)}, "nonce": nonce, "state": "running"}
-    found = runs.find(mine, hint=BY_ID, batch_size=len(ids) + 1)  # one answer, no second call
-    taken = {run["_id"]: run async for run in found}
-    return [read_run(taken[run_id]) for run_id in ids if run_id in taken]
+    if settled:
+        found = await db.settled(db.runs, ids)
+    else:
+        walk = db.runs.find({"_id": {"$in": list(ids)}, "nonce": nonce}, hint=BY_ID)
+        walk = walk.batch_size(len(ids) + 1)  # one answer, no second call
+        found = {run["_id"]: run async for run in walk}
+    taken = [found[run_id] for run_id in ids if run_id in found]
+    return [read_run(run) for run in taken if _is_mine(run, nonce)]
+
+
+def _is_mine(run: Document, nonce: ObjectId) -> bool:
+    return run.get("nonce") == nonce and run["state"] == "running"
 
 
 async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
     """What an earlier claim took, though its caller never heard of it."""
     for nonce, ids in doubts.of(worker):
-        taken = await _bearing(await db.settled(), nonce, ids)
+        taken = await _bearing(db, nonce, ids, settled=True)
         doubts.settle(nonce)
         if taken:
             return taken

@@ -16,7 +16,7 @@ from pymongo.read_concern import ReadConcern
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.times import ServerTime, read_moment
 
-__all__ = ["BY_ID", "Collection", "Database", "Document", "chunks"]
+__all__ = ["BY_ID", "MAJORITY", "Collection", "Database", "Document", "chunks"]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
@@ -25,6 +25,7 @@ T = TypeVar("T")
 BY_ID = [("_id", ASCENDING)]
 """The hint for updates by ids. Without it the planner may walk the index of a whole state."""
 
+MAJORITY = ReadConcern("majority")
 CHUNK = 1000
 """Documents in one command: within the driver's limits, and within the time-out of one."""
 
@@ -81,14 +82,25 @@ class Database:
             raise StoreUnavailable("the database was dropped; it will be made again at the start")
         return moment
 
-    async def settled(self) -> Collection:
-        """The runs, as a majority has them, once every earlier write is decided.
+    async def settled(self, collection: Collection, ids: Iterable[str]) -> dict[str, Document]:
+        """These documents as a majority has them, once every earlier write to them is decided.
 
-        For the question "was my write done?" after its answer was lost: a write of our own
-        through the same primary comes behind it, and a majority read behind that.
+        For what is about to be taken for certain: whether a write was done whose answer was lost,
+        or what another client has only just written. A write that changes nothing goes to the
+        servers that hold them (which shards that are depends on the ids) and waits there for all
+        that came before it; the read behind it is no older, also if the primary changes meanwhile.
         """
-        await self.meta.update_one({"_id": "barrier"}, {"$set": {"nonce": ObjectId()}}, upsert=True)
-        return self.runs.with_options(read_concern=ReadConcern("majority"))
+        majority = collection.with_options(read_concern=MAJORITY)
+        found: dict[str, Document] = {}
+        async with self.client.start_session() as session:
+            for part in chunks(ids):
+                wanted: Document = {"_id": {"$in": part}}
+                none = {**wanted, "nonce": ObjectId()}
+                put = {"$set": {"nonce": None}}
+                await collection.update_many(none, put, hint=BY_ID, session=session)
+                walk = majority.find(wanted, session=session)
+                found |= {kept["_id"]: kept async for kept in walk}
+        return found
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[Sequence[T]]:

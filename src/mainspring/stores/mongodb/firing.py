@@ -37,7 +37,7 @@ from mainspring.policy import Overlap
 from mainspring.states import Change
 from mainspring.store import Fired, Firing, ended, overlapped
 from mainspring.stores.mongodb import keys, reserved
-from mainspring.stores.mongodb.adding import add, documents
+from mainspring.stores.mongodb.adding import add, carry_out_followers, documents
 from mainspring.stores.mongodb.changes import commit
 from mainspring.stores.mongodb.claims import stamp_lanes
 from mainspring.stores.mongodb.database import BY_ID, Database, Document
@@ -105,7 +105,7 @@ async def drop_job(db: Database, job_id: str, version: int | None = None) -> boo
 
 
 async def sweep(db: Database) -> None:
-    """Carry out what a crash left half made and decided, by a key or by a job."""
+    """Carry out what a crash left half made and decided: by a key, by a job, by an upstream run."""
     await reserved.sweep(db, _carry_out_decided)
 
 
@@ -115,7 +115,7 @@ async def _carry_out_decided(db: Database, runs: Sequence[Document]) -> set[str]
     async for job in db.jobs.find(fired, _SHOWN):
         await _finish(db, job)  # which also cancels what the slot replaces
         pointed |= set(job["firing"]["runs"])
-    return pointed
+    return pointed | await carry_out_followers(db, runs)
 
 
 # -- fire -----------------------------------------------------------------------------------

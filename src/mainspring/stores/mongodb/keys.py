@@ -26,7 +26,7 @@ from mainspring.stores.mongodb.faults import duplicates_only
 from mainspring.stores.mongodb.reserved import carry_out, discard, half_made, intent, reserve
 from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED
 
-__all__ = ["carry_out_pointed", "drop", "holders", "take", "take_again"]
+__all__ = ["carry_out_pointed", "drop", "take", "take_again"]
 
 ROUNDS = 50
 
@@ -67,9 +67,10 @@ async def take(db: Database, runs: Sequence[Document]) -> dict[str, Document | N
         }
         answers |= whole
         contenders = [run for run in contenders if run["_id"] not in whole]
-        await _point(db, [(run["_id"], run["dedupe_key"], looks) for run in contenders])
-        for run_id in await _settle(db, contenders, made):
-            answers[run_id] = None
+        wishes = [(run["_id"], run["dedupe_key"], looks) for run in contenders]
+        pointed = await _point(db, wishes) == len(wishes)
+        won = contenders if pointed else await _pointed_at(db, contenders)
+        answers |= dict.fromkeys(await _settle(db, won, made))
         left = {run_id: run for run_id, run in left.items() if run_id not in answers}
         if not left:
             await discard(db, [run_id for run_id in made if answers[run_id] is not None])
@@ -109,12 +110,6 @@ async def take_again(db: Database, run: Document, where: Document, put: Document
     raise StoreUnavailable("too many clients want the same dedupe key; try again")
 
 
-async def holders(db: Database, keys: Iterable[str]) -> dict[str, Document]:
-    """The runs that hold these keys now, by key."""
-    looks = await _look(db, list(keys))
-    return {key: look.run for key, look in looks.items() if look.holds and look.run is not None}
-
-
 async def drop(db: Database, seen: Sequence[Document]) -> None:
     """Delete keys as they were seen, after their runs are gone."""
     if seen:
@@ -123,10 +118,15 @@ async def drop(db: Database, seen: Sequence[Document]) -> None:
 
 
 async def _look(db: Database, keys: Sequence[str]) -> dict[str, _Look]:
-    found = {kept["_id"]: kept async for kept in db.keys.find({"_id": {"$in": list(keys)}})}
-    runs = await _runs(db, [kept["run"] for kept in found.values()])
-    held = await _held_by_time(db, runs)
+    """Keys and their runs. What is there is looked at once more, as a majority has it: an answer
+    may rest on it, or another document. A key that is new costs one read."""
     looks = dict.fromkeys(keys, _Look())
+    seen = [kept["_id"] async for kept in db.keys.find({"_id": {"$in": list(keys)}}, {"_id": 1})]
+    if not seen:
+        return looks
+    found = await db.settled(db.keys, seen)
+    runs = await db.settled(db.runs, [kept["run"] for kept in found.values()])
+    held = await _held_by_time(db, runs)
     for key, kept in found.items():
         run = runs.get(kept["run"])
         holds = run is not None and (run["state"] in LIVE_STATES or run["_id"] in held)
@@ -189,27 +189,31 @@ async def _point(db: Database, wishes: Sequence[tuple[str, str, Mapping[str, _Lo
     return result.inserted_count + result.matched_count
 
 
-async def _settle(db: Database, runs: Sequence[Document], made: set[str]) -> list[str]:
-    """Make those runs whole that their keys point at now; give their ids."""
-    if not runs:
+async def _pointed_at(db: Database, runs: Sequence[Document]) -> list[Document]:
+    """Those of the runs that their keys point at, for certain."""
+    named = [run["dedupe_key"] for run in runs if "dedupe_key" in run]
+    if not named:
         return []
-    ids = {run["_id"] for run in runs}
-    keys = [run["dedupe_key"] for run in runs]
-    won = [kept["run"] async for kept in db.keys.find({"_id": {"$in": keys}}) if kept["run"] in ids]
-    found = await _runs(db, won)
-    await carry_out(db, [run for run in found.values() if half_made(run)])
-    made -= set(won) - found.keys()  # swept away in between: to be written down again
+    pointed = {kept["run"] for kept in (await db.settled(db.keys, named)).values()}
+    return [run for run in runs if run["_id"] in pointed]
+
+
+async def _settle(db: Database, won: Sequence[Document], made: set[str]) -> list[str]:
+    """Make these runs whole, which their keys point at; give their ids."""
+    ids = [run["_id"] for run in won]
+    found = await _runs(db, ids)
+    half = [run for run in found.values() if half_made(run)]
+    if await carry_out(db, half) < len(half):  # others have, or some were swept away
+        found = await _runs(db, ids)
+    made -= set(ids) - found.keys()  # to be written down again
     return list(found)
 
 
 async def carry_out_pointed(db: Database, runs: Sequence[Document]) -> set[str]:
     """Make those of these runs whole that their keys point at; give their ids."""
-    named = [run["dedupe_key"] for run in runs if "dedupe_key" in run]
-    if not named:
-        return set()
-    pointed = {kept["run"] async for kept in db.keys.find({"_id": {"$in": named}})}
-    await carry_out(db, [run for run in runs if run["_id"] in pointed])
-    return pointed
+    won = await _pointed_at(db, runs)
+    await carry_out(db, won)
+    return {run["_id"] for run in won}
 
 
 async def _forget(db: Database, run_id: str, wish: Document) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,9 +14,16 @@ from mainspring.clock import to_us
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State, replace
 from mainspring.store import Counts, Due, JobQuery, RunQuery
-from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.database import (
+    BY_ID,
+    MAJORITY,
+    Collection,
+    Database,
+    Document,
+    chunks,
+)
 from mainspring.stores.mongodb.limits import lapsed
-from mainspring.stores.mongodb.rows import RESERVED, STATES, read_job, read_run
+from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, STATES, read_job, read_run
 from mainspring.stores.mongodb.schema import UNTRIED
 from mainspring.stores.mongodb.times import read_moment
 
@@ -30,12 +37,25 @@ COUNTING = 60.0
 
 
 async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
+    """An end, and the wish for one, is told when a majority has it: who hears of it asks no more.
+    Until then the run is what it was before. What else is told may be newer than that."""
     wanted = list(dict.fromkeys(ids))
-    found: dict[str, Run] = {}
+    found: dict[str, Document] = {}
     for part in chunks(wanted):
-        where = {"_id": {"$in": list(part)}, "state": {"$ne": RESERVED}}
-        found |= {run["_id"]: read_run(run) async for run in db.runs.find(where, hint=BY_ID)}
-    return {run_id: found[run_id] for run_id in wanted if run_id in found}
+        found |= await _whole(db.runs, part)
+    ended = [run_id for run_id, run in found.items() if _is_ending(run)]
+    for part in chunks(ended):
+        found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part)
+    return {run_id: read_run(found[run_id]) for run_id in wanted if run_id in found}
+
+
+async def _whole(runs: Collection, ids: Sequence[str]) -> dict[str, Document]:
+    where = {"_id": {"$in": ids}, "state": {"$ne": RESERVED}}
+    return {run["_id"]: run async for run in runs.find(where, hint=BY_ID)}
+
+
+def _is_ending(run: Document) -> bool:
+    return run["state"] not in LIVE_STATES or bool(run["cancel_requested"])
 
 
 # -- find -----------------------------------------------------------------------------------

@@ -22,12 +22,24 @@ from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.faults import duplicates_only
 from mainspring.stores.mongodb.rows import RESERVED
 
-__all__ = ["carry_out", "discard", "fill", "half_made", "insert", "intent", "reserve", "sweep"]
+__all__ = [
+    "carry_out",
+    "discard",
+    "fill",
+    "half_made",
+    "insert",
+    "intent",
+    "reserve",
+    "reserved",
+    "sweep",
+]
 
 Decided = Callable[[Database, Sequence[Document]], Awaitable[set[str]]]
 
 JUNK_AFTER = 600 * 1_000_000
 """Microseconds after which a reserved run that nothing points at is swept away."""
+PAGE = 1000
+_SHOWN = dict.fromkeys(("state", "intent", "job_id", "dedupe_key", "created_at"), 1)
 
 
 def half_made(run: Mapping[str, Any]) -> bool:
@@ -53,14 +65,18 @@ async def insert(db: Database, documents: Sequence[Document]) -> set[str]:
 
 async def reserve(db: Database, documents: Sequence[Document]) -> set[str]:
     """Insert new runs as reserved; give the ids that were there already, half made or whole."""
-    waiting = [
-        {**run, "state": RESERVED, "intent": intent({"state": run["state"]})} for run in documents
-    ]
-    return await insert(db, waiting)
+    return await insert(db, [reserved(run) for run in documents])
 
 
-async def carry_out(db: Database, runs: Iterable[Document]) -> None:
-    """Make these runs what their intents say. Whose intent is carried out already stays."""
+def reserved(run: Document, **more: Any) -> Document:
+    """The run as it is written down half made; `more` is about its intent."""
+    return {**run, "state": RESERVED, "intent": {**intent({"state": run["state"]}), **more}}
+
+
+async def carry_out(db: Database, runs: Iterable[Document]) -> int:
+    """Make these runs what their intents say; say how many that was. Whose intent is carried out
+    already stays."""
+    count = 0
     plain: dict[str, list[str]] = {}
     others = []
     for run in runs:
@@ -73,16 +89,18 @@ async def carry_out(db: Database, runs: Iterable[Document]) -> None:
     for state, ids in plain.items():
         where = {"_id": {"$in": ids}, "state": RESERVED, "intent.put.state": state}
         change = {"$set": {"state": state}, "$unset": {"intent": ""}}
-        await db.runs.update_many(where, change, hint=BY_ID)
+        count += (await db.runs.update_many(where, change, hint=BY_ID)).matched_count
     if others:
-        await db.runs.bulk_write(others, ordered=False)
+        count += (await db.runs.bulk_write(others, ordered=False)).matched_count
+    return count
 
 
 async def fill(db: Database, documents: Sequence[Document]) -> None:
-    """Put these runs in the places reserved for them. Whose place is filled already stays."""
+    """Put these runs in the places reserved for them, in order: none is to be seen before what it
+    waits for. Whose place is filled already stays."""
     if documents:
         places = [ReplaceOne({"_id": run["_id"], "state": RESERVED}, run) for run in documents]
-        await db.runs.bulk_write(places, ordered=False)
+        await db.runs.bulk_write(places)
 
 
 async def discard(db: Database, ids: Sequence[str]) -> None:
@@ -97,10 +115,9 @@ async def sweep(db: Database, decided: Decided) -> None:
     `decided` gives the ids of those runs that are decided, and sees to them. To delete one that is
     still in the making is harmless: its maker notices and begins again.
     """
-    found = [run async for run in db.runs.find({"state": RESERVED}).limit(100)]
-    if not found:
-        return
-    kept = await decided(db, found)
-    old = to_us(await db.now()) - JUNK_AFTER
-    junk = [r["_id"] for r in found if r["_id"] not in kept and r["created_at"] < old]
-    await discard(db, junk)
+    async with db.runs.find({"state": RESERVED}, _SHOWN).batch_size(PAGE) as walk:
+        while found := await walk.to_list(PAGE):
+            kept = await decided(db, found)
+            old = to_us(await db.now()) - JUNK_AFTER
+            junk = [r["_id"] for r in found if r["_id"] not in kept and r["created_at"] < old]
+            await discard(db, junk)
