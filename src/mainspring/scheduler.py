@@ -331,7 +331,7 @@ class Scheduler(Asking):
     async def wait(self, run_id: str, timeout: Span | None = None) -> Run:
         """The run once it is finished; TimeoutError if that takes longer."""
         seconds = None if timeout is None else duration(timeout, what="timeout").total_seconds()
-        return await self._call(self._running().control.wait(run_id, seconds))
+        return await self._call(self._running().awaited.wait(run_id, seconds))
 
     async def cancel(self, run_id: str, *, reason: str = "cancelled by request") -> bool:
         """Cancel a run; it stays cancelled. False if it had ended already."""

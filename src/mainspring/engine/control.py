@@ -1,4 +1,4 @@
-"""What is asked of jobs and runs from outside: add, change, enqueue, cancel, retry, wait.
+"""What is asked of jobs and runs from outside: add, change, enqueue, cancel, retry.
 
 Everything here happens on the engine's loop and goes straight to the store. Errors of the
 store reach the caller: unlike the engine's own loops, a caller can decide to try again.
@@ -6,13 +6,13 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from mainspring import codec, states
+from mainspring.engine.awaited import Awaited
 from mainspring.engine.firing import make_run, with_followers
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.order import refuse_disorder, upstream_of
@@ -28,7 +28,6 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
     RunNotFound,
-    StoreUnavailable,
 )
 from mainspring.model import (
     Job,
@@ -50,30 +49,17 @@ __all__ = ["Control"]
 TRIES = 20
 """How often a compare-and-set is tried before somebody else's writes are said to be in the way."""
 
-POLL_FINISHED = 1.0
 START_HELD = timedelta(seconds=60)
 
 Edit = Callable[[Job, datetime], Job]
 
 
 class Control:
-    def __init__(self, parts: Parts, worker: Worker, keeper: Keeper) -> None:
+    def __init__(self, parts: Parts, worker: Worker, keeper: Keeper, awaited: Awaited) -> None:
         self._parts = parts
         self._worker = worker
         self._keeper = keeper
-        self._waiting: dict[str, set[asyncio.Event]] = {}
-
-    # Told by the engine
-
-    def finished(self, run_id: str) -> None:
-        for event in self._waiting.get(run_id, ()):
-            event.set()
-
-    def wake(self) -> None:
-        """Something changed, perhaps in another process: look at the runs waited for."""
-        for events in self._waiting.values():
-            for event in events:
-                event.set()
+        self._awaited = awaited
 
     # Runs
 
@@ -122,7 +108,7 @@ class Control:
     def tell_cancelled(self, after: Run) -> None:
         """A cancel was committed: the run has ended, or is to be told to."""
         if after.finished:
-            self.finished(after.id)
+            self._awaited.finished(after.id)
             self._keeper.unblock()
             self._parts.emit("run.cancelled", after)
         else:
@@ -160,32 +146,6 @@ class Control:
 
     async def counts(self, since: datetime | None = None) -> Counts:
         return await self._parts.store.counts(since)
-
-    async def wait(self, run_id: str, timeout: float | None) -> Run:
-        """The run once it is finished; TimeoutError if that takes longer. A store that is away may
-        come back before the time is up."""
-        changed = asyncio.Event()
-        self._waiting.setdefault(run_id, set()).add(changed)
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    changed.clear()
-                    with contextlib.suppress(StoreUnavailable):
-                        run = await self.run(run_id)
-                        if run.finished:
-                            return run
-                    timer = asyncio.get_running_loop().call_later(POLL_FINISHED, changed.set)
-                    await changed.wait()
-                    timer.cancel()
-        except TimeoutError:
-            run = await self.run(run_id)  # a timeout of zero only looks
-            if run.finished:
-                return run
-            raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
-        finally:
-            self._waiting[run_id].discard(changed)
-            if not self._waiting[run_id]:
-                del self._waiting[run_id]
 
     # Jobs
 
@@ -318,7 +278,7 @@ class Control:
             done = await self._parts.store.commit(changes)
             for run, change, kept in zip(page.items, changes, done, strict=True):
                 if kept:
-                    self.finished(run.id)
+                    self._awaited.finished(run.id)
                     self._parts.emit("run.cancelled", change.after(run))
         self._keeper.unblock()
         self._parts.emit("job.removed", job_id=job_id)

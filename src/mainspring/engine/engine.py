@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.awaited import Awaited
 from mainspring.engine.bulk import Bulk
 from mainspring.engine.control import Control
 from mainspring.engine.home import Home
@@ -63,7 +64,8 @@ class Engine:
         self._settler = Settler(self._parts)
         self.worker = Worker(self._parts, self._settler, self._finished)
         self.keeper = Keeper(self._parts, self._finished)
-        self.control = Control(self._parts, self.worker, self.keeper)
+        self.awaited = Awaited(self._parts.store)
+        self.control = Control(self._parts, self.worker, self.keeper, self.awaited)
         self.bulk = Bulk(self._parts, self.control)
 
     @property
@@ -182,10 +184,10 @@ class Engine:
             if await self._parts.patience.call("wait", lambda: self._parts.store.wait(poll)):
                 self.worker.wake()
                 self.keeper.wake()
-                self.control.wake()
+                self.awaited.wake()
 
     def _finished(self, run_id: str) -> None:
-        self.control.finished(run_id)
+        self.awaited.finished(run_id)
         self.keeper.unblock()
 
     def _go(self, part: Callable[[], Awaitable[None]]) -> None:
