@@ -384,6 +384,8 @@ class Scheduler(Asking):
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
+        if self.workers:
+            self.webhooks.check_keys()
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)

@@ -108,6 +108,7 @@ def _keys(folder: Path, *words: str) -> Any:
         ({"PORT": "no"}, "PORT is a whole number, not 'no'"),
         ({"MAX_CONCURRENT_JOBS": "-1"}, "MAX_CONCURRENT_JOBS is 0 or more"),
         ({"SCHEDULER_POLL_INTERVAL": "1"}, "SCHEDULER_POLL_INTERVAL is 10 or more"),
+        ({"MAINSPRING_SECRET_KEY": "abc"}, "a key in MAINSPRING_SECRET_KEY is the base64 of 32"),
         ({"MONGODB_URI": "nonsense"}, "a store is named by a URL"),
     ],
 )
