@@ -18,7 +18,8 @@ from mainspring.policy import Span
 from mainspring.store import Store
 from mainspring.webhooks import define as definitions
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.headers import MASK, traces
+from mainspring.webhooks.echoes import traces
+from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
 from mainspring.webhooks.secrets import (
     VARIABLE,
