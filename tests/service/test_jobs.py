@@ -196,6 +196,9 @@ async def test_at_most_once_takes_no_retries(api: Api) -> None:
     changed = {"executionType": "AT_MOST_ONCE"}
     answer = await api.ok("PUT", f"/api/jobs/{other}", json=changed)
     assert answer["data"]["retryAttempts"] == 0
+    whole = {**await job(api, await created(api, retryAttempts=3)), **changed}
+    answer = await api.ok("PUT", f"/api/jobs/{whole['_id']}", json=whole)
+    assert answer["data"]["retryAttempts"] == 0
 
 
 async def test_intervals_dates_and_no_schedule_at_all(api: Api) -> None:

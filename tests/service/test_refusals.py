@@ -115,6 +115,7 @@ FAULTS: list[tuple[dict[str, Any], set[str]]] = [
         {"retryAttempts", "colour"},
     ),
     ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
+    ({**WEBHOOK, "headers": {"Authorization": "********"}}, {"headers"}),
     ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
     ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
     ({"handler": "greet", "schedule": None, "after": ["nowhere"]}, {"after"}),
@@ -148,6 +149,7 @@ EDITS: list[tuple[dict[str, Any], set[str]]] = [
     ({"schedule": None, "after": ["nowhere"]}, {"after"}),
     ({"runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
     ({"schedule": None, "jitter": 5}, {"jitter"}),
+    ({"headers": {"X-Api-Key": "********"}}, {"headers"}),
 ]
 
 
