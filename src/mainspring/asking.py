@@ -39,6 +39,7 @@ class Asking:
     async def list_jobs(
         self,
         *,
+        ids: Iterable[str] | None = None,
         tag: str | None = None,
         enabled: bool | None = None,
         search: str | None = None,
@@ -50,6 +51,7 @@ class Asking:
         """By id. `search` looks into ids and descriptions; `cursor` of one page fetches the next,
         or `offset` passes over so many; `counted` also gives the page's `total`."""
         query = JobQuery(
+            ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
             tag=tag,
             enabled=enabled,
             text=search,
