@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 
-__all__ = ["ServiceSettings", "is_loopback"]
+__all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]
 
 KIB = 1024
 
@@ -48,7 +48,7 @@ class ServiceSettings(BaseSettings):
     """With a unit, as in 30d: a number alone might be meant as days, and cost the history."""
 
     @classmethod
-    def read(cls, **given: Any) -> ServiceSettings:
+    def read(cls, **given: Any) -> Self:
         """What was given over the environment over `.env`; None leaves a setting to those."""
         said = {name: value for name, value in given.items() if value is not None}
         try:
@@ -72,6 +72,31 @@ class ServiceSettings(BaseSettings):
     @property
     def drain(self) -> timedelta:
         return timedelta(milliseconds=self.drain_timeout)
+
+
+MOUNTED = ("rate_limit", "body_limit", "job_retry_attempts", "job_retry_delay")
+
+
+class MountedSettings(ServiceSettings):
+    """Of an API that is mounted in a program: what was given alone. `PORT` and `RATE_LIMIT` are
+    names that the program may use for something else."""
+
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        for name in given:
+            if name not in MOUNTED:
+                raise InvalidInput(f"asgi() takes auth, {', '.join(MOUNTED)}, not {name!r}")
+        return super().read(**given)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *sources: PydanticBaseSettingsSource,
+        **more: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
 
 def _told(error: Any) -> str:
