@@ -281,15 +281,17 @@ def _check_type(method: str, headers: Headers) -> None:
 
 
 def _check_dry_run(scope: Scope) -> None:
-    """Whoever asks for a dry run where there is none means no harm: nothing may be done."""
+    """Whoever asks for a dry run where there is none, or in another spelling, means no harm:
+    nothing may be done."""
     method, path = scope["method"], _path(scope)
-    if (
-        method in SAFE
-        or not scope.get("query_string")
-        or (method == "POST" and DRY.fullmatch(path))
-    ):
+    if method in SAFE or not scope.get("query_string"):
         return
     asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    for name in asked:
+        if name != "dryRun" and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
+            raise Problem.of_field("dryRun", f"is written so, not {name[:100]!r}: nothing was done")
+    if method == "POST" and DRY.fullmatch(path):
+        return
     if asked.get("dryRun", "false").lower() not in ("false", "0"):
         why = f"is for creating and for triggering a job, not for {method} {path}: nothing was done"
         raise Problem.of_field("dryRun", why)
