@@ -158,6 +158,18 @@ async def test_jobs_that_are_gone_free_their_labels(monkeypatch: Any) -> None:
         assert 'mainspring_run_retries_total{job="a"} 1' in await made.text()
 
 
+async def test_an_attempt_that_was_lost_took_no_known_time() -> None:
+    scheduler = sample_scheduler(workers=0)
+    made = Metrics(scheduler, FakeClock())
+    async with scheduler:
+        run = await scheduler.enqueue("greet")
+        attempt = Attempt(1, "w", run.run_at, run.run_at, Outcome.LOST)
+        made._take_run("run.failed", replace(run, attempts=(attempt,)))
+        text = await made.text()
+    assert 'mainspring_runs_total{job="greet",state="failed"} 1' in text
+    assert "mainspring_run_duration_seconds_count{" not in text
+
+
 async def test_webhook_answers_by_class() -> None:
     scheduler = sample_scheduler(workers=0)
     made = Metrics(scheduler, FakeClock())

@@ -16,7 +16,7 @@ from mainspring import __version__
 from mainspring.clock import Clock
 from mainspring.errors import MainspringError
 from mainspring.events import Event
-from mainspring.model import Attempt, Job, Run, State
+from mainspring.model import Attempt, Job, Outcome, Run, State
 from mainspring.scheduler import Scheduler
 from mainspring.service.exposition import Counter, Gauge, Histogram, text_of
 
@@ -139,6 +139,8 @@ class Metrics:
             self._succeeded_at[run.job_id] = run.finished_at.timestamp()
 
     def _take_attempt(self, job: str, attempt: Attempt) -> None:
+        if attempt.outcome is Outcome.LOST:  # how long it took nobody knows; the lease says nothing
+            return
         took = (attempt.finished_at - attempt.started_at).total_seconds()
         self.durations.observe(max(took, 0), job)
         if isinstance(attempt.detail, dict) and "request" in attempt.detail:
