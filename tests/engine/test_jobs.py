@@ -108,12 +108,15 @@ async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None
         before = await scheduler.get_job("mine")
         for call in (
             scheduler.update_job("mine", retries=3),
-            scheduler.update_job("mine", enabled=False),
+            scheduler.update_job("mine", enabled=False, retries=3),
             scheduler.remove_job("mine"),
         ):
             with pytest.raises(JobOwnedByCode, match="defined in code: change it there"):
                 await call
         assert await scheduler.get_job("mine") == before
+        paused = await scheduler.update_job("mine", enabled=False)
+        assert (paused.enabled, paused.next_run_at) == (False, None)
+        assert (await scheduler.update_job("mine", enabled=True)).next_run_at is not None
         assert (await scheduler.pause_job("mine")).enabled is False
         assert (await scheduler.resume_job("mine")).enabled is True
         await ended(scheduler, await scheduler.trigger("mine"))
