@@ -35,7 +35,7 @@ class ServiceSettings(BaseSettings):
     max_concurrent_jobs: int = Field(10, ge=0, le=10_000)
     job_retry_attempts: int = Field(3, ge=0, le=1000)
     job_retry_delay: int = Field(5000, ge=0, le=86_400_000)
-    rate_limit: float = Field(100, gt=0, le=1_000_000)
+    rate_limit: float = Field(100, gt=0, le=1_000_000, allow_inf_nan=False)
     """Requests a second that one key may make; it may save up twice as many."""
     body_limit: int = Field(1024 * KIB, ge=KIB, le=64 * 1024 * KIB)
     header_timeout: int = Field(10_000, ge=100, le=600_000)
@@ -102,13 +102,16 @@ class MountedSettings(ServiceSettings):
 def _told(error: Any) -> str:
     name = str(error["loc"][0]).upper()
     context = error.get("ctx", {})
-    low, high = context.get("ge", context.get("gt")), context.get("le")
     if error["type"].startswith("int_"):
         allowed = "a whole number"
-    elif low is not None:
-        allowed = f"{low} or more"
-    elif high is not None:
-        allowed = f"at most {high}"
+    elif error["type"].startswith(("float_", "finite_")):
+        allowed = "a number"
+    elif "gt" in context:
+        allowed = f"more than {context['gt']:g}"
+    elif "ge" in context:
+        allowed = f"{context['ge']} or more"
+    elif "le" in context:
+        allowed = f"at most {context['le']:.0f}"
     else:
         allowed = str(context.get("error", error["msg"]))
     return f"{name} is {allowed}, not {error['input']!r}"
