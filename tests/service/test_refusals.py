@@ -102,6 +102,14 @@ async def test_every_field_that_is_told_is_one_of_the_schema(api: Api, junk: Any
             assert all(one.isdigit() or one in inside | {"x"} for one in rest), told
 
 
+async def test_a_body_that_is_no_object_is_told_as_a_whole(api: Api) -> None:
+    headers = {"Content-Type": "application/json"}
+    for content, instead in ((b"", "nothing"), (b"[]", "a list"), (b'"s3cret"', "a text")):
+        document = await refused(api, "POST", "/api/jobs", 422, content=content, headers=headers)
+        assert document["error"] == f"send a JSON object, not {instead}"
+        assert "errors" not in document
+
+
 FAULTS: list[tuple[dict[str, Any], set[str]]] = [
     ({}, {"endpoint", "schedule"}),
     ({"schedule": "nope"}, {"endpoint", "schedule"}),

@@ -38,6 +38,7 @@ DRY = re.compile(r"/api/jobs(/[^/]+/trigger)?")
 """What can be asked for as a dry run, by POST."""
 
 BODY_SECONDS = 20.0
+AWAY_SECONDS, AWAY_IDLE_SECONDS, AWAY_BYTES = 10.0, 1.0, 64 * 1024 * 1024
 FAILED_KEYS_A_MINUTE = 30
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -215,6 +216,8 @@ class Guard:
         """The body, whole, before anything is done with it."""
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._limit:
+            if "expect" not in headers:  # one that asks first has not sent it
+                await _read_away(receive)
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
@@ -227,6 +230,7 @@ class Guard:
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self._limit:
+                        await _read_away(receive)
                         raise self._too_large()
                     if not message.get("more_body", False):
                         break
@@ -239,6 +243,20 @@ class Guard:
         return Problem(
             413, f"a body has at most {self._limit:,} bytes", headers={"Connection": "close"}
         )
+
+
+async def _read_away(receive: Receive) -> None:
+    """The rest of a body that is too large, as far as that is no burden: who sends all before they
+    listen (urllib does) would else see the connection reset, and not why."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(AWAY_SECONDS):
+            while size < AWAY_BYTES:
+                async with asyncio.timeout(AWAY_IDLE_SECONDS):
+                    message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _needed(method: str, path: str) -> KeyScope:

@@ -187,6 +187,10 @@ def of_invalid(error: RequestValidationError) -> Problem:
             why = one.get("ctx", {}).get("error", "")
             at = one["loc"][-1] if len(one["loc"]) > 1 else 0
             return Problem(400, f"the body is not JSON: {why} at character {at}")
+        if one["loc"] == ("body",) and one["type"] in _NO_OBJECT:
+            # By no field: a job has one that is called body.
+            instead = "nothing" if one["type"] == "missing" else _given(one)
+            return Problem(422, f"send a JSON object, not {instead}")
     return Problem.of_fields(_one_each(found))
 
 
@@ -226,6 +230,9 @@ _TYPES = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
+
+
+_NO_OBJECT = frozenset({"missing", "dict_type", "model_type", "model_attributes_type"})
 
 
 def _field(error: Any) -> str:
