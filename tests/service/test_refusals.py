@@ -124,6 +124,7 @@ FAULTS: list[tuple[dict[str, Any], set[str]]] = [
     ),
     ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
     ({**WEBHOOK, "headers": {"Authorization": "********"}}, {"headers"}),
+    ({**WEBHOOK, "tags": ["a", "b\0c"]}, {"tags.1"}),
     ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
     ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
     ({"handler": "greet", "schedule": None, "after": ["nowhere"]}, {"after"}),
