@@ -258,8 +258,9 @@ def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 2) -> Report | N
     return None
 
 
-async def _whoever_holds_it(db: Database, chosen: Sequence[Document], change: Document) -> int:
+async def _whoever_holds_it(db: Database, chosen: Sequence[Document], put: Document) -> int:
     where = {"_id": {"$in": [run["_id"] for run in chosen]}}
+    change = claims._change(db, put, chosen[0].get("now"))
     return (await db.runs.update_many(where, change)).matched_count
 
 

@@ -339,12 +339,14 @@ class Worker:
             await rest(self._wake, max(left, 0.001))
 
     def _note_pace(self, works: list[Work]) -> None:
-        """A running mean of what handlers take, which sets how far ahead to claim."""
+        """A running mean of what handlers take, which sets how far ahead to claim. It begins with a
+        guess that is far too long for most, and so falls faster than it rises."""
         if not works:
             return
         now = self._parts.time.now()
         seconds = sum(_seconds(work, now) for work in works) / len(works)
-        self._handler_seconds += (max(seconds, 1e-5) - self._handler_seconds) * 0.5
+        change = max(seconds, 1e-5) - self._handler_seconds
+        self._handler_seconds += change * (0.75 if change < 0 else 0.5)
 
     def _note_stuck(self, work: Work) -> None:
         self._stuck.add(work)

@@ -17,8 +17,7 @@ worker lacks, nor those of a job at its limit.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,13 +27,14 @@ from pymongo.errors import PyMongoError
 
 from mainspring.model import Run
 from mainspring.store import Claim
+from mainspring.stores.mongodb.crowd import Crowd
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.faults import ambiguous
 from mainspring.stores.mongodb.limits import Room, room_under
 from mainspring.stores.mongodb.rows import LIVE_STATES, RUN_FIELDS, read_run
 from mainspring.stores.mongodb.times import read_moment, span_us
 
-__all__ = ["Crowd", "Doubts", "claim", "next_due", "stamp_lanes"]
+__all__ = ["Doubts", "claim", "next_due", "stamp_lanes"]
 
 TRIES = 40
 WALKS = 100
@@ -45,37 +45,6 @@ FEW = 100
 _SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
 _WHOLE = dict.fromkeys((*RUN_FIELDS, "fence"), 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
-
-
-class Crowd:
-    """Whether others claim the same heads. If so, look at more and take some at random:
-    four times as many cuts the claims in vain from 60 % to 25 %."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._met = 0
-        self.limited: Mapping[str, str] = {}
-        """The limited jobs that had runs pending at the last claim, and the keys of their limits.
-        Mostly they still have."""
-
-    def width(self, limit: int) -> int:
-        return limit * 4 if self._met else limit
-
-    def met(self, missed: bool) -> None:
-        self._met = 20 if missed else max(0, self._met - 1)
-
-    def chosen(self, runs: Sequence[Document], limit: int) -> list[Document]:
-        """Of the lowest priority that still fits a random part; all that is above it."""
-        if len(runs) <= limit:
-            return list(runs)
-        edge = runs[limit - 1]["priority"]
-        above = [run for run in runs if run["priority"] > edge]
-        level = [run for run in runs if run["priority"] == edge]
-        picked = sorted(self._rng.sample(range(len(level)), limit - len(above)))
-        return [*above, *(level[at] for at in picked)]
-
-    async def pause(self, tries: int) -> None:
-        await asyncio.sleep(self._rng.uniform(0, 0.002 * min(tries, 10)))
 
 
 class Doubts:
@@ -98,7 +67,8 @@ class Doubts:
 
 
 async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tuple[list[Run], bool]:
-    """The runs taken, and whether there may be more: others were quicker with what we saw."""
+    """The runs taken, and whether there may be more: what was left to others, or they were quicker
+    with what we saw."""
     if claim.limit <= 0 or not claim.handlers:
         return [], False
     if again := await _found_again(db, claim.worker, doubts):
@@ -110,7 +80,7 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
         found = await _select(db, claim, crowd, nonce)
         if found is None:
             continue
-        chosen, room = found
+        chosen, room, left = found
         if not chosen:
             return [], False
         if not await room.reserve(db, chosen):
@@ -119,7 +89,7 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
         missed = len(taken) < len(chosen)
         crowd.met(missed)
         if taken:
-            return taken, missed
+            return taken, missed or left
     return [], True
 
 
@@ -128,8 +98,9 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
 
 async def _select(
     db: Database, claim: Claim, crowd: Crowd, nonce: ObjectId
-) -> tuple[list[Document], Room] | None:
-    """The runs to take, in order, and the room under their limits. None: look again."""
+) -> tuple[list[Document], Room, bool] | None:
+    """The runs to take, in order, the room under their limits, and whether some are left to others
+    that we could take. None: look again."""
     guess = crowd.limited
     lanes, room = await asyncio.gather(
         _lanes(db, claim), room_under(db, guess, nonce, frozenset(guess.values()))
@@ -138,7 +109,8 @@ async def _select(
     if not limited <= guess.keys():
         room = await room_under(db, limited, nonce)
     crowd.limited = {job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited}
-    width = claim.limit if limited else crowd.width(claim.limit)
+    wide = crowd.width(claim.limit)
+    width = claim.limit if limited else wide
     counted, found = await asyncio.gather(room.count(db), _first(db, lanes, room, width))
     taken: dict[str, Document] = {}
     while counted and not await _mislaid(db, found):
@@ -154,7 +126,9 @@ async def _select(
             else:
                 turned_away = True
         if len(taken) == width or not turned_away:
-            return crowd.chosen(sorted(taken.values(), key=_turn), claim.limit), room
+            runs = sorted(taken.values(), key=_turn)
+            chosen = runs if limited else crowd.chosen(runs, claim.limit)
+            return chosen, room, len(chosen) < min(len(runs), claim.limit)
         found = await _first(db, lanes, room, width, len(taken))
     return None
 

@@ -46,6 +46,7 @@ from mainspring.stores.mongodb import (
     upkeep,
 )
 from mainspring.stores.mongodb.address import Address, driver_defaults
+from mainspring.stores.mongodb.crowd import Crowd
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
@@ -65,7 +66,7 @@ class _Session:
     clients: Clients
     loop: asyncio.AbstractEventLoop
     alone: bool
-    crowd: claims.Crowd = field(default_factory=lambda: claims.Crowd(random.Random()))
+    crowd: Crowd
     doubts: claims.Doubts = field(default_factory=claims.Doubts)
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
@@ -106,7 +107,9 @@ class MongoStore:
             await db.client.close()
             raise
         clients = Clients(self.address, db)
-        self._session = _Session(db, Bell(db), clients, asyncio.get_running_loop(), alone)
+        crowd = Crowd(random.Random(), db.time.elapsed)
+        bell = Bell(db, crowd)
+        self._session = _Session(db, bell, clients, asyncio.get_running_loop(), alone, crowd)
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -23,7 +23,8 @@ from pymongo import CursorType, WriteConcern
 from pymongo.errors import PyMongoError
 
 from mainspring.errors import StoreError
-from mainspring.stores.mongodb.database import Database
+from mainspring.stores.mongodb.crowd import Crowd
+from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.schema import make_wakeups
 from mainspring.stores.waiters import Waiters
 
@@ -45,8 +46,9 @@ AWAIT_MS = 10_000
 class Bell:
     """Rings here at once, and everywhere else soon."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, crowd: Crowd) -> None:
         self._db = db
+        self._crowd = crowd
         self._waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[None] | None = None
@@ -57,7 +59,6 @@ class Bell:
         self._easing: asyncio.TimerHandle | None = None
         self._put_off = False
         self._closed = False
-        self._me = ObjectId()
 
     async def wait(self, timeout: float) -> bool:
         if self._following is None or self._following.done():
@@ -103,7 +104,8 @@ class Bell:
                 self._again = False
                 new, self._new = self._new, False
                 with suppress(PyMongoError):
-                    await unheard.insert_one({"by": self._me, "new": new})
+                    hint = {"by": self._crowd.me, "new": new, "claims": self._crowd.claims}
+                    await unheard.insert_one(hint)
                 await asyncio.sleep(PAUSE)
                 if not self._again:
                     return
@@ -137,12 +139,14 @@ class Bell:
             async with cursor:
                 while cursor.alive:
                     async for hint in cursor:
-                        if fresh and hint.get("by") not in (None, self._me):
-                            self._hear(new=hint.get("new", True))
+                        if fresh and hint.get("by") not in (None, self._crowd.me):
+                            self._hear(hint)
                         fresh = fresh or hint.get("mark") == mark
 
-    def _hear(self, *, new: bool) -> None:
-        if new or self._easing is None:
+    def _hear(self, hint: Document) -> None:
+        if hint.get("claims"):
+            self._crowd.heard(hint["by"])
+        if hint.get("new", True) or self._easing is None:
             self._wake()
         else:
             self._put_off = True
