@@ -296,13 +296,13 @@ class Scheduler(Asking):
         return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
 
     async def remove_job(self, id: str, *, force: bool = False, seen: Job | None = None) -> None:
-        """Delete a job, cancel its pending runs, let running ones end. `force` also removes a
-        job that code owns: for one whose code is gone. `seen` is as for `update_job`."""
+        """Delete a job, cancel its pending runs, let running ones end (no more retries). `force`
+        also removes a job that code owns, for one whose code is gone. `seen`: see `update_job`."""
         await self._call(self._running().control.remove(id, force=force, seen=seen))
 
-    async def pause_job(self, id: str) -> Job:
-        """No more slots until it is resumed; it can still be triggered."""
-        return await self._call(self._running().control.switch(id, False))
+    async def pause_job(self, id: str, *, seen: Job | None = None) -> Job:
+        """No more slots until it is resumed; but it can be triggered. `seen`: see `update_job`."""
+        return await self._call(self._running().control.switch(id, False, seen=seen))
 
     async def resume_job(self, id: str) -> Job:
         return await self._call(self._running().control.switch(id, True))

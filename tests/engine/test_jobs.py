@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from mainspring import Job, RunContext, State, at, cron
+from mainspring import Job, RunContext, Scheduler, State, at, cron
 from mainspring.drafts import edited
 from mainspring.errors import (
     HandlerNotFound,
@@ -18,7 +18,7 @@ from mainspring.errors import (
     JobOwnedByCode,
 )
 from mainspring.handlers import Registry
-from mainspring.model import Note
+from mainspring.model import Note, replace
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks.desk import Webhooks
 from tests.engine.conftest import Make
@@ -97,6 +97,76 @@ async def test_a_running_run_outlives_its_job(make: Make) -> None:
         await scheduler.remove_job("temp")
         go.set()
         assert (await ended(scheduler, run)).result == "done"
+
+
+async def test_a_job_that_takes_the_id_of_another_has_none_of_its_runs(make: Make) -> None:
+    scheduler = make()
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job()
+    async def work(text: str) -> str:
+        if text == "new":
+            return text
+        began.set()
+        await go.wait()
+        raise ValueError(text)
+
+    async with scheduler:
+        await scheduler.add_job("temp", handler="work", retries=9, retry_delay="1ms")
+        run = await scheduler.trigger("temp", {"text": "old"})
+        await began.wait()
+        await scheduler.remove_job("temp")
+        await scheduler.add_job("temp", handler="work", payload={"text": "new"})
+        go.set()
+        for _ in range(2):
+            done = await ended(scheduler, run)
+            assert (done.state, done.reason) == (State.CANCELLED, "job removed")
+            assert [one.error for one in done.attempts if one.error] == ["ValueError: old"]
+            run = await scheduler.retry(run.id)  # nor does an operator bring it back
+        assert (await ended(scheduler, await scheduler.trigger("temp"))).result == "new"
+
+
+async def test_a_job_made_anew_elsewhere_is_not_held_for_gone(file: str) -> None:
+    """A worker that ended a retry for want of its job meets the new one's first run."""
+    worker, other = Scheduler(file, workers=1), Scheduler(file, workers=0)
+    began, go = asyncio.Event(), asyncio.Event()
+
+    async def work(fail: bool = False) -> str:
+        began.set()
+        await go.wait()
+        if fail:
+            raise ValueError
+        return "done"
+
+    for one in (worker, other):
+        one.job(id="work")(work)
+    async with worker, other:
+        # A worker knows jobs as they were a second ago: so long it goes on with the old one.
+        await other.add_job("temp", handler="work", retries=99, retry_delay="50ms")
+        run = await other.trigger("temp", {"fail": True})
+        await began.wait()
+        await other.remove_job("temp")
+        go.set()
+        assert (await ended(worker, run)).reason == "job removed"
+        await other.add_job("temp", handler="work")
+        assert (await ended(worker, await other.trigger("temp"))).result == "done"
+
+
+async def test_a_clock_that_was_set_back_makes_no_run_older_than_its_job(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> str:
+        return "done"
+
+    async with scheduler:
+        job = await scheduler.add_job("ahead", handler="work", schedule="100ms")
+        assert job.schedule is not None
+        ahead = replace(job, created_at=job.created_at + timedelta(hours=1))
+        heard = Heard(scheduler, "run.succeeded")
+        assert await scheduler.store.put_job(ahead)
+        assert (await ended(scheduler, await scheduler.trigger("ahead"))).result == "done"
+        await heard.until("run.succeeded", 2)  # and a slot
 
 
 async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None:

@@ -70,3 +70,51 @@ async def test_of_edits_at_once_with_one_etag_one_wins(api: Api) -> None:
     ]
     codes = sorted(answer.status_code for answer in await asyncio.gather(*edits))
     assert codes == [200, *[412] * 7]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        ({"name": "Mine"}, {"metadata": {"team": "x"}}),
+        ({"metadata": {"team": "x"}}, {"name": "Mine"}),
+        ({"retryDelay": 7000}, {"backoff": "linear"}),
+        ({"backoff": "linear"}, {"retryDelay": 7000}),
+        ({"timezone": "Europe/Berlin"}, {"schedule": "0 30 4 * * *"}),
+        ({"schedule": "0 30 4 * * *"}, {"timezone": "Europe/Berlin"}),
+        ({"jitter": None}, {"schedule": "0 30 4 * * *"}),
+        ({"executionType": "AT_MOST_ONCE"}, {"headers": {"X-A": "b"}}),
+    ],
+)
+async def test_edits_at_once_lose_nothing_of_each_other(
+    api: Api, mine: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await created(api, jitter=1000)
+    path = f"/api/jobs/{job_id}"
+    update = api.scheduler.update_job
+
+    async def after_the_other(*given: Any, **changes: Any) -> Any:
+        """The other edit is done between the look at the job and the edit that came of it."""
+        monkeypatch.setattr(api.scheduler, "update_job", update)
+        await api.ok("PUT", path, json=other)
+        return await update(*given, **changes)
+
+    monkeypatch.setattr(api.scheduler, "update_job", after_the_other)
+    await api.ok("PUT", path, json=mine)
+    stored = await job(api, job_id)
+    for field, value in (mine | other).items():
+        shown = stored[field]["kind"] if field == "backoff" else stored[field]
+        assert shown == value, field
+
+
+async def test_of_many_edits_at_once_each_is_done(api: Api) -> None:
+    job_id = await created(api)
+    edits: list[dict[str, Any]] = [
+        *({"metadata": {"team": "x"}}, {"name": "Mine"}, {"backoff": "linear"}),
+        *({"retryDelay": 7000}, {"timezone": "Europe/Berlin"}, {"tags": ["a"]}, {"priority": 7}),
+    ]
+    await asyncio.gather(*(api.ok("PUT", f"/api/jobs/{job_id}", json=one) for one in 5 * edits))
+    stored = await job(api, job_id)
+    assert stored["backoff"]["kind"] == "linear"
+    for one in edits:
+        for field, value in one.items():
+            assert field == "backoff" or stored[field] == value, field

@@ -40,10 +40,25 @@ async def test_a_name_that_was_bent_to_loopback_is_not(api: Api, host: str) -> N
     assert "localhost" in answer.json()["error"]
 
 
-async def test_a_proxys_name_can_be_allowed(make: Make) -> None:
+async def test_a_proxys_name_can_be_allowed_and_needs_a_key(make: Make) -> None:
     api: Api = await make(workers=0, settings={"allowed_hosts": "jobs.example.org, other"})
-    assert await code(api, headers={"Host": "Jobs.example.org:443"}) == 200
-    assert await code(api, headers={"Host": "example.org"}) == 403
+    proxied = {"Host": "Jobs.example.org:443"}
+    assert await code(api, headers=proxied) == 401
+    first = {"name": "mine", "scope": "admin"}
+    assert await code(api, "POST", "/api/keys", json=first, headers=proxied) == 401
+    assert await code(api) == 200  # who asks by loopback's own name
+    headers = await key(api)
+    assert await code(api, headers={**proxied, **headers}) == 200
+    assert await code(api, headers={"Host": "example.org", **headers}) == 403
+
+
+@pytest.mark.parametrize(
+    "mark", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"]
+)
+async def test_what_a_proxy_passes_on_needs_a_key(api: Api, mark: str) -> None:
+    """Also where the proxy gives the Host that it connects to."""
+    assert await code(api, headers={mark: "203.0.113.9"}) == 401
+    assert await code(api, headers={mark: "203.0.113.9", **await key(api)}) == 200
 
 
 async def test_elsewhere_any_host_is_heard_with_a_key(make: Make) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from mainspring.errors import InvalidSchedule
 from mainspring.model import Note
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore
+from tests.engine.kit import Weather
 from tests.service.conftest import WEBHOOK, Api, Make, sample_scheduler, until
 
 
@@ -329,6 +333,50 @@ async def test_a_crash_between_the_key_and_the_job_is_harmless(api: Api) -> None
     again = await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
     assert again["data"]["jobId"] == note.value["job"]
     assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 1
+
+
+PLAIN = {"every": "15m", "endpoint": "https://api.example.com/sync"}
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+@pytest.mark.parametrize("what", ["put_job", "put_note"])
+async def test_a_create_that_the_store_failed_is_safe_to_send_again(
+    make: Make, what: str, lost: str
+) -> None:
+    """Also where the job was made, and only the answer was lost."""
+    weather = Weather()
+    weather.error = lost
+    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
+    headers = {"Idempotency-Key": "abc"}
+    weather.foul = {what}
+    await refused(api, "POST", "/api/jobs", 503, json=PLAIN, headers=headers)
+    made = (await api.ok("GET", "/api/jobs?search=example"))["data"]
+    assert len(made) == (1 if (what, lost) == ("put_job", "after") else 0)
+    weather.foul = set()
+    again = [await api.ok("POST", "/api/jobs", json=PLAIN, headers=headers) for _ in range(2)]
+    [stored] = (await api.ok("GET", "/api/jobs?search=example"))["data"]
+    assert [one["data"]["jobId"] for one in again] == [stored["_id"]] * 2
+
+
+async def test_a_create_that_was_done_is_not_refused_when_it_is_sent_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one time may be over by then."""
+    weather = Weather()
+    weather.error = "after"
+    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
+    weather.foul = {"put_job"}
+    sent = {"json": PLAIN, "headers": {"Idempotency-Key": "abc"}}
+    await refused(api, "POST", "/api/jobs", 503, **sent)
+    weather.foul = set()
+
+    async def over(*given: Any, **more: Any) -> None:
+        raise InvalidSchedule("it is over")
+
+    monkeypatch.setattr(api.scheduler, "add_job", over)
+    again = await api.ok("POST", "/api/jobs", **sent)
+    [stored] = (await api.ok("GET", "/api/jobs?search=example"))["data"]
+    assert again["data"]["jobId"] == stored["_id"]
 
 
 async def test_a_refused_create_frees_its_key(api: Api) -> None:

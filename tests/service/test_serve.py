@@ -88,6 +88,18 @@ def test_any_other_address_needs_a_key(serve: Serve, tmp_path: Path) -> None:
     assert "API key" in refusal(serve("--host", "0.0.0.0", ready=False))
 
 
+def test_a_proxys_name_needs_a_key(serve: Serve, tmp_path: Path) -> None:
+    told = refusal(serve(ready=False, ALLOWED_HOSTS="jobs.example.org"))
+    assert "ALLOWED_HOSTS" in told
+    assert "mainspring keys create" in told
+    made = _keys(tmp_path, "create", "ops", "--scope", "admin", "--json")
+    with serve(ALLOWED_HOSTS="jobs.example.org").client() as client:
+        asked = {"Host": "jobs.example.org"}
+        assert client.get("/api/jobs", headers=asked).status_code == 401
+        asked["Authorization"] = f"Bearer {made['key']}"
+        assert client.get("/api/jobs", headers=asked).status_code == 200
+
+
 def _keys(folder: Path, *words: str) -> Any:
     import subprocess
     import sys

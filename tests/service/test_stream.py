@@ -4,16 +4,23 @@ with a real one, so these speak ASGI."""
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from mainspring.service import stream
-from tests.service.conftest import Api
+from mainspring.service.keys import FRESH, Keys
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, FaultyStore
+from tests.engine.kit import Weather
+from tests.service.conftest import Api, Make, sample_scheduler
 
 
 class Client:
     """A client of `/api/events` that takes messages, or does not."""
 
-    def __init__(self, api: Api, query: str = "") -> None:
+    def __init__(self, api: Api, query: str = "", key: str | None = None) -> None:
         self.messages: list[Any] = []
         self.taking = asyncio.Event()
         self.taking.set()
@@ -25,7 +32,10 @@ class Client:
             "path": "/api/events",
             "raw_path": b"/api/events",
             "query_string": query.encode(),
-            "headers": [(b"host", b"127.0.0.1")],
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                *([] if key is None else [(b"x-api-key", key.encode())]),
+            ],
             "http_version": "1.1",
             "scheme": "http",
             "client": ("127.0.0.1", 1),
@@ -114,5 +124,78 @@ async def test_there_is_room_for_so_many(api: Api, monkeypatch: Any) -> None:
     refused = await api.get("/api/events")
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
+    client.gone.set()
+    await client.task
+
+
+@pytest.mark.parametrize("loopback", [True, False])
+async def test_a_key_that_opens_nothing_any_more_hears_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, loopback: bool
+) -> None:
+    api: Api = await make(workers=0, loopback=loopback)
+    service = api.app.state.service
+    clock = service.keys._clock = FakeClock()
+    monkeypatch.setattr(stream, "LOOK", 0.01)
+    good, bad = [await service.keys.create(name, "read") for name in ("good", "bad")]
+    _, short = await service.keys.create("short", "read", timedelta(milliseconds=300))
+    kept, revoked, expired = [Client(api, key=text) for text in (good[1], bad[1], short)]
+    for client in (kept, revoked, expired):
+        await client.begun()
+    await expired.task
+    assert not revoked.task.done()
+    await Keys(api.scheduler).revoke(bad[0].id)  # by another instance
+    clock.advance(FRESH - stream.LOOK + 0.001)
+    await revoked.task
+    assert revoked.messages[-1]["more_body"] is False
+    await enqueue(api, 1)
+    while not any(b"run.enqueued" in one.get("body", b"") for one in kept.messages):
+        await asyncio.sleep(0)
+    assert not any(b"run.enqueued" in one.get("body", b"") for one in revoked.messages)
+    kept.gone.set()
+    await kept.task
+    assert service.streams == 0
+
+
+async def test_who_listens_without_a_key_is_shut_out_by_the_first_one(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "LOOK", 0.01)
+    client = Client(api)
+    await client.begun()
+    await api.app.state.service.keys.create("first", "read")
+    await client.task
+    assert client.messages[-1]["more_body"] is False
+
+
+async def test_a_store_that_is_away_shuts_nobody_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weather = Weather()
+    store = FaultyStore(MemoryStore(), weather)
+    api: Api = await make(sample_scheduler(store, workers=0), loopback=False)
+    monkeypatch.setattr(stream, "LOOK", 0.001)
+    monkeypatch.setattr(stream, "FRESH", 0.0)
+    made, text = await api.app.state.service.keys.create("mine", "read")
+    client = Client(api, key=text)
+    await client.begun()
+    weather.foul = {"notes"}
+    while weather.met.get("notes", 0) < 3:
+        await asyncio.sleep(0.001)
+    assert not client.task.done()
+    weather.foul = set()
+    await Keys(api.scheduler).revoke(made.id)
+    await client.task
+
+
+async def test_where_the_program_guards_it_no_key_is_looked_at(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "LOOK", 0.001)
+    api: Api = await make(workers=0, loopback=False, open=True)
+    await api.app.state.service.keys.create("another's", "read")
+    client = Client(api)
+    await client.begun()
+    await asyncio.sleep(0.05)
+    assert not client.task.done()
     client.gone.set()
     await client.task

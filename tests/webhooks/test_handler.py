@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,48 @@ async def test_gone_fails_without_a_retry_and_pauses_the_job() -> None:
     assert "the job is paused" in str(run.error)
     assert len(end.requests) == 1
     assert (job.enabled, job.next_run_at) == (False, None)
+
+
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+@pytest.mark.parametrize("status", [500, 410])
+async def test_a_job_that_takes_the_id_of_another_is_not_its_heir(
+    status: int, kept: str, tmp_path: Path
+) -> None:
+    """No call to the new endpoint with the new secrets, no pause for what the old one said."""
+    store = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    async with (
+        endpoint(lambda _: response(status)) as old,
+        endpoint() as new,
+        scheduler(store=store) as mainspring,
+    ):
+        old.hold = asyncio.Event()
+        await mainspring.add_job("call", webhook=old.url, retries=5, retry_delay="1ms")
+        run = await mainspring.trigger("call", {"from": "the old job"})
+        await old.arrived.wait()
+        await mainspring.remove_job("call")
+        webhook = {"url": new.url, "headers": {"Authorization": "Bearer of-the-new-job"}}
+        made = await mainspring.add_job("call", webhook=webhook, schedule="0 0 1 1 *")
+        old.hold.set()
+        run = await mainspring.wait(run.id, timeout=30)
+        assert await mainspring.get_job("call") == made
+    assert (len(old.requests), len(new.requests)) == (1, 0)
+    if status == 410:
+        assert run.state is State.FAILED
+        assert "paused" not in str(run.error)
+    else:
+        assert (run.state, run.reason) == (State.CANCELLED, "job removed")
+
+
+async def test_an_endpoint_that_is_no_longer_the_jobs_does_not_pause_it() -> None:
+    async with endpoint(lambda _: response(410)) as old, scheduler() as mainspring:
+        old.hold = asyncio.Event()
+        await mainspring.add_job("call", webhook=old.url)
+        run = await mainspring.trigger("call")
+        await old.arrived.wait()
+        await mainspring.update_job("call", webhook={"url": "https://example.org/moved"})
+        old.hold.set()
+        assert (await mainspring.wait(run.id, timeout=30)).state is State.FAILED
+        assert (await mainspring.get_job("call")).enabled
 
 
 async def test_retry_after_is_honoured_and_capped() -> None:

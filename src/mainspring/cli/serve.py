@@ -71,7 +71,8 @@ def serve(
     """Serve the HTTP API, fire schedules and work on runs until SIGTERM or Ctrl+C.
 
     Without anything said it keeps jobs in mainspring.db and listens on 127.0.0.1:3000, where no
-    key is needed until one is made. Any other address needs an API key: mainspring keys create.
+    key is needed until one is made. Any other address, and a proxy's name in ALLOWED_HOSTS, needs
+    an API key first: mainspring keys create.
     The first signal lets running work end; a second one ends at once.
     """
     from mainspring.cli import logs

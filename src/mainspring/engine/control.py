@@ -159,7 +159,6 @@ class Control:
         """The job as it was at most a second ago."""
         job = (await self._parts.jobs.get([job_id]))[job_id]
         if job is None:
-            self._parts.jobs.forget(job_id)
             raise JobNotFound(job_id)
         return job
 
@@ -246,18 +245,20 @@ class Control:
             if (cursor := page.cursor) is None:
                 return count
 
-    async def switch(self, job_id: str, enabled: bool) -> Job:
-        """Pause or resume: a paused job has no next slot, a resumed one none in the past."""
+    async def switch(self, job_id: str, enabled: bool, *, seen: Job | None = None) -> Job:
+        """Pause or resume: a paused job has no next slot, a resumed one none in the past. `seen` is
+        as for `edit`."""
 
         def flip(job: Job, now: datetime) -> Job:
             if job.enabled is enabled:
                 return job
             return replace(job, enabled=enabled, next_run_at=_upcoming(job, enabled, now))
 
-        return await self.edit(job_id, flip, operator=True)
+        return await self.edit(job_id, flip, operator=True, seen=seen)
 
     async def remove(self, job_id: str, *, force: bool, seen: Job | None = None) -> None:
-        """Delete a job, cancel its pending runs, let running ones end. `seen` is as for `edit`."""
+        """Delete a job, cancel its pending runs, let running ones end: with this attempt, for a
+        retry is cancelled when it is claimed. `seen` is as for `edit`."""
         for _ in range(TRIES):
             job = await self.job(job_id)
             _unchanged(job, seen)

@@ -79,7 +79,11 @@ def make_run(
     run_at: datetime,
     **fields: Any,
 ) -> Run:
-    """A run of a job, with what its policy says of queue, priority and deadline."""
+    """A run of a job, with what its policy says of queue, priority and deadline.
+
+    It is never older than its job: by that a worker tells the runs of a job that was removed from
+    those of the one that took its id.
+    """
     policy = job.policy
     deadline = policy.start_deadline
     values: dict[str, Any] = {
@@ -92,7 +96,7 @@ def make_run(
         id=run_id,
         job_id=job.id,
         handler=job.handler,
-        created_at=now,
+        created_at=max(now, job.created_at),  # also where a clock was set back since
         source=source,
         scheduled_at=scheduled_at,
         run_at=run_at,

@@ -74,13 +74,16 @@ class JobBook:
         self._followers: tuple[float, list[Job]] | None = None
 
     async def get(self, ids: Iterable[str], newest: Iterable[str] = ()) -> dict[str, Job | None]:
-        """These jobs; those of `newest` are read again, however fresh they are."""
+        """These jobs; those of `newest` are read again, however fresh they are. That one is not
+        there is never taken from memory: made since, its first runs would be ended for it."""
         now = self._clock.monotonic()
         wanted = set(ids)
         stale = {
             job_id
             for job_id in wanted
-            if job_id not in self._known or now - self._known[job_id][0] > self.FRESH
+            if job_id not in self._known
+            or now - self._known[job_id][0] > self.FRESH
+            or self._known[job_id][1] is None
         }
         stale.update(newest)
         if stale:

@@ -43,7 +43,8 @@ def create_app(
 ) -> FastAPI:
     """The API over a scheduler, which it starts and stops unless that is done already.
 
-    `loopback`: only this machine can reach it, so that no key is needed until there is one.
+    `loopback`: only this machine can connect, so that who asks it by its own name needs no key
+    until there is one.
     `open`: no key is needed at all, because the program that mounts it guards it.
     """
     settings = settings or ServiceSettings.read()

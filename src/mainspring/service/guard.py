@@ -34,6 +34,9 @@ OPEN = frozenset({"/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/opena
 READS = re.compile(r"/api/schedules/preview")
 """What is asked by POST and changes nothing."""
 
+PASSED_ON = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+"""What a proxy adds: who asked it may be anywhere."""
+
 DRY = re.compile(r"/api/jobs(/[^/]+/trigger)?")
 """What can be asked for as a dry run, by POST."""
 
@@ -52,8 +55,9 @@ HEADERS = {
 
 
 class GuardRules(Protocol):
-    """`loopback`: only this machine can ask, so that Host names must be its own, and no key is
-    needed until there is one. `open`: the program that mounts the service guards it."""
+    """`loopback`: only this machine connects, so that Host names must be its own (or a proxy's),
+    and who asks it by its own needs no key until there is one. `open`: the program that mounts the
+    service guards it."""
 
     loopback: bool
     open: bool
@@ -177,7 +181,7 @@ class Guard:
             return
         text = _key_text(headers)
         if text is None:
-            if self._rules.loopback and not await self._keys.exist():
+            if self._rules.loopback and _from_here(headers) and not await self._keys.exist():
                 return
             raise Problem(
                 401,
@@ -321,6 +325,12 @@ def _key_text(headers: Headers) -> str | None:
         scheme, _, text = given.partition(" ")
         return text.strip() if scheme.lower() == "bearer" else ""
     return headers.get("x-api-key")
+
+
+def _from_here(headers: Headers) -> bool:
+    """Whether who connects from this machine asks for himself, and passes on nobody else."""
+    named = is_loopback(_host_name(headers.get("host", "")))
+    return named and not any(name in headers for name in PASSED_ON)
 
 
 def _host_name(host: str) -> str:

@@ -7,11 +7,12 @@ it. Two who send it at once meet at that id.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from datetime import datetime, timedelta
 from typing import Any
 
-from mainspring.errors import JobExists, MainspringError
+from mainspring.errors import Conflict, InvalidInput, JobNotFound, MainspringError, NotFound
 from mainspring.model import Job, Note
 from mainspring.scheduler import Scheduler
 from mainspring.service.problems import Problem
@@ -21,6 +22,8 @@ __all__ = ["Once"]
 KIND = "idempotency"
 HELD = timedelta(hours=24)
 LONGEST = 255
+REFUSALS = (Problem, InvalidInput, NotFound, Conflict)
+"""What is said of the request itself: nothing was made of it."""
 
 
 class Once:
@@ -78,8 +81,12 @@ class Once:
         )
 
     async def found_instead(self, error: MainspringError | Problem) -> Job:
-        """The job could not be made. If it is there since this key began, it is this key's own."""
-        if isinstance(error, JobExists):
+        """The job could not be made now. If it is there since this key began, it is this key's own:
+        made by a request before, whose answer was lost. If not, a refusal frees the key; whatever
+        else went wrong, the job may be there nevertheless, or yet come."""
+        if not isinstance(error, REFUSALS):
+            raise error
+        with contextlib.suppress(JobNotFound):
             job = await self._scheduler.get_job(self.job_id)
             begun: datetime = self._note.value["begun"]
             if job.created_at >= begun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from mainspring.errors import MainspringError, NotFound
+from mainspring.errors import Conflict, JobChanged, MainspringError, NotFound
 from mainspring.model import Job
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
@@ -26,6 +27,10 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 TOGETHER = 50
+
+TRIES = 100
+"""How often an edit is worked out anew for those of others that came before it. Each of these is
+done, so somebody always gets on; so many on one job at once are no use to anybody."""
 
 DryRun = Annotated[
     bool, Query(alias="dryRun", description="Show the request, filled in and signed; send nothing.")
@@ -138,17 +143,19 @@ async def get(id: JobPath, service: ServiceDep) -> Response:
 async def update(
     id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
 ) -> Response:
-    job = await service.job(id)
-    seen = _seen(job, if_match)
-    changes = edits(job, body)
-    if "webhook" in changes:
-        check_webhook(service.scheduler.webhooks, id, changes["webhook"])
-    secret = None
-    if body.rotate_secret:  # in one edit with the others: all of it is done, or nothing
-        secret = changes["signing_secret"] = new_signing_secret()
-    with named(body):
-        job = await service.scheduler.update_job(id, seen=seen, **changes)
-    return _whole(job, signing_secret=secret)
+    secret = new_signing_secret() if body.rotate_secret else None
+    for _ in range(TRIES):
+        job = await service.job(id)
+        _seen(job, if_match)
+        changes = edits(job, body)
+        if "webhook" in changes:
+            check_webhook(service.scheduler.webhooks, id, changes["webhook"])
+        if secret is not None:  # in one edit with the others: all of it is done, or nothing
+            changes["signing_secret"] = secret
+        with named(body), contextlib.suppress(JobChanged):  # what differs is worked out anew
+            job = await service.scheduler.update_job(id, seen=job, **changes)
+            return _whole(job, signing_secret=secret)
+    raise Conflict(f"job {id!r} is being changed by others all the time; try again")
 
 
 @router.delete("/{id}", response_model=docs.Done, summary="Delete a job; running work may end")

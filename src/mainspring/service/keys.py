@@ -129,10 +129,10 @@ class Keys:
                 self._known.pop(key_id, None)
                 return key
 
-    async def exist(self) -> bool:
+    async def exist(self, fresh: float = FRESH) -> bool:
         """Whether a key was ever made: from then on none may be left out."""
         now = self._clock.monotonic()
-        if self._any is None or now - self._any[0] > FRESH:
+        if self._any is None or now - self._any[0] > fresh:
             page = await self._notes.list_notes(KIND, limit=1)
             self._any = (now, bool(page.items))
         return self._any[1]
@@ -160,16 +160,24 @@ class Keys:
         self._used.add(key_id)
         return known
 
+    async def opens_still(self, key_id: str | None, fresh: float) -> bool:
+        """Whether who came in with that key, or with none, might come in now, by what was read at
+        most `fresh` seconds ago."""
+        if key_id is None:
+            return not await self.exist(fresh)
+        known = await self._key(key_id, fresh)
+        return known is not None and known.usable(self._time.now())
+
     def in_use(self, text: str) -> bool:
         """Whether a text names a key that opened something here when it was last looked at."""
         return text.partition("_")[2].partition("_")[0] in self._used
 
-    async def _key(self, key_id: str) -> Key | None:
+    async def _key(self, key_id: str, fresh: float = FRESH) -> Key | None:
         if len(key_id) != 12:
             return None
         now = self._clock.monotonic()
         known = self._known.get(key_id)
-        if known is None or now - known[0] > FRESH:
+        if known is None or now - known[0] > fresh:
             note = await self._notes.note(KIND, key_id)
             self._time.correct(await self._notes.now())
             if len(self._known) >= MOST_KNOWN:

@@ -63,12 +63,21 @@ async def serve(
         async with scheduler:
             app = create_app(scheduler, settings, loopback=loopback)
             service: Service = app.state.service
-            if not loopback and not await service.keys.any_usable():
-                raise InvalidInput(
-                    f"{settings.host} can be reached from other machines, and there is no API key:"
-                    f" make one first ({first_key}), or listen on 127.0.0.1"
-                )
+            if (not loopback or settings.hosts) and not await service.keys.any_usable():
+                raise InvalidInput(_needs_key(settings, first_key))
             await _until_signal(service, _server(app, settings), bound, greet, url_of(bound))
+
+
+def _needs_key(settings: ServiceSettings, first_key: str) -> str:
+    if not is_loopback(settings.host):
+        return (
+            f"{settings.host} can be reached from other machines, and there is no API key:"
+            f" make one first ({first_key}), or listen on 127.0.0.1"
+        )
+    return (
+        f"ALLOWED_HOSTS ({settings.allowed_hosts}) is for a proxy, through which strangers may ask,"
+        f" and there is no API key: make one first ({first_key}), or leave ALLOWED_HOSTS unset"
+    )
 
 
 @contextlib.contextmanager

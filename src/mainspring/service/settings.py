@@ -42,7 +42,8 @@ class ServiceSettings(BaseSettings):
     """How long a connection may take to bring a request's headers."""
     max_connections: int = Field(1000, ge=10, le=1_000_000)
     allowed_hosts: str = ""
-    """Names beside loopback's own that requests may ask for, with commas: those of a proxy."""
+    """Names beside loopback's own that requests may ask for, with commas: those of a proxy. With
+    them an API key is needed."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
     """With a unit, as in 30d: a number alone might be meant as days, and cost the history."""

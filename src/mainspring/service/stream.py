@@ -12,13 +12,14 @@ from collections import deque
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, MainspringError
 from mainspring.events import EVENTS, Event
-from mainspring.service.core import Service, ServiceDep
+from mainspring.service.core import Service, ServiceDep, caller
+from mainspring.service.keys import FRESH
 from mainspring.service.problems import Problem
 from mainspring.service.shapes import event_document
 
@@ -27,6 +28,8 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api", tags=["events"])
 
 HEARTBEAT = 15.0
+LOOK = 1.0
+"""Seconds between looks at the key of who listens: no revoked one hears for longer than `FRESH`."""
 QUEUE = 1000
 MOST_CLIENTS = 200
 
@@ -39,6 +42,7 @@ MOST_CLIENTS = 200
 )
 async def events(
     service: ServiceDep,
+    request: Request,
     event: Annotated[
         list[str] | None,
         Query(description="Names or patterns such as run.failed or run.*; all without it."),
@@ -55,7 +59,7 @@ async def events(
         )
     if service.draining.is_set():
         raise Problem(503, "the service is stopping", headers={"Retry-After": "5"})
-    return EventStream(service, _names(event or ["*"]), job)
+    return EventStream(service, _names(event or ["*"]), job, caller(request) or None)
 
 
 def _check(pattern: str) -> None:
@@ -80,11 +84,13 @@ def _matches(pattern: str, name: str) -> bool:
 
 class EventStream(Response):
     """The response is a conversation of its own: it ends when the client goes, when it is too
-    slow, or when the service stops."""
+    slow, when its key opens nothing any more, or when the service stops."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, patterns: tuple[str, ...], job: str | None) -> None:
+    def __init__(
+        self, service: Service, patterns: tuple[str, ...], job: str | None, key_id: str | None
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -93,6 +99,7 @@ class EventStream(Response):
         self._service = service
         self._patterns = patterns
         self._job = job
+        self._key_id = key_id
         self._waiting: deque[Event] = deque()
         self._news = asyncio.Event()
         self._too_slow = asyncio.Event()
@@ -102,6 +109,8 @@ class EventStream(Response):
         service.streams += 1
         forget = [service.scheduler.on(one, self._take) for one in self._patterns]
         ways = [self._sending(send), _gone(receive), service.draining.wait(), self._too_slow.wait()]
+        if not service.open:
+            ways.append(self._shut_out())
         tasks = [asyncio.ensure_future(way) for way in ways]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -127,6 +136,14 @@ class EventStream(Response):
         else:
             self._waiting.append(event)
         self._news.set()
+
+    async def _shut_out(self) -> None:
+        """Until who listens would not be let in any more. While the store is away nobody knows."""
+        while True:
+            await asyncio.sleep(LOOK)
+            with contextlib.suppress(MainspringError):
+                if not await self._service.keys.opens_still(self._key_id, FRESH - LOOK):
+                    return
 
     async def _sending(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -8,7 +8,6 @@ masked before it is kept.
 from __future__ import annotations
 
 import base64
-import contextlib
 import email.utils
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 from mainspring.clock import Clock
 from mainspring.context import RunContext
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, InvalidPayload, NotFound, Retry, WebhookFailed
+from mainspring.errors import GiveUp, InvalidPayload, JobChanged, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Job, Webhook, replace
 from mainspring.webhooks.define import check_body
@@ -44,7 +43,7 @@ class Host(Protocol):
 
     def store_time(self) -> datetime: ...
 
-    async def pause_job(self, id: str) -> Job: ...
+    async def pause_job(self, id: str, *, seen: Job | None = None) -> Job: ...
 
 
 class WebhookHandler(Handler):
@@ -101,8 +100,10 @@ class WebhookHandler(Handler):
         """What an answer outside the success codes means for the run."""
         answered = f"the endpoint answered {_named(status)}"
         if status == HTTPStatus.GONE:
-            with contextlib.suppress(NotFound):  # the job may be gone as well
-                await self._host.pause_job(ctx.job_id)
+            try:
+                await self._host.pause_job(ctx.job_id, seen=ctx.job)
+            except (NotFound, JobChanged):  # it may have another endpoint, or be another job
+                return GiveUp(f"{answered}: it wants no more calls; the job was changed meanwhile")
             return GiveUp(f"{answered}: it wants no more calls, so the job is paused")
         if webhook.retry_on is not None and not _within(status, webhook.retry_on):
             return GiveUp(f"{answered}, which is not retried (retry_on)")
