@@ -11,7 +11,7 @@ from mainspring import reports
 from mainspring.engine.bulk import Matched
 from mainspring.engine.engine import Engine
 from mainspring.errors import InvalidInput
-from mainspring.model import Job, Note, Page, Run, State
+from mainspring.model import Job, Note, Page, Run, State, check_no_nul
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.settings import Settings
 from mainspring.store import Counts, JobQuery, NoteQuery, RunQuery
@@ -39,6 +39,7 @@ class Asking:
     async def list_jobs(
         self,
         *,
+        ids: Iterable[str] | None = None,
         tag: str | None = None,
         enabled: bool | None = None,
         search: str | None = None,
@@ -50,6 +51,7 @@ class Asking:
         """By id. `search` looks into ids and descriptions; `cursor` of one page fetches the next,
         or `offset` passes over so many; `counted` also gives the page's `total`."""
         query = JobQuery(
+            ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
             tag=tag,
             enabled=enabled,
             text=search,
@@ -145,6 +147,8 @@ class Asking:
 
     async def put_note(self, note: Note) -> int | None:
         """Write a note by compare-and-set: its new version, or None if another came first."""
+        check_no_nul(note.kind, "a note's kind")
+        check_no_nul(note.name, "a note's name")
         return await self._call(self._running().store.put_note(note))
 
     async def remove_note(self, kind: str, name: str) -> bool:

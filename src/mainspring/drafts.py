@@ -18,6 +18,7 @@ from mainspring.model import (
     Owner,
     Webhook,
     check_job_id,
+    check_no_nul,
     replace,
 )
 from mainspring.policy import Delivery, Isolation, Policy
@@ -146,7 +147,7 @@ def _about(given: dict[str, Any]) -> dict[str, Any]:
         made["description"] = str(given["description"] or "")
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
-        made["tags"] = tuple(str(tag) for tag in tags)
+        made["tags"] = tuple(check_no_nul(str(tag), "a tag") for tag in tags)
     if "metadata" in given:
         if not isinstance(given["metadata"], Mapping):
             raise InvalidInput(f"metadata is an object, not {given['metadata']!r}")

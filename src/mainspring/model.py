@@ -40,6 +40,7 @@ __all__ = [
     "State",
     "Webhook",
     "check_job_id",
+    "check_no_nul",
     "new_run_id",
     "replace",
     "slot_run_id",
@@ -255,6 +256,13 @@ def check_job_id(job_id: object) -> str:
             f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}"
         )
     return job_id
+
+
+def check_no_nul(text: str, what: str) -> str:
+    """For what is looked up by its text: SQLite's JSON ends one at a NUL, and finds another."""
+    if "\0" in text:
+        raise InvalidInput(f"{what} cannot hold the character NUL, as {text!r} does")
+    return text
 
 
 def slot_run_id(job_id: str, slot: datetime) -> str:

@@ -230,14 +230,15 @@ class Scheduler(Asking):
         """Start, and work until SIGTERM or SIGINT; a second signal ends at once."""
         asyncio.run(run_until_signal(self))
 
-    def asgi(self, *, auth: str | None = "keys") -> Any:
+    def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
         """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
-        (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself."""
+        (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself.
+        Settings: rate_limit, body_limit, job_retry_attempts, job_retry_delay."""
         if auth not in ("keys", None):
             raise InvalidInput(f"auth is 'keys' or None, not {auth!r}")
         # By name: the service stands above the scheduler, and most programs never need it.
         import_module("mainspring.service").require_server()
-        return import_module("mainspring.service.app").create_app(self, open=auth is None)
+        return import_module("mainspring.service.app").mounted(self, settings, open=auth is None)
 
     # Jobs
 
@@ -384,6 +385,8 @@ class Scheduler(Asking):
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
+        if self.workers:
+            self.webhooks.check_keys()
         self._portal = Portal(inline=self._inline)
         self._home_loop = home
         self._events.deliver_on(home)

@@ -18,7 +18,7 @@ from mainspring.errors import (
     JobOwnedByCode,
 )
 from mainspring.handlers import Registry
-from mainspring.model import replace
+from mainspring.model import Note, replace
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks.desk import Webhooks
 from tests.engine.conftest import Make
@@ -179,12 +179,15 @@ async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None
         before = await scheduler.get_job("mine")
         for call in (
             scheduler.update_job("mine", retries=3),
-            scheduler.update_job("mine", enabled=False),
+            scheduler.update_job("mine", enabled=False, retries=3),
             scheduler.remove_job("mine"),
         ):
             with pytest.raises(JobOwnedByCode, match="defined in code: change it there"):
                 await call
         assert await scheduler.get_job("mine") == before
+        paused = await scheduler.update_job("mine", enabled=False)
+        assert (paused.enabled, paused.next_run_at) == (False, None)
+        assert (await scheduler.update_job("mine", enabled=True)).next_run_at is not None
         assert (await scheduler.pause_job("mine")).enabled is False
         assert (await scheduler.resume_job("mine")).enabled is True
         await ended(scheduler, await scheduler.trigger("mine"))
@@ -299,3 +302,27 @@ def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
         job, {"schedule": "*/6 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
     )
     assert other.next_run_at == now + timedelta(seconds=5)
+
+
+async def test_what_is_looked_up_by_its_text_holds_no_nul(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("mine", handler="work", tags=["a"])
+        for call in (
+            scheduler.add_job("other", handler="work", tags=["a", "a\0b"]),
+            scheduler.update_job("mine", tags="a\0b"),
+            scheduler.update_job("mine", queue="a\0b"),
+            scheduler.add_job("a\0b", handler="work"),
+            scheduler.enqueue("work", dedupe_key="a\0b"),
+            scheduler.enqueue_many("work", [None, None], dedupe_key=["a", "a\0b"]),
+            scheduler.put_note(Note(kind="k", name="a\0b", value=1)),
+            scheduler.put_note(Note(kind="a\0b", name="n", value=1)),
+        ):
+            with pytest.raises(InvalidInput, match=r"a\\x00b"):
+                await call
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("mine\0x")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mainspring import states
-from mainspring.model import Page, Run
+from mainspring.model import Attempt, Outcome, Page, Run, replace
+from mainspring.service.shapes import executions
 from mainspring.store import RunQuery
 from tests.service.conftest import Api, Make, sample_scheduler, until
 from tests.service.test_jobs import created
@@ -104,3 +105,13 @@ async def test_a_cut_or_coded_body_says_so(
         [told] = (await working.ok("GET", path))["data"]
         assert (told["truncated"], told["encoding"]) == (truncated, encoding)
         assert kept is None or told["responseBody"] == kept
+
+
+@pytest.mark.parametrize("outcome", [one for one in Outcome if one is not Outcome.SUCCEEDED])
+async def test_an_attempt_without_an_error_says_how_it_ended(api: Api, outcome: Outcome) -> None:
+    run = await api.scheduler.enqueue("greet")
+    attempt = Attempt(1, "w", run.run_at, run.run_at, outcome)
+    [told] = executions(replace(run, attempts=(attempt,)))
+    assert told["errorMessage"]
+    if outcome is Outcome.LOST:
+        assert told["errorMessage"] == "the worker died or lost its lease"

@@ -133,6 +133,17 @@ async def test_a_body_is_json_or_nothing(api: Api, kind: str) -> None:
     assert await code(api, "POST", content=b"{}", headers=headers) == 415
 
 
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/x-www-form-urlencoded"])
+async def test_no_body_is_of_no_type(api: Api, kind: str) -> None:
+    """aiohttp names the first where nothing is sent, `curl -d ''` and urllib the second."""
+    headers = {"Content-Type": kind, "Content-Length": "0"}
+    for action, answered in (("trigger", 202), ("pause", 200), ("resume", 200)):
+        assert await code(api, "POST", f"/api/jobs/report/{action}", headers=headers) == answered
+    assert await code(api, "POST", headers=headers) == 422
+    page_elsewhere = {**headers, "Origin": "https://evil.example"}
+    assert await code(api, "POST", "/api/jobs/report/trigger", headers=page_elsewhere) == 403
+
+
 async def test_a_body_may_say_its_charset(api: Api) -> None:
     headers = {"Content-Type": "application/json; charset=utf-8"}
     assert await code(api, "POST", content=b"{}", headers=headers) == 422

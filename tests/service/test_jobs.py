@@ -200,6 +200,9 @@ async def test_at_most_once_takes_no_retries(api: Api) -> None:
     changed = {"executionType": "AT_MOST_ONCE"}
     answer = await api.ok("PUT", f"/api/jobs/{other}", json=changed)
     assert answer["data"]["retryAttempts"] == 0
+    whole = {**await job(api, await created(api, retryAttempts=3)), **changed}
+    answer = await api.ok("PUT", f"/api/jobs/{whole['_id']}", json=whole)
+    assert answer["data"]["retryAttempts"] == 0
 
 
 async def test_intervals_dates_and_no_schedule_at_all(api: Api) -> None:
@@ -289,6 +292,12 @@ async def test_what_code_owns_can_be_switched_and_run_but_not_edited(working: Ap
     run = await api.ok("POST", "/api/jobs/report/trigger")
     assert (await api.scheduler.wait(run["data"]["id"], 10)).result == {"rows": 3}
     await api.ok("POST", "/api/jobs/report/resume")
+    paused = await api.ok("PUT", "/api/jobs/report", json={"enabled": False})
+    assert paused["data"]["nextRunAt"] is None
+    whole = {**await job(api, "report"), "enabled": True}
+    assert (await api.ok("PUT", "/api/jobs/report", json=whole))["data"]["enabled"] is True
+    more = {**whole, "enabled": False, "tags": ["x"]}
+    await refused(api, "PUT", "/api/jobs/report", 409, json=more)
 
 
 async def test_a_create_that_is_sent_again_makes_one_job(api: Api) -> None:

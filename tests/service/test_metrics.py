@@ -124,6 +124,52 @@ async def test_labels_are_bounded(monkeypatch: Any) -> None:
     assert 'mainspring_run_retries_total{job="other"} 7' in text
 
 
+async def test_jobs_that_are_gone_free_their_labels(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "MOST_JOBS", 3)
+    scheduler = sample_scheduler(workers=0)
+    made = Metrics(scheduler, FakeClock())
+
+    async def counted() -> set[str]:
+        made._read_at = None
+        return set(
+            re.findall(r'mainspring_run_\w+_(?:total|count){job="([^"]+)"', await made.text())
+        )
+
+    def ran(job_id: str) -> None:
+        made._take_run("run.started", replace(run, job_id=job_id, started_at=run.run_at))
+        made._take_run("run.retrying", replace(run, job_id=job_id))
+
+    async with scheduler:
+        run = await scheduler.enqueue("greet")
+        for job_id in ("a", "b", "c", "d"):
+            await scheduler.add_job(job_id, handler="greet")
+            ran(job_id)
+        assert await counted() == {"a", "b", "c", "other"}
+        for job_id in ("a", "b"):
+            await scheduler.remove_job(job_id)
+        ran("a")  # it was at work
+        assert await counted() == {"a", "b", "c", "other"}
+        assert await counted() == {"c", "other"}
+        await scheduler.add_job("a", handler="greet")
+        for job_id in ("d", "a"):
+            ran(job_id)
+        for _ in range(3):
+            assert await counted() == {"a", "c", "d", "other"}
+        assert 'mainspring_run_retries_total{job="a"} 1' in await made.text()
+
+
+async def test_an_attempt_that_was_lost_took_no_known_time() -> None:
+    scheduler = sample_scheduler(workers=0)
+    made = Metrics(scheduler, FakeClock())
+    async with scheduler:
+        run = await scheduler.enqueue("greet")
+        attempt = Attempt(1, "w", run.run_at, run.run_at, Outcome.LOST)
+        made._take_run("run.failed", replace(run, attempts=(attempt,)))
+        text = await made.text()
+    assert 'mainspring_runs_total{job="greet",state="failed"} 1' in text
+    assert "mainspring_run_duration_seconds_count{" not in text
+
+
 async def test_webhook_answers_by_class() -> None:
     scheduler = sample_scheduler(workers=0)
     made = Metrics(scheduler, FakeClock())

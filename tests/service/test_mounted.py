@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from mainspring import Scheduler
 from mainspring.clock import SystemClock
+from mainspring.errors import InvalidInput
 from mainspring.service.keys import Keys
 from tests.service.conftest import WEBHOOK
 
@@ -40,6 +41,34 @@ async def test_a_mounted_api_is_guarded_unless_its_host_does_that() -> None:
     async with mounted() as guarded:
         assert (await guarded.get("/jobs/api/jobs")).status_code == 401
         assert (await guarded.get("/jobs/livez")).status_code == 200
+
+
+async def test_the_hosts_environment_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("HEADER_TIMEOUT=soon\nJOB_RETRY_ATTEMPTS=7\n")
+    theirs = {"RATE_LIMIT": "100/minute", "RETENTION": "30", "PORT": "tcp://10.0.0.1:80"}
+    for name, text in {**theirs, "BODY_LIMIT": "1024"}.items():
+        monkeypatch.setenv(name, text)
+    async with mounted(auth=None) as api:
+        made = await api.post("/jobs/api/jobs", json={**WEBHOOK, "description": "x" * 2000})
+        assert made.status_code == 201
+        job = await api.get(made.headers["location"])
+        assert job.json()["data"]["retryAttempts"] == 3
+
+
+async def test_what_holds_for_a_mounted_one_is_said_in_code() -> None:
+    async with mounted(auth=None, body_limit=1024, job_retry_attempts=1) as api:
+        made = await api.post("/jobs/api/jobs", json=WEBHOOK)
+        job = await api.get(made.headers["location"])
+        assert job.json()["data"]["retryAttempts"] == 1
+        big = await api.post("/jobs/api/jobs", json={**WEBHOOK, "description": "x" * 2000})
+        assert big.status_code == 413
+    with pytest.raises(InvalidInput, match=r"asgi\(\) takes auth, rate_limit, .*, not 'port'"):
+        Scheduler("memory://").asgi(port=80)
+    with pytest.raises(InvalidInput, match="BODY_LIMIT is 1024 or more, not 5"):
+        Scheduler("memory://").asgi(body_limit=5)
 
 
 async def test_what_it_points_to_is_below_that_path() -> None:

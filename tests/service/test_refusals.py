@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mainspring.service.bodies import BackoffBody, BreakerBody, JobBody, MisfireBody
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, refused
 
@@ -61,6 +62,54 @@ async def test_what_is_no_secret_is_told_back(api: Api) -> None:
     assert told["tags"] == "is a list, not an object"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"breaker": 0}, {"breaker": "is 1 or more, not 0"}),
+        ({"breaker": "x"}, {"breaker": "is true or false or a whole number or an object, not 'x'"}),
+        ({"breaker": {"failures": 0}}, {"breaker.failures": "is 1 or more, not 0"}),
+        ({"timeout": {}}, {"timeout": "is a number or a text, not an object"}),
+        ({"retryDelay": []}, {"retryDelay": "is a number or a text, not a list"}),
+        ({"every": True}, {"every": "is a number or a text, not true"}),
+        ({"successCodes": [None]}, {"successCodes.0": "is a whole number or a text, not null"}),
+        ({"backoff": {"jitter": 5}}, {"backoff.jitter": "is at most 1.0, not 5"}),
+        ({"backoff": {"cap": {}}}, {"backoff.cap": "is a number or a text, not an object"}),
+        ({"misfire": {"grace": None}}, {"misfire.grace": "is a number or a text, not null"}),
+        (
+            {"misfire": 7},
+            {"misfire": "is one of 'once', 'skip' or 'all', not 7"},
+        ),
+    ],
+)
+async def test_a_value_of_several_forms_is_told_by_its_field(
+    api: Api, wrong: Any, told: dict[str, str]
+) -> None:
+    document = await refused(
+        api, "POST", "/api/jobs", 422, json={"id": "x", "handler": "greet", "after": [], **wrong}
+    )
+    assert {one["field"]: one["message"] for one in document["errors"]} == told
+
+
+@pytest.mark.parametrize("junk", [{}, [], [None], [{}], {"x": 1}, 0, -1, 5.5, "", True])
+async def test_every_field_that_is_told_is_one_of_the_schema(api: Api, junk: Any) -> None:
+    fields = [field.alias for field in JobBody.model_fields.values()]
+    inside = {*BackoffBody.model_fields, *MisfireBody.model_fields, *BreakerBody.model_fields}
+    for name in fields:
+        answer = await api.post("/api/jobs", json={name: junk})
+        for told in (one["field"] for one in answer.json()["errors"]):
+            first, *rest = told.split(".")
+            assert first in fields, told
+            assert all(one.isdigit() or one in inside | {"x"} for one in rest), told
+
+
+async def test_a_body_that_is_no_object_is_told_as_a_whole(api: Api) -> None:
+    headers = {"Content-Type": "application/json"}
+    for content, instead in ((b"", "nothing"), (b"[]", "a list"), (b'"s3cret"', "a text")):
+        document = await refused(api, "POST", "/api/jobs", 422, content=content, headers=headers)
+        assert document["error"] == f"send a JSON object, not {instead}"
+        assert "errors" not in document
+
+
 FAULTS: list[tuple[dict[str, Any], set[str]]] = [
     ({}, {"endpoint", "schedule"}),
     ({"schedule": "nope"}, {"endpoint", "schedule"}),
@@ -74,6 +123,8 @@ FAULTS: list[tuple[dict[str, Any], set[str]]] = [
         {"retryAttempts", "colour"},
     ),
     ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
+    ({**WEBHOOK, "headers": {"Authorization": "********"}}, {"headers"}),
+    ({**WEBHOOK, "tags": ["a", "b\0c"]}, {"tags.1"}),
     ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
     ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
     ({"handler": "greet", "schedule": None, "after": ["nowhere"]}, {"after"}),
@@ -107,6 +158,7 @@ EDITS: list[tuple[dict[str, Any], set[str]]] = [
     ({"schedule": None, "after": ["nowhere"]}, {"after"}),
     ({"runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
     ({"schedule": None, "jitter": 5}, {"jitter"}),
+    ({"headers": {"X-Api-Key": "********"}}, {"headers"}),
 ]
 
 

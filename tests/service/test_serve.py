@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -120,6 +122,7 @@ def _keys(folder: Path, *words: str) -> Any:
         ({"PORT": "no"}, "PORT is a whole number, not 'no'"),
         ({"MAX_CONCURRENT_JOBS": "-1"}, "MAX_CONCURRENT_JOBS is 0 or more"),
         ({"SCHEDULER_POLL_INTERVAL": "1"}, "SCHEDULER_POLL_INTERVAL is 10 or more"),
+        ({"MAINSPRING_SECRET_KEY": "abc"}, "a key in MAINSPRING_SECRET_KEY is the base64 of 32"),
         ({"MONGODB_URI": "nonsense"}, "a store is named by a URL"),
     ],
 )
@@ -130,6 +133,17 @@ def test_a_wrong_setting_is_told_by_its_name(
     given = () if "PORT" in environ else port
     served = Served(Path(os.devnull).parent, *given, **environ)
     assert words in refusal(served)
+
+
+def test_a_client_that_sends_all_before_it_listens_sees_why(serve: Serve) -> None:
+    """urllib: where the connection was closed on it, it saw a reset."""
+    served = serve()
+    url, big = f"{served.url}/api/jobs", b" " * 20_000_000
+    request = urllib.request.Request(url, big, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=LONG)
+    with refused.value as answer:
+        assert (answer.code, "at most" in answer.read().decode()) == (413, True)
 
 
 def test_a_port_that_is_taken(serve: Serve) -> None:

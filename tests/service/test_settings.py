@@ -30,6 +30,26 @@ scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("RATE_LIMIT", "100/minute", "RATE_LIMIT is a number, not '100/minute'"),
+        ("RATE_LIMIT", "nan", "RATE_LIMIT is a number, not"),
+        ("RATE_LIMIT", "inf", "RATE_LIMIT is a number, not"),
+        ("RATE_LIMIT", "0", "RATE_LIMIT is more than 0, not '0'"),
+        ("RATE_LIMIT", "1e7", "RATE_LIMIT is at most 1000000, not '1e7'"),
+        ("PORT", "70000", "PORT is at most 65535, not '70000'"),
+        ("BODY_LIMIT", "1MB", "BODY_LIMIT is a whole number, not '1MB'"),
+    ],
+)
+def test_a_setting_that_is_wrong_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InvalidInput, match=f"^{re.escape(words)}"):
+        ServiceSettings.read()
+
+
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP)

@@ -84,6 +84,19 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
     assert api.app.state.service.streams == 0
 
 
+async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None:
+    client = Client(api, "event=run.*&event=run.enqueued&event=run.*&event=job.created")
+    await client.begun()
+    await enqueue(api, 1)
+    await api.scheduler.add_job("new", handler="greet")
+    while b"event: job.created" not in client.messages[-1]["body"]:
+        await asyncio.sleep(0)
+    told = [one["body"].partition(b"\n")[0] for one in client.messages[2:]]
+    assert told == [b"event: run.enqueued", b"event: job.created"]
+    client.gone.set()
+    await client.task
+
+
 async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
     client = Client(api)
     await client.begun()

@@ -222,6 +222,7 @@ async def test_what_came_of_a_slow_answer_is_kept() -> None:
     answer = run.attempts[0].detail["response"]
     assert answer["status"] == 200
     assert answer["body"].startswith("begunx")
+    assert answer["truncated"] is True
 
 
 async def test_a_compressed_answer_is_kept_as_it_came() -> None:

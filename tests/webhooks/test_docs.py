@@ -86,3 +86,21 @@ def test_the_recipes_verify_what_is_sent(verify: Any) -> None:
     assert not verify(new, {**headers, "webhook-id": "another"}, request.body)
     late = {**headers, "webhook-timestamp": str(int(headers["webhook-timestamp"]) - 3600)}
     assert not verify(new, late, request.body)
+
+
+@pytest.mark.parametrize("verify", [python, node])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"webhook-timestamp": "abc"},
+        {"webhook-timestamp": "9" * 5000},
+        {"webhook-signature": "v1,grüße"},
+        {"webhook-signature": ""},
+        None,
+    ],
+)
+def test_the_recipes_answer_no_to_what_is_forged(verify: Any, forged: Any) -> None:
+    secret = new_signing_secret()
+    request = signed(secret)
+    headers = {} if forged is None else {**request.headers, **forged}
+    assert verify(secret, headers, request.body) is False

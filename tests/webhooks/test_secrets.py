@@ -86,6 +86,14 @@ def test_a_key_that_is_none_is_refused_and_not_told(text: str) -> None:
     assert text not in str(refused.value)
 
 
+async def test_a_key_that_is_none_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"{new_key()},typo")
+    with pytest.raises(InvalidInput, match="openssl rand -base64 32"):
+        await Scheduler(MemoryStore(), workers=1).start()
+    async with Scheduler(MemoryStore(), workers=0) as looking:  # runs nothing, and may look
+        assert (await looking.list_jobs()).items == []
+
+
 def test_the_file_is_made_at_first_use_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db.key"
     vault = Vault.of(file=file, environ={})

@@ -221,10 +221,10 @@ class Control:
         for _ in range(TRIES):
             job = await self.job(job_id)
             _unchanged(job, seen)
-            if job.owner is Owner.CODE and not operator:
-                raise JobOwnedByCode(job_id)
             now = await self._parts.store.now()
             edited = replace(edit(job, now), updated_at=now)
+            if job.owner is Owner.CODE and not operator and not _switched(job, edited):
+                raise JobOwnedByCode(job_id)
             if edited.policy.after != job.policy.after:
                 await self._refuse_reorder(edited)
             if edited.policy != job.policy:
@@ -395,6 +395,11 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
 
 def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
     return job.schedule.next(now) if enabled and job.schedule is not None else None
+
+
+def _switched(job: Job, edited: Job) -> bool:
+    """Whether the operator's switch is all that differs, if anything does."""
+    return replace(edited, enabled=job.enabled).definition() == job.definition()
 
 
 def _unchanged(job: Job, seen: Job | None) -> None:

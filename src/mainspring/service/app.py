@@ -25,9 +25,9 @@ from mainspring.service import (
 )
 from mainspring.service.core import Service
 from mainspring.service.guard import Guard
-from mainspring.service.settings import ServiceSettings
+from mainspring.service.settings import MountedSettings, ServiceSettings
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "mounted"]
 
 _ABOUT = """Jobs that run on time, once, everywhere. Times are ISO 8601 in UTC; spans are
 milliseconds or texts such as `"30s"`. Errors carry `success: false`, one message to act on in
@@ -78,6 +78,11 @@ def create_app(
     )
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app
+
+
+def mounted(scheduler: Scheduler, settings: dict[str, Any], *, open: bool) -> FastAPI:
+    """The API inside of another program, whose environment says nothing of ours."""
+    return create_app(scheduler, MountedSettings.read(**settings), open=open)
 
 
 _PROBLEM = {"$ref": "#/components/schemas/ProblemDocument"}

@@ -107,8 +107,8 @@ def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
         given["handler"] = body.handler
     if {"backoff", "retry_delay"} & body.model_fields_set:
         given["backoff"] = _backoff(job, body)
-    if body.execution_type == "AT_MOST_ONCE" and body.retry_attempts is None:
-        given["retries"] = 0
+    if given.get("delivery") is Delivery.AT_MOST_ONCE:
+        given.setdefault("retries", 0)
     if faults := list(together.of_a_job(_as_it_would_be(job, body))):
         raise Problem.of_fields([FieldError(*fault) for fault in faults])
     if {"metadata", "name"} & body.model_fields_set:
@@ -214,9 +214,9 @@ def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
         given["misfire"] = misfire_of(body.misfire or "once")
     if "breaker" in fields.model_fields_set:
         given["breaker"] = breaker_of(body.breaker)
-    if body.retry_attempts is not None:
+    if "retry_attempts" in fields.model_fields_set and body.retry_attempts is not None:
         given["retries"] = body.retry_attempts
-    if body.execution_type is not None:
+    if "execution_type" in fields.model_fields_set and body.execution_type is not None:
         given["delivery"] = Delivery(body.execution_type.lower())
     return given
 
@@ -292,6 +292,8 @@ def named(body: JobFields) -> Iterator[None]:
     except (InvalidPayload, InvalidArguments):
         raise
     except InvalidInput as error:
+        if str(error).startswith(MASK):
+            raise Problem.of_field("headers", str(error)) from None
         if body.after:  # whom it comes after is all that is left to the store's knowledge
             raise Problem.of_field("after", str(error)) from None
         raise

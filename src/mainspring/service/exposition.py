@@ -1,6 +1,6 @@
 """Counters, gauges and histograms in Prometheus' text format (0.0.4).
 
-Ninety lines in place of a dependency: what is needed of it here is writing text.
+A hundred lines in place of a dependency: what is needed of it here is writing text.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class Counter(_Metric):
     def add(self, *values: str, by: float = 1) -> None:
         self._values[values] = self._values.get(values, 0) + by
 
+    def drop(self, first: str) -> None:
+        """Forget what was counted with that first label."""
+        for values in [one for one in self._values if one[0] == first]:
+            del self._values[values]
+
     def samples(self) -> Iterator[str]:
         return (self._line(values, number) for values, number in self._values.items())
 
@@ -77,6 +82,10 @@ class Histogram(_Metric):
             self._sums[values] = 0.0
         self._counts[values][bisect_left(self._bounds, number)] += 1
         self._sums[values] += number
+
+    def drop(self, first: str) -> None:
+        for values in [one for one in self._counts if one[0] == first]:
+            del self._counts[values], self._sums[values]
 
     def samples(self) -> Iterator[str]:
         for values, counts in self._counts.items():

@@ -41,6 +41,7 @@ DRY = re.compile(r"/api/jobs(/[^/]+/trigger)?")
 """What can be asked for as a dry run, by POST."""
 
 BODY_SECONDS = 20.0
+AWAY_SECONDS, AWAY_IDLE_SECONDS, AWAY_BYTES = 10.0, 1.0, 64 * 1024 * 1024
 FAILED_KEYS_A_MINUTE = 30
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -219,6 +220,8 @@ class Guard:
         """The body, whole, before anything is done with it."""
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._limit:
+            if "expect" not in headers:  # one that asks first has not sent it
+                await _read_away(receive)
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
@@ -231,6 +234,7 @@ class Guard:
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self._limit:
+                        await _read_away(receive)
                         raise self._too_large()
                     if not message.get("more_body", False):
                         break
@@ -243,6 +247,20 @@ class Guard:
         return Problem(
             413, f"a body has at most {self._limit:,} bytes", headers={"Connection": "close"}
         )
+
+
+async def _read_away(receive: Receive) -> None:
+    """The rest of a body that is too large, as far as that is no burden: who sends all before they
+    listen (urllib does) would else see the connection reset, and not why."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(AWAY_SECONDS):
+            while size < AWAY_BYTES:
+                async with asyncio.timeout(AWAY_IDLE_SECONDS):
+                    message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _needed(method: str, path: str) -> KeyScope:
@@ -276,25 +294,26 @@ def _check_type(method: str, headers: Headers) -> None:
     """JSON only: what a form on another site could send is refused before it is read."""
     if method in SAFE:
         return
-    bodiless = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return  # no body, whatever type a client says that it is of (aiohttp and curl do)
     given = headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
-    if bodiless and not given:
-        return
     if kind != "application/json":
         raise Problem(415, f"a body is application/json, not {given[:100]!r}")
 
 
 def _check_dry_run(scope: Scope) -> None:
-    """Whoever asks for a dry run where there is none means no harm: nothing may be done."""
+    """Whoever asks for a dry run where there is none, or in another spelling, means no harm:
+    nothing may be done."""
     method, path = scope["method"], _path(scope)
-    if (
-        method in SAFE
-        or not scope.get("query_string")
-        or (method == "POST" and DRY.fullmatch(path))
-    ):
+    if method in SAFE or not scope.get("query_string"):
         return
     asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    for name in asked:
+        if name != "dryRun" and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
+            raise Problem.of_field("dryRun", f"is written so, not {name[:100]!r}: nothing was done")
+    if method == "POST" and DRY.fullmatch(path):
+        return
     if asked.get("dryRun", "false").lower() not in ("false", "0"):
         why = f"is for creating and for triggering a job, not for {method} {path}: nothing was done"
         raise Problem.of_field("dryRun", why)

@@ -2,7 +2,9 @@
 
 Counters and histograms are of this process alone, as Prometheus wants them: sum over instances.
 Gauges that come from the store are the same on every instance: take the maximum. No label ever
-names a run or an address; jobs beyond the first `MOST_JOBS` share the label `other`.
+names a run or an address; jobs beyond the first `MOST_JOBS` share the label `other`. What was
+counted of a job that is gone is told once more and then dropped, not added to `other`: to a rate
+that would be a burst of runs that nobody made.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from mainspring import __version__
 from mainspring.clock import Clock
 from mainspring.errors import MainspringError
 from mainspring.events import Event
-from mainspring.model import Attempt, Job, Run, State
+from mainspring.model import Attempt, Job, Outcome, Run, State
 from mainspring.scheduler import Scheduler
 from mainspring.service.exposition import Counter, Gauge, Histogram, text_of
 
@@ -46,6 +48,7 @@ class Metrics:
         self._scheduler = scheduler
         self._clock = clock
         self._jobs: set[str] = set()
+        self._gone: set[str] = set()
         self._succeeded_at: dict[str, float | None] = {}
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
@@ -136,6 +139,8 @@ class Metrics:
             self._succeeded_at[run.job_id] = run.finished_at.timestamp()
 
     def _take_attempt(self, job: str, attempt: Attempt) -> None:
+        if attempt.outcome is Outcome.LOST:  # how long it took nobody knows; the lease says nothing
+            return
         took = (attempt.finished_at - attempt.started_at).total_seconds()
         self.durations.observe(max(took, 0), job)
         if isinstance(attempt.detail, dict) and "request" in attempt.detail:
@@ -174,6 +179,7 @@ class Metrics:
         self.stored.put([((str(state),), counts.total(state)) for state in State])
         self.due.put([((name,), due.count) for name, due in counts.due.items()])
         self.oldest.put([((name,), _ago(due.oldest, now)) for name, due in counts.due.items()])
+        await self._forget_removed()
         jobs = (await scheduler.list_jobs(limit=MOST_JOBS)).items
         self.next_run.put(
             [((job.id,), job.next_run_at.timestamp()) for job in jobs if job.next_run_at]
@@ -182,6 +188,19 @@ class Metrics:
         self.last_success.put(
             [((job.id,), at) for job in jobs if (at := self._succeeded_at.get(job.id)) is not None]
         )
+
+    async def _forget_removed(self) -> None:
+        """Asked of the store: a job may be removed by another instance, and its runs end later."""
+        labels = set(self._jobs)
+        found = await self._scheduler.list_jobs(ids=labels, limit=MOST_JOBS)
+        gone = labels - {job.id for job in found.items}
+        for job in gone & self._gone:
+            self._jobs.discard(job)
+            self._succeeded_at.pop(job, None)
+            for metric in (self.runs, self.durations, self.lateness, self.retries, self.rescued):
+                metric.drop(job)
+            self.responses.drop(job)
+        self._gone = gone - self._gone
 
     async def _look_up(self, unknown: list[Job]) -> None:
         """After a start: when they last succeeded, a few at a time."""

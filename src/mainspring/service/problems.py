@@ -187,19 +187,33 @@ def of_invalid(error: RequestValidationError) -> Problem:
             why = one.get("ctx", {}).get("error", "")
             at = one["loc"][-1] if len(one["loc"]) > 1 else 0
             return Problem(400, f"the body is not JSON: {why} at character {at}")
-    return Problem.of_fields(_one_each([FieldError(_field(e), _message(e)) for e in found]))
+        if one["loc"] == ("body",) and one["type"] in _NO_OBJECT:
+            # By no field: a job has one that is called body.
+            instead = "nothing" if one["type"] == "missing" else _given(one)
+            return Problem(422, f"send a JSON object, not {instead}")
+    return Problem.of_fields(_one_each(found))
 
 
-def _one_each(errors: list[FieldError]) -> list[FieldError]:
-    """One message for each field. Where a value may have several forms, pydantic tells what is
-    wrong with each: what is wrong inside it says more, and otherwise the first."""
-    fields = {one.field for one in errors}
-    kept: dict[str, FieldError] = {}
+def _one_each(found: Sequence[Any]) -> list[FieldError]:
+    """One message for each field; what is wrong inside one says more than what is wrong with it."""
+    fields: dict[str, list[Any]] = {}
+    for one in found:
+        fields.setdefault(_field(one), []).append(one)
+    return [
+        FieldError(field, _told(errors))
+        for field, errors in fields.items()
+        if not any(other.startswith(f"{field}.") for other in fields)
+    ]
+
+
+def _told(errors: Sequence[Any]) -> str:
+    """Where a value may have several forms, pydantic tells what is wrong with each: one that had
+    the right form says most, and otherwise all the forms are told."""
     for one in errors:
-        inside = any(other.startswith(f"{one.field}.") for other in fields)
-        if not inside:
-            kept.setdefault(one.field, one)
-    return list(kept.values())
+        if one["type"] not in _TYPES:
+            return _message(one)
+    forms = dict.fromkeys(_TYPES[one["type"]] for one in errors)
+    return f"is {' or '.join(forms)}, not {_given(errors[0])}"
 
 
 _TYPES = {
@@ -218,6 +232,9 @@ _TYPES = {
 }
 
 
+_NO_OBJECT = frozenset({"missing", "dict_type", "model_type", "model_attributes_type"})
+
+
 def _field(error: Any) -> str:
     """`body.headers.X-Key` is `headers.X-Key` to whoever sent it. Names of union members and
     validators, which pydantic puts into the way, are left out."""
@@ -230,7 +247,9 @@ def _field(error: Any) -> str:
 
 
 def _internal(part: object) -> bool:
-    return isinstance(part, str) and ("[" in part or "(" in part or part in _KINDS)
+    return isinstance(part, str) and (
+        "[" in part or "(" in part or part in _KINDS or part.startswith("constrained-")
+    )
 
 
 _KINDS = frozenset({"str", "int", "float", "bool", "BackoffBody", "MisfireBody", "BreakerBody"})
@@ -247,8 +266,6 @@ def _message(error: Any) -> str:
         return "there is no such field; the API's reference at /docs names those there are"
     if kind == "value_error":
         return str(context.get("error", error["msg"]))
-    if kind in _TYPES:
-        return f"is {_TYPES[kind]}, not {given}"
     if kind in ("literal_error", "enum"):
         return f"is one of {context['expected']}, not {given}"
     if kind.startswith(("greater_than", "less_than")):

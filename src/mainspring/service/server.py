@@ -58,6 +58,7 @@ async def serve(
     """Start the scheduler and serve its API until SIGTERM or SIGINT. `first_key` is the command
     that makes one in this store."""
     loopback = is_loopback(settings.host)
+    _ = scheduler.webhooks.vault  # a key for secrets that is none, or none at all, is told now
     with listening(settings.host, settings.port) as bound:
         async with scheduler:
             app = create_app(scheduler, settings, loopback=loopback)

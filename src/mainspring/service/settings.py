@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 
-__all__ = ["ServiceSettings", "is_loopback"]
+__all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]
 
 KIB = 1024
 
@@ -35,7 +35,7 @@ class ServiceSettings(BaseSettings):
     max_concurrent_jobs: int = Field(10, ge=0, le=10_000)
     job_retry_attempts: int = Field(3, ge=0, le=1000)
     job_retry_delay: int = Field(5000, ge=0, le=86_400_000)
-    rate_limit: float = Field(100, gt=0, le=1_000_000)
+    rate_limit: float = Field(100, gt=0, le=1_000_000, allow_inf_nan=False)
     """Requests a second that one key may make; it may save up twice as many."""
     body_limit: int = Field(1024 * KIB, ge=KIB, le=64 * 1024 * KIB)
     header_timeout: int = Field(10_000, ge=100, le=600_000)
@@ -49,7 +49,7 @@ class ServiceSettings(BaseSettings):
     """With a unit, as in 30d: a number alone might be meant as days, and cost the history."""
 
     @classmethod
-    def read(cls, **given: Any) -> ServiceSettings:
+    def read(cls, **given: Any) -> Self:
         """What was given over the environment over `.env`; None leaves a setting to those."""
         said = {name: value for name, value in given.items() if value is not None}
         try:
@@ -75,16 +75,44 @@ class ServiceSettings(BaseSettings):
         return timedelta(milliseconds=self.drain_timeout)
 
 
+MOUNTED = ("rate_limit", "body_limit", "job_retry_attempts", "job_retry_delay")
+
+
+class MountedSettings(ServiceSettings):
+    """Of an API that is mounted in a program: what was given alone. `PORT` and `RATE_LIMIT` are
+    names that the program may use for something else."""
+
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        for name in given:
+            if name not in MOUNTED:
+                raise InvalidInput(f"asgi() takes auth, {', '.join(MOUNTED)}, not {name!r}")
+        return super().read(**given)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *sources: PydanticBaseSettingsSource,
+        **more: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
 def _told(error: Any) -> str:
     name = str(error["loc"][0]).upper()
     context = error.get("ctx", {})
-    low, high = context.get("ge", context.get("gt")), context.get("le")
     if error["type"].startswith("int_"):
         allowed = "a whole number"
-    elif low is not None:
-        allowed = f"{low} or more"
-    elif high is not None:
-        allowed = f"at most {high}"
+    elif error["type"].startswith(("float_", "finite_")):
+        allowed = "a number"
+    elif "gt" in context:
+        allowed = f"more than {context['gt']:g}"
+    elif "ge" in context:
+        allowed = f"{context['ge']} or more"
+    elif "le" in context:
+        allowed = f"at most {context['le']:.0f}"
     else:
         allowed = str(context.get("error", error["msg"]))
     return f"{name} is {allowed}, not {error['input']!r}"

@@ -270,6 +270,15 @@ def executions(run: Run) -> list[dict[str, Any]]:
     return found[::-1]
 
 
+_WHY = {
+    Outcome.FAILED: "failed",
+    Outcome.TIMED_OUT: "timed out",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.LOST: "the worker died or lost its lease",
+    Outcome.RELEASED: "the worker stopped and gave the run back",
+}
+
+
 def _execution(run: Run, attempt: Attempt) -> dict[str, Any]:
     detail = attempt.detail if isinstance(attempt.detail, dict) else {}
     response = detail.get("response") or {}
@@ -285,7 +294,7 @@ def _execution(run: Run, attempt: Attempt) -> dict[str, Any]:
         "responseBody": response.get("body"),
         "truncated": response.get("truncated", False),
         "encoding": response.get("encoding"),
-        "errorMessage": None if good else attempt.error or str(attempt.outcome),
+        "errorMessage": None if good else attempt.error or _WHY[attempt.outcome],
         "attempt": attempt.number,
         "scheduledAt": when(run.scheduled_at),
     }

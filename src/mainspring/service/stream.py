@@ -59,7 +59,7 @@ async def events(
         )
     if service.draining.is_set():
         raise Problem(503, "the service is stopping", headers={"Retry-After": "5"})
-    return EventStream(service, tuple(event or ("*",)), job, caller(request) or None)
+    return EventStream(service, _names(event or ["*"]), job, caller(request) or None)
 
 
 def _check(pattern: str) -> None:
@@ -68,6 +68,11 @@ def _check(pattern: str) -> None:
             raise InvalidInput(f"there is no event {pattern[:100]!r}; known are {_KNOWN}")
     except InvalidInput as error:
         raise Problem.of_field("event", str(error)) from None
+
+
+def _names(patterns: list[str]) -> tuple[str, ...]:
+    """What to listen for: an event that several patterns fit is sent once."""
+    return tuple(name for name in EVENTS if any(_matches(one, name) for one in patterns))
 
 
 _KNOWN = ", ".join(sorted(EVENTS)) + ", and patterns such as run.*"

@@ -6,7 +6,7 @@
     render.py      the request of one attempt, signed (pure)
     address.py     which addresses may be called (pure)
     client.py      the connection: checked, bounded, never redirected
-    handler.py     an attempt: send, read the answer, decide       tracing.py
+    handler.py     an attempt: send, read the answer, decide       echoes.py tracing.py
 
 The core is installed without what this needs (aiohttp, cryptography): the extra is `server`.
 """

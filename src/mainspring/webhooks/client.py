@@ -69,7 +69,7 @@ class Heard:
         self.headers: list[tuple[str, str]] = []
         self.body = bytearray()
         self.more = False
-        """Whether there was more than `MOST_READ`."""
+        """Whether there was more: beyond `MOST_READ`, or after the call was cut off."""
         self.address: str | None = None
 
 
@@ -122,12 +122,14 @@ class Client:
         ) as answer:
             heard.status, heard.reason = answer.status, answer.reason or ""
             heard.headers = [(str(name), str(text)) for name, text in answer.headers.items()]
+            heard.more = True  # until its end has come: a call may be cut off before
             while not answer.content.at_eof():
                 heard.body += (await answer.content.readany())[: MOST_READ - len(heard.body)]
                 if len(heard.body) == MOST_READ:
                     heard.more = not answer.content.at_eof()
                     answer.close()
                     return
+            heard.more = False
 
     def _opened(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

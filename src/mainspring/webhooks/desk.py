@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
@@ -17,9 +18,16 @@ from mainspring.policy import Span
 from mainspring.store import Store
 from mainspring.webhooks import define as definitions
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.headers import MASK, traces
+from mainspring.webhooks.echoes import traces
+from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
-from mainspring.webhooks.secrets import Vault, new_key, new_signing_secret, signing_bytes
+from mainspring.webhooks.secrets import (
+    VARIABLE,
+    Vault,
+    new_key,
+    new_signing_secret,
+    signing_bytes,
+)
 from mainspring.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
@@ -84,6 +92,12 @@ class Webhooks:
                 " secret headers are refused, until MAINSPRING_SECRET_KEY is set"
             )
         return vault
+
+    def check_keys(self) -> None:
+        """At start: a key that is none is told then, and not by every call that fails of it. Where
+        no key is given nothing is loaded."""
+        if self.available and (self.settings.secret_keys or os.environ.get(VARIABLE)):
+            _ = self.vault
 
     @property
     def client(self) -> Client:

@@ -23,7 +23,8 @@ from mainspring.handlers import Handler
 from mainspring.model import Job, Webhook, replace
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
-from mainspring.webhooks.headers import MASK, redacted, without_secrets
+from mainspring.webhooks.echoes import redacted
+from mainspring.webhooks.headers import MASK, without_secrets
 from mainspring.webhooks.render import Facts, Prepared, prepare
 from mainspring.webhooks.tracing import traced
 

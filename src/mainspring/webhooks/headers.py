@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from mainspring.errors import InvalidInput
 
@@ -11,9 +11,7 @@ __all__ = [
     "MASK",
     "check_headers",
     "is_secret",
-    "redacted",
     "shown_name",
-    "traces",
     "without_secrets",
 ]
 
@@ -97,20 +95,6 @@ def is_secret(name: str) -> bool:
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """An answer's headers as they may be kept."""
     return [(name, MASK if name.lower() in ANSWERED_SECRET else text) for name, text in headers]
-
-
-def traces(secrets: Iterable[str]) -> tuple[str, ...]:
-    """What a secret can be known by, longest first; `Bearer x` is often echoed as `x`. One shorter
-    than six characters would be found in every other word."""
-    parts = {part for secret in secrets for part in (secret, secret.rpartition(" ")[2])}
-    return tuple(sorted((part for part in parts if len(part) >= 6), key=len, reverse=True))
-
-
-def redacted(text: str, found_by: Sequence[str]) -> str:
-    """A text in which no secret stands any more: endpoints echo what they were sent."""
-    for part in found_by:
-        text = text.replace(part, MASK)
-    return text
 
 
 def _encodes(value: str) -> bool:

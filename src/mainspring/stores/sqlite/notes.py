@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from mainspring import codec
 from mainspring.model import Note, Page
 from mainspring.store import NoteQuery
-from mainspring.stores.sqlite.rows import from_us, to_us
+from mainspring.stores.sqlite.rows import from_us, name_list, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 
 __all__ = ["drop", "find", "kinds", "put"]
@@ -25,7 +24,7 @@ def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Not
     parameters: list[Any] = [query.kind, now]
     if query.names is not None:
         sql += " AND name IN (SELECT value FROM json_each(?))"
-        parameters.append(json.dumps(list(query.names)))
+        parameters.append(name_list(query.names))
     if query.cursor is not None:
         sql += " AND name > ?"
         parameters.append(query.cursor)

@@ -18,6 +18,7 @@ from mainspring.stores.sqlite.rows import (
     RUN_SELECT,
     from_us,
     lane_parts,
+    name_list,
     read_jobs,
     read_runs,
     runs_by_id,
@@ -251,7 +252,7 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
     parameters: list[Any] = []
     if query.ids is not None:
         where.append("id IN (SELECT value FROM json_each(?))")
-        parameters.append(_list(query.ids))
+        parameters.append(name_list(query.ids))
     if query.tag is not None:
         where.append("EXISTS (SELECT 1 FROM json_each(body, '$[7]') WHERE value = ?)")
         parameters.append(query.tag)

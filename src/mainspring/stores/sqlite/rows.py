@@ -32,6 +32,7 @@ __all__ = [
     "job_row",
     "lane_of",
     "lane_parts",
+    "name_list",
     "progress_text",
     "read_jobs",
     "read_runs",
@@ -255,6 +256,12 @@ def _text(text: str | None) -> str | None:
 
 def _json(value: Sequence[Any]) -> str | None:
     return _encode(value) if value else None
+
+
+def name_list(names: Iterable[str]) -> str:
+    """For `json_each`. That ends a text at a NUL, and so would find what bears another name; no
+    name here holds one (`check_no_nul`)."""
+    return json.dumps([name for name in names if "\0" not in name])
 
 
 def progress_text(progress: Progress | None) -> str | None:

@@ -26,6 +26,7 @@ from mainspring.stores.sqlite.rows import (
     RUN_INSERT,
     RUN_SELECT,
     lane_of,
+    name_list,
     progress_text,
     read_runs,
     run_row,
@@ -207,7 +208,7 @@ _EXPIRED = "DELETE FROM mainspring_notes WHERE expires_at <= ?"
 
 def drop(tx: Transaction, items: Sequence[list[str]]) -> list[int]:
     """Each item is a list of ids."""
-    return [tx.changed(_DROP, json.dumps(ids), tx.now) for ids in items]
+    return [tx.changed(_DROP, name_list(ids), tx.now) for ids in items]
 
 
 _DROP = """

@@ -92,3 +92,21 @@ class Naming(Suite):
         assert await store.drop_note(odd, odd)
         assert await store.elect(odd, odd, self.ticks(5)) == 1
         assert await store.elect(odd, "another", self.ticks(5)) is None
+
+    async def test_a_name_with_a_nul_finds_no_other(self, store: Store) -> None:
+        """No name holds one (the scheduler refuses it), and none may be taken for its beginning."""
+        nul = "plain\0x"
+        await store.put_job(self.job("plain", tags=("plain",)))
+        await store.put_note(Note(kind="key", name="plain", value=1))
+        await store.add([self.run("plain")])
+        [run] = await self.claim(store)
+        assert await store.commit([states.succeeded(run, await store.now(), None)]) == [True]
+        for query in (JobQuery(ids=frozenset({nul})), JobQuery(tag=nul), JobQuery(text=nul)):
+            assert (await store.jobs(query)).items == []
+        assert (await store.notes(NoteQuery(kind="key", names=frozenset({nul})))).items == []
+        assert not await store.drop_note("key", nul)
+        assert not await store.drop_job(nul)
+        assert await self.states(store, nul, "plain") == [None, State.SUCCEEDED]
+        assert await store.drop_runs([nul]) == 0
+        both = JobQuery(ids=frozenset({nul, "plain"}))
+        assert [job.id for job in (await store.jobs(both)).items] == ["plain"]

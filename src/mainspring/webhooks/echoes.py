@@ -1,0 +1,83 @@
+"""What a secret can be known by where an endpoint echoes it, and masking that.
+
+An endpoint tells a header back as its own language writes it: in JSON, in HTML, in a URL, or taken
+apart. The forms are worked out once, when a job's secrets are opened; a call only looks for them.
+What was hashed, cut or put in capitals cannot be known.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import quote, quote_plus, unquote
+
+from mainspring.webhooks.headers import MASK
+
+__all__ = ["redacted", "traces"]
+
+SHORTEST = 6
+"""One that is shorter would be found in every other word."""
+
+_SCHEMES = frozenset({"basic", "bearer", "token", "apikey"})
+_BETWEEN = re.compile(r"[;,\s]+")
+_GO = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
+_NET = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
+
+
+def traces(secrets: Iterable[str]) -> tuple[str, ...]:
+    """Every form in which one of the secrets may come back, the longest first."""
+    forms = {form for secret in secrets for part in _parts(secret) for form in part}
+    return tuple(sorted((form for form in forms if len(form) >= SHORTEST), key=len, reverse=True))
+
+
+def redacted(text: str, found_by: Sequence[str]) -> str:
+    """A text in which no secret stands any more."""
+    for part in found_by:
+        text = text.replace(part, MASK)
+    return text
+
+
+def _parts(secret: str) -> Iterator[Iterable[str]]:
+    """The secret as a whole, and what servers take out of it."""
+    scheme, _, credentials = secret.partition(" ")
+    if scheme.lower() in _SCHEMES and " " not in credentials:
+        yield (secret,)  # its scheme is no secret: the forms of the rest are enough
+    else:
+        yield _forms(secret)
+    yield _forms(secret.rpartition(" ")[2])
+    if scheme.lower() == "basic":
+        pair = _decoded(credentials)
+        yield _forms(pair)
+        yield _forms(pair.partition(":")[2])
+    for word in _BETWEEN.split(secret):  # a=b; c="d": cookies, and the fields of Digest
+        value = word.partition("=")[2].strip('"')
+        yield _forms(value)
+        yield _forms(unquote(value))
+
+
+def _decoded(credentials: str) -> str:
+    try:
+        return base64.b64decode(credentials, validate=True).decode("utf-8", "replace")
+    except ValueError:
+        return ""
+
+
+def _forms(part: str) -> Iterator[str]:
+    if len(part) < SHORTEST:
+        return
+    # Most servers read the bytes of a header as Latin-1.
+    for text in {part, part.encode(errors="replace").decode("latin-1")}:
+        yield text
+        yield html.escape(text)
+        for plain in (True, False):
+            escaped = json.dumps(text, ensure_ascii=plain)[1:-1]
+            yield escaped
+            yield escaped.replace("/", "\\/")  # PHP
+            yield escaped.translate(_GO)
+        yield text.translate(_NET)
+        yield quote_plus(text)
+        for safe in ("", "/", "!'()*"):  # in a query, in a path, by encodeURIComponent
+            yield quote(text, safe=safe)
