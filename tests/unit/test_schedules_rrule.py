@@ -39,7 +39,7 @@ def rules(draw: st.DrawFn) -> str:
         ("BYMINUTE", listed(0, 59)),
     ]
     if freq == "YEARLY":
-        chances += [("BYYEARDAY", listed(1, 366, signed=True)), ("BYWEEKNO", listed(1, 53))]
+        chances += [("BYYEARDAY", listed(1, 366, signed=True)), ("BYWEEKNO", listed(1, 51))]
     if freq in ("YEARLY", "MONTHLY"):
         chances.append(("BYDAY", st.sampled_from(["1MO", "-1FR", "2TU,-2SU", "5WE"])))
         chances.append(("BYSETPOS", listed(1, 3, signed=True)))
@@ -64,6 +64,16 @@ def test_agrees_with_dateutil(text: str) -> None:
         raise
     assume(len(ours) == 12)
     assert ours == of_dateutil(text, 12)
+
+
+@pytest.mark.parametrize("weeks", [{52}, {53}, {1, 52, 53}])
+def test_a_last_week_that_reaches_into_january(weeks: set[int]) -> None:
+    """Some of which dateutil forgets (2039-01-01); the calendar is the judge."""
+    rule = f"FREQ=YEARLY;BYWEEKNO={','.join(map(str, sorted(weeks)))};BYMONTH=1"
+    days = (MONDAY + timedelta(days=n) for n in range(30 * 366))
+    wanted = [day for day in days if day.month == 1 and day.isocalendar().week in weeks][:12]
+    ours = rrule(rule, start=MONDAY).upcoming(12, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [slot.replace(tzinfo=None) for slot in ours] == wanted
 
 
 @given(rules(), st.integers(1, 30))
