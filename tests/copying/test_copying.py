@@ -234,7 +234,8 @@ async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo:
         await scheduler.wait(failed.id, 10)
         later = await scheduler.enqueue("mail", {"to": "later"}, delay="2h", dedupe_key="one")
     async with opened(source, target):
-        lost = made("lost", await source.now(), 1, job_id="mail", payload={"to": "lost"})
+        now = await source.now()
+        lost = made("lost", now, 1, job_id="mail", payload={"to": "lost"}, created_at=now)
         await source.add([replace(lost, handler="mail")])
         millisecond = timedelta(milliseconds=1)
         [held] = await source.claim(
