@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,28 +15,17 @@ from mainspring import states
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.model import Job, Run, replace
 from mainspring.policy import Policy
-from mainspring.store import Claim, JobQuery, RunQuery
+from mainspring.store import JobQuery, RunQuery
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, claims, schema, wakeups
 from mainspring.stores.mongodb.address import Address
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.limits import Room
 from mainspring.stores.mongodb.wakeups import Bell
+from tests.mongodb.kit import CLAIM, opened
 from tests.mongodb.plans import Sent
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
-
-CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=30))
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[MongoStore]:
-    store = MongoStore(url)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def some_runs(store: MongoStore, *ids: str, **fields: Any) -> list[Run]:

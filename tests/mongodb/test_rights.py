@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -14,25 +13,14 @@ from pymongo.errors import OperationFailure
 
 from mainspring import states
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.store import Claim
 from mainspring.stores.mongodb import MongoStore, schema
 from tests.mongodb.everything import do_everything, some_runs
+from tests.mongodb.kit import CLAIM, opened
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
 
-CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=30))
 BY_HAND = ["find", "insert", "update", "remove", "listIndexes", "listCollections"]
 """What docs/mongodb.md says a program needs where somebody else makes the indexes."""
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[MongoStore]:
-    store = MongoStore(url)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @pytest.fixture(scope="module")

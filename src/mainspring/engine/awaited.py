@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from mainspring.engine.resting import rest
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.model import Run
 from mainspring.store import Store
@@ -49,9 +50,7 @@ class Awaited:
                         run = await self._look(run_id)
                         if run.finished:
                             return run
-                    timer = asyncio.get_running_loop().call_later(POLL, changed.set)
-                    await changed.wait()
-                    timer.cancel()
+                    await rest(changed, POLL)
         except TimeoutError:
             run = await self._look(run_id)  # a timeout of zero only looks
             if run.finished:

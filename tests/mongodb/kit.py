@@ -1,0 +1,24 @@
+"""What several of these tests begin with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from mainspring.store import Claim
+from mainspring.stores.mongodb import MongoStore
+
+__all__ = ["CLAIM", "opened"]
+
+CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=30))
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[MongoStore]:
+    store = MongoStore(url)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
