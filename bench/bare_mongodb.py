@@ -21,6 +21,7 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.rows import LANE_PARTS
 
 __all__ = ["Document", "connect", "drain", "listen", "ping", "runs_of", "with_slots"]
 
@@ -44,8 +45,12 @@ def runs_of(client: MongoClient[Document], database: str) -> Collection[Document
     return client[database][f"{DEFAULT_PREFIX}runs"]
 
 
-def lane(job: str, *, limited: bool = False) -> Document:
-    return {"q": "default", "h": job, "g": job if limited else ""}
+def lanes(job: str) -> Document:
+    return {"$in": [lane(job, part) for part in range(LANE_PARTS)]}
+
+
+def lane(job: str, part: int = 0, *, limited: bool = False) -> Document:
+    return {"q": "default", "h": job, "g": job if limited else "", "p": part}
 
 
 def claim(
@@ -115,7 +120,7 @@ def drain(url: str, database: str, job: str, batch: int) -> int:
     done = 0
     with connect(url) as client:
         runs = runs_of(client, database)
-        while taken := claim(runs, lane(job), batch):
+        while taken := claim(runs, lanes(job), batch):
             complete(runs, taken)
             done += len(taken)
     return done

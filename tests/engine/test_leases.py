@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import pairwise
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.model import Outcome
-from mainspring.store import Store
+from mainspring.model import Outcome, Run
+from mainspring.store import Held, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
 from tests.engine.conftest import Make
@@ -165,6 +168,44 @@ async def test_an_outcome_that_comes_too_late_is_dropped(make: Make, place: str 
         assert await slow.get_run(run.id) == done
     assert (done.state, done.result) == (State.SUCCEEDED, "fresh")
     assert len(heard.of("run.succeeded")) == 1
+
+
+def test_a_lease_is_renewed_when_it_is_no_longer_young() -> None:
+    """What ends soon is written once less; what goes on is renewed at a sixth of its lease."""
+
+    class Watched(MemoryStore):
+        def __init__(self, clock: VirtualClock) -> None:
+            super().__init__(clock)
+            self.renewed: list[tuple[float, set[str]]] = []
+
+        async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+            now = asyncio.get_running_loop().time()
+            self.renewed.append((now, {one.id for one in held}))
+            return await super().renew(held, lease)
+
+    async def main() -> None:
+        clock = VirtualClock()
+        store = Watched(clock)
+        scheduler = Scheduler(store, inline=True, clock=clock, lease="30s")
+
+        @scheduler.job()
+        async def work(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        async with scheduler:
+            long = await work.enqueue(seconds=60)
+            started = asyncio.get_running_loop().time()
+            for _ in range(30):
+                await work.enqueue(seconds=1.9)
+                await asyncio.sleep(1)
+            await scheduler.wait(long.id, 100)
+        assert {run_id for _, ids in store.renewed for run_id in ids} == {long.id}
+        times = [started, *(now for now, _ in store.renewed)]
+        gaps = [after - before for before, after in pairwise(times)]
+        assert len(gaps) >= 9
+        assert all(3 <= gap <= 5.6 for gap in gaps)
+
+    run_virtual(main)
 
 
 def test_a_lease_of_thirty_seconds_outlives_a_failover_of_nineteen() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, cron, every
-from mainspring.store import Store
+from mainspring.model import Job, Page
+from mainspring.store import JobQuery, Store
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import FaultyStore, VirtualClock, run_virtual
+from tests.engine.kit import Weather
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -557,6 +559,42 @@ async def test_slots_of_jobs_added_one_after_another_wait_for_no_look(world: Wor
         await asyncio.sleep(1)
     assert len(late) == 20
     assert max(late) < timedelta(milliseconds=50)
+
+
+@virtual
+async def test_a_follower_answers_to_few_hints(world: World) -> None:
+    """It fires nothing before its grace is over; each commit anywhere would wake it in vain."""
+    looks = {"leader": 0, "follower": 0}
+
+    class Counted(FaultyStore):
+        who = "leader"
+
+        async def jobs(self, query: JobQuery) -> Page[Job]:
+            looks[self.who] += query.due is not None
+            return await super().jobs(query)
+
+    class Following(Counted):
+        who = "follower"
+
+    fair = Weather()
+    leader = world.scheduler(Counted(world.store, fair))
+    follower = world.scheduler(Following(world.store, fair), workers=0)
+    noop = leader.job(id="noop")(_nothing)
+    async with leader:
+        await asyncio.sleep(1)
+        async with follower:
+            await asyncio.sleep(5)
+            assert leader.is_leader
+            assert not follower.is_leader
+            looks.update(leader=0, follower=0)
+            for _ in range(1000):
+                await noop.enqueue()
+                await asyncio.sleep(0.01)
+    assert looks["leader"] >= 50
+    assert looks["follower"] <= 12
+
+
+async def _nothing() -> None: ...
 
 
 @pytest.mark.parametrize("url", ["memory", "sqlite"])

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from pymongo import MongoClient
 
 from mainspring import states
@@ -21,12 +22,15 @@ from mainspring.states import Failure
 from mainspring.store import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
 from mainspring.stores.mongodb import MongoStore, claims
 from mainspring.stores.mongodb.database import Document
+from mainspring.stores.mongodb.rows import LANE_PARTS
 from mainspring.stores.mongodb.times import ServerTime
 from tests.mongodb.plans import Plan, Sent
 from tests.servers.mongodb import with_database
 
 MANY = 2000
 HOUR = timedelta(hours=1)
+SEEKS = 11 * LANE_PARTS
+"""One past the future of each priority, in each part of the lane."""
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +193,11 @@ async def test_the_claim_looks_at_what_it_takes(store: MongoStore, sent: Sent) -
     taken = await store.claim(_claim(100, HOUR))
     plans = await explained(store, sent)
     [lanes] = of(plans, "distinct")
-    assert lanes.keys <= 4
+    assert lanes.keys <= 2 * LANE_PARTS + 2
     assert "DISTINCT_SCAN" in lanes.stages
     heads = next(plan for plan in of(plans, "find") if "lane" in plan.condition)
     assert (heads.given, heads.documents) == (100, 100)
-    assert heads.keys <= 112  # ten priorities: one seek past the future of each
+    assert heads.keys <= 100 + SEEKS
     assert "SORT" not in heads.stages
     [update] = of(plans, "update")
     assert update.condition["_id"]["$in"] == [run.id for run in taken]
@@ -203,12 +207,12 @@ async def test_the_claim_looks_at_what_it_takes(store: MongoStore, sent: Sent) -
 
 
 async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> None:
-    here = {"q": "default", "h": "work", "g": ""}
+    here = {"q": "default", "h": "work", "g": "", "p": 1}
     lanes = [here, *({**here, "h": f"h{n}"} for n in range(claims.WALKS - 1))]
     found = await claims._heads(store._db, lanes, 100)
     [plan] = await explained(store, sent)
     assert plan.given == len(found) == 100
-    assert plan.keys <= 112 + claims.WALKS
+    assert plan.keys <= 100 + SEEKS + claims.WALKS
     assert "SORT" not in plan.stages
 
 
@@ -216,7 +220,28 @@ async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, s
     assert await store.next_due(_claim(1, HOUR)) is not None
     [plan] = of(await explained(store, sent), "find")
     assert plan.given == 1
-    assert plan.keys <= 11
+    assert plan.keys <= SEEKS
+
+
+async def test_one_of_a_crowd_looks_at_its_own_part(store: MongoStore, sent: Sent) -> None:
+    """And at one run of the others' parts, to see that it is in nobody's way."""
+    crowd = store._open_session().crowd
+    crowd.met(True)
+    for _ in range(LANE_PARTS - 1):
+        crowd.heard(ObjectId())
+    taken = await store.claim(_claim(20, HOUR))
+    plans = await explained(store, sent)
+    one, other = (plan for plan in of(plans, "find") if "lane" in plan.condition)
+    first, heads = sorted((one, other), key=lambda plan: plan.given)
+    assert (heads.given, heads.documents) == (20, 20)
+    [lane] = heads.condition["lane"]["$in"]
+    assert lane not in first.condition["lane"]["$in"]
+    assert heads.keys <= 20 + SEEKS
+    assert (first.given, first.documents) == (1, 1)
+    assert first.keys <= SEEKS
+    assert "SORT" not in heads.stages | first.stages
+    now = await store.now()
+    await store.commit([states.released(run, now, began=False) for run in taken])
 
 
 async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent: Sent) -> None:

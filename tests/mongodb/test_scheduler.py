@@ -38,3 +38,22 @@ async def test_two_schedulers_share_the_work(replica_set_url: str, database_name
         ended = [await one.wait(run.id, 60) for run in narrow]
         assert {run.state for run in ended} == {State.SUCCEEDED}
         assert most <= 2
+
+
+async def test_runs_enqueued_together_run_in_their_order(
+    replica_set_url: str, database_name: str
+) -> None:
+    """Though they lie in several lanes, all of one moment."""
+    scheduler = Scheduler(with_database(replica_set_url, database_name), workers=1)
+    seen: list[int] = []
+
+    @scheduler.job()
+    async def note(n: int) -> None:
+        seen.append(n)
+
+    async with scheduler:
+        runs = await note.enqueue_many([{"n": n} for n in range(150)])
+        await scheduler.wait(runs[-1].id, 60)
+        assert seen == list(range(150))
+        listed = (await scheduler.list_runs(limit=150)).items
+        assert [run.id for run in listed] == [run.id for run in reversed(runs)]

@@ -1,88 +1,45 @@
-"""Which candidates a claim takes where others claim the same heads."""
+"""Which lanes a claim takes from where others claim too."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import pytest
 
 from mainspring.stores.mongodb.crowd import Crowd
 from mainspring.stores.mongodb.database import Document
+from mainspring.stores.mongodb.rows import LANE_PARTS
 
-LIMIT = 10
+LANES = [{"h": handler, "p": part} for handler in "ab" for part in range(LANE_PARTS)]
 
 
-def member(seed: int) -> Crowd:
-    return Crowd(random.Random(seed), lambda: 0.0)
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def crowd() -> Crowd:
-    return member(1)
+def time() -> Time:
+    return Time()
 
 
-def candidates(*priorities: int) -> list[Document]:
-    """In the order of the claim, ten of each priority."""
-    return [{"_id": f"{p}-{n}", "priority": p} for p in priorities for n in range(10)]
+@pytest.fixture
+def one(time: Time) -> Crowd:
+    return Crowd(random.Random(1), time)
 
 
-def claims_in_vain(ours: Crowd, theirs: Crowd) -> Iterator[bool]:
-    """Rounds of two clients that choose at the same moment; whose write comes second finds what
-    is left of its choice. Gives whether that was nothing."""
-    runs = [{"_id": f"{n}", "priority": 5} for n in range(2000)]
-    while runs:
-        first = ours.chosen(runs[: ours.width(LIMIT)], LIMIT)
-        second = theirs.chosen(runs[: theirs.width(LIMIT)], LIMIT)
-        gone = [run["_id"] for run in first]
-        left = [run for run in second if run["_id"] not in gone]
-        ours.met(False)
-        theirs.met(len(left) < len(second))
-        yield not left
-        runs = [run for run in runs if run not in first and run not in left]
+def crowd_of(count: int, time: Time) -> list[Crowd]:
+    """Clients that have met, and have heard of each other."""
+    members = [Crowd(random.Random(n), time) for n in range(count)]
+    introduce(members)
+    return members
 
 
-def test_who_meets_nobody_takes_the_first(crowd: Crowd) -> None:
-    assert crowd.width(LIMIT) == LIMIT
-    runs = candidates(9, 5)
-    assert crowd.chosen(runs[:LIMIT], LIMIT) == runs[:LIMIT]
-
-
-def test_who_met_somebody_looks_at_more_for_a_while(crowd: Crowd) -> None:
-    crowd.met(True)
-    for _ in range(20):
-        assert crowd.width(LIMIT) == 4 * LIMIT
-        crowd.met(False)
-    assert crowd.width(LIMIT) == LIMIT
-
-
-def test_a_higher_priority_is_never_left_out(crowd: Crowd) -> None:
-    """Chance decides among the lowest that still fit, and leaves those below alone."""
-    runs = candidates(9, 5, 1)
-    seen: set[str] = set()
-    for _ in range(50):
-        chosen = crowd.chosen(runs, 14)
-        assert len(chosen) == 14
-        assert chosen[:10] == runs[:10]
-        assert {run["priority"] for run in chosen[10:]} == {5}
-        assert [runs.index(run) for run in chosen] == sorted(runs.index(run) for run in chosen)
-        seen |= {run["_id"] for run in chosen[10:]}
-    assert len(seen) == 10
-
-
-def test_fewer_than_wanted_are_all_taken(crowd: Crowd) -> None:
-    runs = candidates(3)
-    assert crowd.chosen(runs, 14) == runs
-
-
-def test_sampling_spares_claims_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampling = list(claims_in_vain(member(1), member(2)))
-    assert not any(sampling[1:-1])  # at first they have not met, at last both take what is left
-    monkeypatch.setattr(Crowd, "width", lambda self, limit: limit)
-    assert all(claims_in_vain(member(1), member(2)))
-
-
-def introduced(*members: Crowd) -> None:
+def introduce(members: Sequence[Crowd]) -> None:
     for one in members:
         one.met(True)
         for other in members:
@@ -90,33 +47,94 @@ def introduced(*members: Crowd) -> None:
                 one.heard(other.me)
 
 
-def test_those_who_know_of_each_other_choose_nothing_twice() -> None:
-    crowd = [member(n) for n in range(4)]
-    introduced(*crowd)
-    runs = [{"_id": f"{n}", "priority": 5} for n in range(400)]
-    chosen = [run["_id"] for one in crowd for run in one.chosen(runs, 60)]
-    assert len(chosen) == len(set(chosen)) == 240
+def run(priority: int, run_at: int) -> Document:
+    return {"priority": priority, "run_at": run_at}
 
 
-def test_nothing_is_left_to_who_has_gone_silent() -> None:
-    now = 0.0
-    one = Crowd(random.Random(1), lambda: now)
-    gone = member(2)
-    introduced(one, gone)
-    runs = [{"_id": f"{n}", "priority": 5} for n in range(40)]
-    mine = one.chosen(runs, 40)
-    assert 0 < len(mine) < 40
-    left = [run for run in runs if run not in mine]
-    assert one.chosen(left, 40) == left  # nothing of its own: anybody's
-    now = 2.0
-    assert one.chosen(runs, 40) == runs
+def leaves(one: Crowd, theirs: Document, ours: Document) -> bool:
+    return one.leaves(theirs, ours, short=False)
 
 
-def test_only_who_claimed_lately_says_so() -> None:
-    now = 0.0
-    one = Crowd(random.Random(1), lambda: now)
+def test_who_meets_nobody_takes_from_all(one: Crowd, time: Time) -> None:
+    one.heard(Crowd(random.Random(2), time).me)
+    assert one.deal(LANES) == (LANES, [])
+
+
+def test_who_met_somebody_keeps_to_his_part_for_a_while(one: Crowd, time: Time) -> None:
+    introduce([one, Crowd(random.Random(2), time)])
+    for _ in range(20):
+        ours, theirs = one.deal(LANES)
+        assert len(ours) == len(theirs) == 4
+        one.met(False)
+    assert one.deal(LANES) == (LANES, [])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_those_who_know_of_each_other_have_no_lane_in_common(time: Time, count: int) -> None:
+    dealt = [lane for member in crowd_of(count, time) for lane in member.deal(LANES)[0]]
+    assert sorted(dealt, key=LANES.index) == LANES
+
+
+def test_more_than_there_are_parts_share_them(time: Time) -> None:
+    dealt = [tuple(LANES.index(lane) for lane in m.deal(LANES)[0]) for m in crowd_of(8, time)]
+    assert len(dealt) == 8
+    assert sorted(set(dealt)) == [(part, part + LANE_PARTS) for part in range(LANE_PARTS)]
+
+
+def test_who_hears_of_nobody_draws_his_part(one: Crowd) -> None:
+    one.met(True)
+    drawn = {one.deal(LANES)[0][0]["p"] for _ in range(50)}
+    assert drawn == set(range(LANE_PARTS))
+
+
+def test_nothing_is_left_to_who_has_gone_silent(time: Time) -> None:
+    one, _, third = crowd_of(3, time)
+    time.now = 0.9
+    one.heard(third.me)
+    assert len(one.deal(LANES)[0]) in (2, 4)  # of three
+    time.now = 1.5
+    assert len(one.deal(LANES)[0]) == 4  # of two
+
+
+def test_who_hears_of_nobody_and_wants_more_leaves_nothing(one: Crowd, time: Time) -> None:
+    assert not one.leaves(run(5, 100), run(5, 100), short=True)
+    one.heard(Crowd(random.Random(2), time).me)
+    assert one.leaves(run(5, 100), run(5, 100), short=True)
+
+
+def test_only_who_claimed_lately_says_so(one: Crowd, time: Time) -> None:
+    time.now = 10
     assert not one.claims
-    one.width(LIMIT)
+    one.came()
     assert one.claims
-    now = 2.0
+    time.now = 12
     assert not one.claims
+
+
+def test_what_is_more_urgent_is_left_to_nobody(one: Crowd) -> None:
+    assert not leaves(one, run(9, 500), run(5, 100))
+    assert leaves(one, run(5, 100), run(9, 500))
+
+
+def test_nobody_gets_more_than_a_second_ahead_of_the_others(one: Crowd, time: Time) -> None:
+    assert leaves(one, run(5, 100), run(5, 300))
+    time.now = 0.9
+    assert leaves(one, run(5, 150), run(5, 900))
+    time.now = 1.1
+    assert not leaves(one, run(5, 200), run(5, 1000))  # it took those up to 300 a second ago
+    assert not leaves(one, run(5, 299), run(5, 1000))  # and goes on until they are over
+    assert leaves(one, run(5, 300), run(5, 1000))
+    time.now = 2.2
+    assert not leaves(one, run(5, 999), run(5, 2000))
+
+
+def test_who_is_ahead_of_nobody_leaves_them_theirs(one: Crowd, time: Time) -> None:
+    for second in range(0, 20, 2):
+        time.now = second
+        assert leaves(one, run(5, 100 * second), run(5, 100 * second + 150))
+
+
+def test_runs_of_one_moment_are_nobodys_delay(one: Crowd, time: Time) -> None:
+    for second in range(0, 20, 2):
+        time.now = second
+        assert leaves(one, run(5, 100), run(5, 100))

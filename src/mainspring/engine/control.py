@@ -314,11 +314,13 @@ class Control:
         run_at, held_until = options.run_at(now, zone), options.held_until(now)
         after = options.upstream()
         runs = []
-        for payload, key in zip(payloads, options.keys(len(payloads)), strict=True):
+        for at, (payload, key) in enumerate(
+            zip(payloads, options.keys(len(payloads)), strict=True)
+        ):
             run = make_run(
                 job,
                 run_id=new_run_id(now, self._parts.rng),
-                now=now,
+                now=now + timedelta(microseconds=at),  # they run, and are listed, in this order
                 source=source,
                 scheduled_at=run_at,
                 run_at=run_at,

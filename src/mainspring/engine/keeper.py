@@ -43,6 +43,9 @@ HINT_REST = 0.1
 """Least seconds between two looks that hints ask for: they come with every commit anywhere, and
 mostly mean something else. The next slot is known, and its look never waits."""
 
+FOLLOWER_REST = 1.0
+"""The same for a follower, which fires nothing that is less late than its grace."""
+
 BATCH = 1000
 FAR = timedelta(days=366)
 
@@ -69,7 +72,7 @@ class Keeper:
         self._wake.set()
 
     def changed(self) -> None:
-        """A job has changed, here: its slot may be due at once."""
+        """A job has changed, here, or it is up to us now: a slot may be due at once."""
         self._changed.set()
         self._wake.set()
 
@@ -101,8 +104,9 @@ class Keeper:
             # A try that failed is planned afresh: what was due then may be missed by now.
             seconds = await self._call("fire", self._fire_due)
             if seconds > 0:
-                await rest(self._changed, min(seconds, HINT_REST))
-                await rest(self._wake, seconds - HINT_REST)
+                pause = HINT_REST if self.leads else FOLLOWER_REST
+                await rest(self._changed, min(seconds, pause))
+                await rest(self._wake, seconds - pause)
 
     async def sweeping(self) -> None:
         """Rescue, unblock and prune, each in its own rhythm."""
@@ -253,7 +257,7 @@ class Keeper:
     def _lead(self, term: int | None) -> None:
         if term is not None and term != self._term:
             self._parts.emit("leader.elected", term=term)
-            self._wake.set()
+            self.changed()
         elif term is None and self._term is not None:
             self._parts.emit("leader.lost")
         self._term = term

@@ -22,6 +22,10 @@ __all__ = ["Leases"]
 SELF_CANCEL = 0.8
 """The part of a lease after which a worker that could not renew stops its own handlers."""
 
+YOUNG = 0.1
+"""The part of a lease for which it needs no renewal. What waits for its turn among a thousand
+no-ops, or ends soon, is over by then: it would be written once more for nothing."""
+
 LOOK_AGAIN = 0.25
 """Least seconds between two looks for cancel requests of other processes."""
 
@@ -73,12 +77,13 @@ class Leases:
                 self._cancel(work)
 
     async def renewing(self) -> None:
-        """Renew every sixth of a lease; no handler can block the engine's loop. After a failure
-        soon again: the end of an outage must not be slept through with the lease running out."""
+        """Renew each lease when about a sixth of it is gone; no handler can block the engine's
+        loop. After a failure soon again: the end of an outage must not be slept through with the
+        lease running out."""
         lease = self._parts.settings.lease.total_seconds()
         answered = True
         while True:
-            await asyncio.sleep(lease / (6 if answered else 60))
+            await asyncio.sleep(lease / (12 if answered else 60))
             answered = not self._held or await self._renew()
 
     async def guarding(self) -> None:
@@ -106,13 +111,14 @@ class Leases:
             await asyncio.sleep(LOOK_AGAIN)
 
     async def _renew(self) -> bool:
-        """Whether the store has answered."""
+        """Whether the store has answered, as far as it was asked."""
         lease = self._parts.settings.lease
-        # A run in its transaction is left alone: the two writes would come into conflict, and
-        # the transaction is over before the lease is half gone.
-        works = [work for work in self._held.values() if not work.context.in_transaction]
-        held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         sent = self._parts.clock.monotonic()
+        young = sent - lease.total_seconds() * YOUNG
+        works = [work for work in self._held.values() if _wants_renewal(work, young)]
+        if not works:
+            return True
+        held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         try:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine = await self._parts.store.renew(held, lease)
@@ -136,9 +142,22 @@ class Leases:
 
     def _tell_progress(self, work: Work) -> None:
         progress = work.context.latest_progress
-        if progress is not None and progress is not work.told_progress:
+        if _has_news(work):
             work.told_progress = progress
             self._parts.emit("run.progress", replace(work.run, progress=progress))
+
+
+def _has_news(work: Work) -> bool:
+    progress = work.context.latest_progress
+    return progress is not None and progress is not work.told_progress
+
+
+def _wants_renewal(work: Work, young: float) -> bool:
+    """A run in its transaction is left alone: the two writes would come into conflict, and the
+    transaction is over long before the lease is."""
+    if work.context.in_transaction:
+        return False
+    return work.held_since <= young or _has_news(work)
 
 
 def _over(work: Work) -> bool:

@@ -1,9 +1,10 @@
 """The claim: which due runs come next, and their taking.
 
-Runs of one lane (queue, handler, and job where it is limited) lie together in the index, by
-priority and time. A claim
+Runs of one lane (queue, handler, job where it is limited, else one of a few parts) lie together in
+the index, by priority and time. A claim
 
-1. steps from lane to lane, one key each, and keeps those it may take from;
+1. steps from lane to lane, one key each, and keeps those it may take from, or the part of them
+   that is dealt to it where others claim too (crowd.py);
 2. walks the heads of these lanes together, as far as it takes runs;
 3. reserves places for runs of limited jobs (limits.py);
 4. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
@@ -43,7 +44,7 @@ PRIORITIES = list(range(10))
 FEW = 100
 """Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
 _SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
-_THIN = dict.fromkeys(("job_id", "priority", "token", "fence"), 1)
+_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "fence"), 1)
 """Where nothing but the order counts, and one find gives it: half the time of `_SHOWN`."""
 _WHOLE = dict.fromkeys((*RUN_FIELDS, "fence"), 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
@@ -76,6 +77,7 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
     if again := await _found_again(db, claim.worker, doubts):
         return again, True
     nonce = ObjectId()
+    crowd.came()
     for tries in range(TRIES):
         if tries:
             await crowd.pause(tries)
@@ -111,15 +113,26 @@ async def _select(
     if not limited <= guess.keys():
         room = await room_under(db, limited, nonce)
     crowd.limited = {job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited}
-    width = crowd.width(claim.limit)
     if not limited:
-        found = await _heads(db, lanes, width, _THIN)
-        if await _mislaid(db, found):
-            return None
-        chosen = crowd.chosen(found, claim.limit)
-        return chosen, room, len(chosen) < min(len(found), claim.limit)
+        chosen, left = await _dealt(db, lanes, claim.limit, crowd)
+        return None if await _mislaid(db, chosen) else (chosen, room, left)
     runs = await _under_limits(db, lanes, room, claim.limit)
     return None if runs is None else (runs, room, False)
+
+
+async def _dealt(
+    db: Database, lanes: Sequence[Document], count: int, crowd: Crowd
+) -> tuple[list[Document], bool]:
+    """The first runs of our part of the lanes, where the rest may be left to others; and whether
+    there is use for it."""
+    ours, theirs = crowd.deal(lanes)
+    found, first = await asyncio.gather(
+        _heads(db, ours, count, _THIN), _heads(db, theirs, 1 if theirs else 0)
+    )
+    short = len(found) < count
+    if not first or (found and crowd.leaves(first[0], found[-1], short=short)):
+        return found, bool(first) and short
+    return await _heads(db, lanes, count, _THIN), False
 
 
 async def _under_limits(

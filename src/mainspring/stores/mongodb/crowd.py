@@ -1,10 +1,13 @@
-"""Others who claim the same heads, and how not to be in each other's way.
+"""Others who claim too, and how not to be in each other's way.
 
-All see the same runs first. Who finds that others were quicker looks at four times as many from
-then on, and takes of them what is his: runs are dealt out by their ids among the clients that say,
-with their hints, that they claim. By chance alone four clients would get two fifths of what they
-chose. Nobody has to agree: where two see the crowd differently some writes are in vain, and who
-finds nothing of his own takes anybody's.
+All would see the same runs first. Who finds that others were quicker keeps to a part of the lanes
+from then on: these are dealt out among the clients that say, with their hints, that they claim. By
+chance alone four clients would get two fifths of what they chose, and each would read past what the
+others took. Nobody has to agree: where two see the crowd differently some writes are in vain, and
+who finds nothing in lanes of his own takes from all.
+
+Nor does it cost a run its turn. What is more urgent than what a client finds in its own lanes, and
+what it has been ahead of for a second, it leaves to nobody.
 """
 
 from __future__ import annotations
@@ -12,16 +15,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from zlib import crc32
 
 from bson import ObjectId
 
 from mainspring.stores.mongodb.database import Document
+from mainspring.stores.mongodb.rows import LANE_PARTS
 
 __all__ = ["Crowd"]
-
-WIDTH = 4
-"""So many times as many heads are looked at as are wanted; and so many parts there are at most."""
 
 LATELY = 1.0
 """Seconds for which who claimed, and said so, counts as one of the crowd."""
@@ -40,6 +40,8 @@ class Crowd:
         self._met = 0
         self._came = -LATELY
         self._others: dict[ObjectId, float] = {}
+        self._mark: tuple[int, int] = (-1, 0)  # priority and time of what was taken last, then
+        self._marked = -LATELY
 
     @property
     def claims(self) -> bool:
@@ -50,32 +52,45 @@ class Crowd:
         """Another client claims."""
         self._others[other] = self._elapsed()
 
-    def width(self, limit: int) -> int:
-        self._came = self._elapsed()
-        return limit * WIDTH if self._met else limit
-
     def met(self, missed: bool) -> None:
         self._met = 20 if missed else max(0, self._met - 1)
 
-    def chosen(self, runs: Sequence[Document], limit: int) -> list[Document]:
-        """All of the higher priorities; of the lowest that still fits what is this client's."""
-        if not runs or (not self._met and len(runs) <= limit):
-            return list(runs)
-        edge = runs[min(limit, len(runs)) - 1]["priority"]
-        above = [run for run in runs if run["priority"] > edge]
-        level = [run for run in runs if run["priority"] == edge]
-        level = self._mine(level) or level
-        wanted = min(limit - len(above), len(level))
-        picked = sorted(self._rng.sample(range(len(level)), wanted))
-        return [*above, *(level[at] for at in picked)]
+    def came(self) -> None:
+        """This client claims."""
+        self._came = self._elapsed()
+
+    def deal(self, lanes: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+        """Our part of the lanes, which is all of them where we have met nobody lately; the rest."""
+        if not self._met:
+            return list(lanes), []
+        now = self._elapsed()
+        self._others = {by: at for by, at in self._others.items() if now - at < LATELY}
+        if self._others:
+            crowd = sorted([self.me, *self._others])
+            parts = min(len(crowd), LANE_PARTS)
+            part = crowd.index(self.me) % parts
+        else:  # they claim, but we do not hear of it
+            parts, part = LANE_PARTS, self._rng.randrange(LANE_PARTS)
+        ours: list[Document] = []
+        theirs: list[Document] = []
+        for lane in lanes:
+            (ours if lane["p"] % parts == part else theirs).append(lane)
+        return ours, theirs
+
+    def leaves(self, theirs: Document, ours: Document, *, short: bool) -> bool:
+        """Whether the first run of the others' lanes may be left to them, where the last of those
+        that we found in ours is this one, and they are fewer than we want."""
+        if short and not self._others:
+            return False  # to whom?
+        if theirs["priority"] != ours["priority"]:
+            return bool(theirs["priority"] < ours["priority"])
+        if self._elapsed() - self._marked < LATELY:
+            return True
+        if theirs["priority"] == self._mark[0] and theirs["run_at"] < self._mark[1]:
+            return False
+        self._mark = ours["priority"], ours["run_at"]
+        self._marked = self._elapsed()
+        return True
 
     async def pause(self, tries: int) -> None:
         await asyncio.sleep(self._rng.uniform(0, 0.002 * min(tries, 10)))
-
-    def _mine(self, runs: Sequence[Document]) -> list[Document]:
-        now = self._elapsed()
-        self._others = {by: at for by, at in self._others.items() if now - at < LATELY}
-        crowd = sorted([self.me, *self._others])
-        parts = min(len(crowd), WIDTH)
-        part = crowd.index(self.me) % parts
-        return [run for run in runs if crc32(run["_id"].encode()) % parts == part]

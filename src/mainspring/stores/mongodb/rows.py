@@ -6,7 +6,8 @@ progress, schedules, policies and webhooks. What a query looks at are fields of 
 
 A run's document has its fields under the names of `Run`, with these exceptions:
 
-    lane                {q: queue, h: handler, g: job id if the job is limited, else ""}
+    lane                {q: queue, h: handler, g: job id if the job is limited, else "",
+                        p: which part, by the run's id (0 if the job is limited)}
     leased_at, lease    in place of lease_until: stamped by the server, and microseconds
     nonce               which claim took it last
     fence, evicted      see limits.py
@@ -20,6 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -32,6 +34,7 @@ from mainspring.stores.mongodb.database import Document
 from mainspring.stores.mongodb.times import read_moment, until
 
 __all__ = [
+    "LANE_PARTS",
     "LIVE_STATES",
     "RESERVED",
     "RUN_FIELDS",
@@ -48,6 +51,10 @@ __all__ = [
 
 RESERVED = "reserved"
 """The state of a run that is half made: no query but ours sees it."""
+
+LANE_PARTS = 4
+"""Runs that no limit holds together lie in so many lanes, so that several clients can claim each
+from its own. More of them would be more walks for who claims alone."""
 
 STATES = tuple(str(state) for state in State)
 LIVE_STATES = tuple(str(state) for state in State if state in LIVE)
@@ -106,11 +113,18 @@ _read_progress = msgspec.json.Decoder(Progress).decode
 # -- runs -----------------------------------------------------------------------------------
 
 
+def _lane(run: Run, limited: bool) -> Document:
+    made = {"q": run.queue, "h": run.handler}
+    if limited:
+        return {**made, "g": run.job_id, "p": 0}
+    return {**made, "g": "", "p": crc32(run.id.encode()) % LANE_PARTS}
+
+
 def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
     """The run as it is inserted; its payload is encoded already. What is None is left out."""
     made = {
         "_id": run.id,
-        "lane": {"q": run.queue, "h": run.handler, "g": run.job_id if limited else ""},
+        "lane": _lane(run, limited),
         "job_id": run.job_id,
         "priority": run.priority,
         "source": str(run.source),

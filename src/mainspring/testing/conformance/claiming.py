@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring import states
@@ -93,6 +93,16 @@ class Claiming(Suite):
             ]
         )
         assert await self.claim_ids(store) == ["high", "early", "late", "low"]
+
+    async def test_of_one_moment_the_one_that_was_made_first(self, store: Store) -> None:
+        made = self.start - timedelta(seconds=1)
+        runs = [
+            self.run(f"r{n}", run_at=self.start, created_at=made + timedelta(microseconds=n))
+            for n in range(40)
+        ]
+        await store.add(runs)
+        taken = [run_id for _ in range(4) for run_id in await self.claim_ids(store, 10)]
+        assert taken == [run.id for run in runs]
 
     async def test_order_holds_over_several_claims(self, store: Store) -> None:
         runs = [
