@@ -214,8 +214,8 @@ class Scheduler(Asking):
             self._engine = self._portal = None
             await asyncio.sleep(0)
             await self._events.drained()
+            await portal.call(self.webhooks.close())
             await portal.close()
-            await self.webhooks.close()
         finally:
             self._stopping = None
             stopping.set_result(None)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,32 @@ async def called(mainspring: Scheduler, webhook: Any, **policy: Any) -> Run:
     await mainspring.add_job("call", webhook=webhook, **policy)
     run = await mainspring.trigger("call")
     return await mainspring.wait(run.id, timeout=30)
+
+
+async def test_a_program_that_blocks_its_loop_keeps_no_call_waiting() -> None:
+    """Calls are made on the engine's own loop."""
+    called_at: list[float] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            called_at.append(time.monotonic())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        async with scheduler() as mainspring:
+            url = f"http://127.0.0.1:{server.server_port}/"
+            await mainspring.add_job("call", webhook={"url": url})
+            run = await mainspring.enqueue("call", delay=0.3)
+            ends = time.monotonic() + 20
+            while not called_at and time.monotonic() < ends:
+                time.sleep(0.01)  # noqa: ASYNC251 - that is what it is about
+            assert called_at
+            assert (await mainspring.wait(run.id, timeout=30)).state is State.SUCCEEDED
+        server.shutdown()
 
 
 async def test_a_call_succeeds_and_is_kept_with_its_attempt() -> None:

@@ -94,15 +94,8 @@ class Engine:
         tracing = self.worker.tracing = Tracing.found()
         self.worker.employ(
             Runner(
-                Home(
-                    home,
-                    parts.clock,
-                    parts.time,
-                    safe=self.worker.leases.safe,
-                    began=self.worker.began,
-                    over=self.worker.over,
-                    tracing=tracing,
-                ),
+                self._home_on(home),
+                self._home_on(asyncio.get_running_loop()),
                 parts.time,
                 places=parts.settings.workers,
                 inline=inline,
@@ -127,6 +120,17 @@ class Engine:
             parts.emit("worker.started", worker=parts.settings.worker_id)
             await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         parts.emit("scheduler.started")
+
+    def _home_on(self, loop: asyncio.AbstractEventLoop) -> Home:
+        return Home(
+            loop,
+            self._parts.clock,
+            self._parts.time,
+            safe=self.worker.leases.safe,
+            began=self.worker.began,
+            over=self.worker.over,
+            tracing=self.worker.tracing,
+        )
 
     async def drain(self, *, timeout: float) -> None:
         """Take no more work and wait for what runs; questions are still answered."""

@@ -1,4 +1,5 @@
-"""Has one handler run: on the program's loop, in a thread, or in a process of its own.
+"""Has one handler run: on the program's loop, in a thread, or in a process of its own. Handlers of
+Mainspring itself, which block nobody, run on the engine's own loop.
 
 The engine's loop says `begin` and `stop`; when the handler is over, the runner says so there.
 """
@@ -32,6 +33,7 @@ class Runner:
     def __init__(
         self,
         home: Home,
+        built_in: Home,
         time: CarriedClock,
         *,
         places: int,
@@ -42,6 +44,7 @@ class Runner:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._home = home
+        self._built_in = built_in
         self._time = time
         self._inline = inline
         self._over = over
@@ -56,31 +59,33 @@ class Runner:
 
     @property
     def unbegun(self) -> int:
-        """How many works wait for a place on the program's loop."""
-        return self._home.unbegun
+        """How many works wait for a place on a loop."""
+        return self._home.unbegun + self._built_in.unbegun
 
     def at_home(self, work: Work) -> bool:
-        """Whether its handler runs on the program's loop."""
+        """Whether its handler runs on a loop."""
         isolation = work.isolation
         return isolation is Isolation.AUTO or (isolation is Isolation.THREAD and self._inline)
 
     def begin(self, works: Sequence[Work], free: int) -> int:
         """Begin these, with so many free places; says how many it took. Each work that is not
         `at_home` takes one."""
-        homely = []
+        homely: list[Work] = []
+        ours: list[Work] = []
         for work in works:
             if self.at_home(work):
-                homely.append(work)
+                (ours if work.handler.built_in else homely).append(work)
             elif work.isolation is Isolation.PROCESS:
                 self._begin_in_process(work)
             else:
                 self._begin_in_thread(work)
-        taken = len(works) - len(homely)
+        taken = len(works) - len(homely) - len(ours)
+        taken += self._built_in.deal(ours, free - taken)
         return taken + self._home.deal(homely, free - taken)
 
     def take_back(self, work: Work) -> bool:
         """Take back what has not begun; False if it has."""
-        return self.at_home(work) and self._home.take_back(work)
+        return self.at_home(work) and self._home_of(work).take_back(work)
 
     def stop(self, work: Work, why: Stop) -> None:
         """Ask a handler to end. A thread cannot be stopped: it is told, and waited for."""
@@ -89,7 +94,7 @@ class Runner:
         work.stop = why
         work.context.cancelled = True
         if self.at_home(work):
-            self._home.stop(work)
+            self._home_of(work).stop(work)
         elif work.isolation is Isolation.PROCESS:
             if work.task is not None and work.began_at is not None:
                 work.task.cancel()
@@ -101,6 +106,9 @@ class Runner:
         """Call a hook on the program's loop; whatever it does, the run stands."""
         if hook is not None:
             self._home.call(start_hook, self._home.loop, hook, *arguments)
+
+    def _home_of(self, work: Work) -> Home:
+        return self._built_in if work.handler.built_in else self._home
 
     # In a thread
 

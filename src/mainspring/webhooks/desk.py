@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct
+
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, SigningSecret, Webhook, replace
@@ -20,7 +22,7 @@ from mainspring.webhooks import define as definitions
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.echoes import traces
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.render import Facts, Opened, Prepared, prepare
+from mainspring.webhooks.render import Facts, Form, Prepared, prepare
 from mainspring.webhooks.secrets import (
     VARIABLE,
     Vault,
@@ -65,6 +67,32 @@ def shown(webhook: Webhook) -> dict[str, Any]:
     }
 
 
+class Opened(Struct, frozen=True):
+    """A webhook, and what is needed for its requests."""
+
+    webhook: Webhook
+    form: Form
+    signing: tuple[bytes, ...]
+    """The keys of its signing secrets, in their order."""
+    traces: tuple[str, ...]
+    """What its secrets can be known by in an answer."""
+
+    def prepared(self, facts: Facts) -> Prepared:
+        """The request of one attempt, signed by the secrets that are valid then."""
+        return prepare(
+            self.form,
+            facts,
+            [
+                key
+                for one, key in zip(self.webhook.signing, self.signing, strict=True)
+                if one.until is None or one.until > facts.now
+            ],
+        )
+
+    def __repr__(self) -> str:
+        return "Opened(********)"
+
+
 class Webhooks:
     """The webhooks of one scheduler: its settings, its keys."""
 
@@ -73,7 +101,7 @@ class Webhooks:
         self.settings = settings or WebhookSettings.from_environment()
         self.allow = AllowList.of(self.settings.allow)
         self._client: Client | None = None
-        self._opened: dict[str, tuple[Webhook, Opened]] = {}
+        self._opened: dict[str, Opened] = {}
 
     @cached_property
     def available(self) -> bool:
@@ -158,26 +186,20 @@ class Webhooks:
         sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
         return any(map(self.vault.stale, sealed))
 
-    def opened(self, job: Job, now: datetime) -> Opened:
-        """A job's secrets in clear, for one request. Those of the same definition are opened once
-        (they took 20 of the 110 µs that a call costs beside aiohttp's own)."""
+    def opened(self, job: Job) -> Opened:
+        """What of a job's requests is the same for all, its secrets in clear: worked out once for
+        a definition (opening alone took 20 of the 110 µs that a call costs beside aiohttp's own).
+        """
         webhook = _of(job)
         known = self._opened.get(job.id)
-        if known is None or known[0] is not webhook:
+        if known is None or known.webhook is not webhook:
             keys = tuple(signing_bytes(self._signing_text(job.id, one)) for one in webhook.signing)
             clear = self._clear(job)
-            known = (webhook, Opened(clear, keys, traces(clear.values())))
+            known = Opened(webhook, Form.of(webhook, clear), keys, traces(clear.values()))
             if len(self._opened) >= MOST_OPENED:
                 self._opened.clear()
             self._opened[job.id] = known
-        if all(one.until is None or one.until > now for one in webhook.signing):
-            return known[1]
-        valid = [
-            key
-            for one, key in zip(webhook.signing, known[1].signing, strict=True)
-            if one.until is None or one.until > now
-        ]
-        return replace(known[1], signing=tuple(valid))
+        return known
 
     def preview(self, job: Job, now: datetime, *, body: Any = None, run_id: str = "") -> Prepared:
         """The request that the job would make now, signed, without sending it."""
@@ -189,7 +211,7 @@ class Webhooks:
             now=now,
             body=body,
         )
-        return prepare(_of(job), facts, self.opened(job, now))
+        return self.opened(job).prepared(facts)
 
     # Steps
 

@@ -25,7 +25,7 @@ from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
 from mainspring.webhooks.echoes import redacted
 from mainspring.webhooks.headers import MASK, without_secrets
-from mainspring.webhooks.render import Facts, Prepared, prepare
+from mainspring.webhooks.render import Facts, Prepared
 from mainspring.webhooks.tracing import traced
 
 __all__ = ["MOST_KEPT", "WebhookHandler"]
@@ -71,8 +71,8 @@ class WebhookHandler(Handler):
         webhook = job.webhook
         if webhook is None:
             raise GiveUp(f"job {job.id!r} is no webhook any more")
-        opened = self._webhooks.opened(job, now)
-        request = prepare(webhook, _facts(ctx, now), opened)
+        opened = self._webhooks.opened(job)
+        request = opened.prepared(_facts(ctx, now))
         heard = Heard()
         patience = PATIENCE
         if job.policy.timeout is not None:

@@ -15,20 +15,22 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from mainspring.clock import EPOCH
 from mainspring.model import Webhook
-from mainspring.webhooks import templates
 from mainspring.webhooks.headers import MASK
+from mainspring.webhooks.templates import Template
 
-__all__ = ["Facts", "Opened", "Prepared", "prepare", "signature", "webhook_id"]
+__all__ = ["Facts", "Form", "Prepared", "prepare", "signature", "webhook_id"]
 
 USER_AGENT = "Mainspring/0.1"
 
 _OURS = {
-    name.lower(): name
-    for name in ("Accept", "Accept-Encoding", "User-Agent", "Idempotency-Key", "Content-Type")
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+    "User-Agent": USER_AGENT,
+    "Idempotency-Key": "{{executionId}}",
 }
 
 
@@ -43,16 +45,59 @@ class Facts(Struct, frozen=True, kw_only=True):
     body: Any = None
 
 
-class Opened(Struct, frozen=True):
-    """A webhook's secrets in clear, for as long as one request takes."""
+class Form(Struct, frozen=True):
+    """A webhook's request with its secrets in clear, taken apart: worked out once, filled in for
+    each attempt."""
 
-    headers: Mapping[str, str] = field(default_factory=dict)
-    signing: tuple[bytes, ...] = ()
-    traces: tuple[str, ...] = ()
-    """What the secrets can be known by in an answer."""
+    method: str
+    url: Template
+    headers: Mapping[str, str]
+    filled_headers: tuple[tuple[str, Template], ...]
+    body: Body
+    typed: bool
+    """Whether its headers say what the body is."""
+    secret: tuple[str, ...]
+
+    @classmethod
+    def of(cls, webhook: Webhook, secret_headers: Mapping[str, str] | None = None) -> Form:
+        secret_headers = secret_headers or {}
+        given = {name.lower() for name in (*webhook.headers, *secret_headers)}
+        # What was given stands over what we would say, however it is written.
+        ours = {name: text for name, text in _OURS.items() if name.lower() not in given}
+        written = {name: Template.of(text) for name, text in {**ours, **webhook.headers}.items()}
+        plain = {name: made.texts[0] for name, made in written.items() if not made.names}
+        return cls(
+            webhook.method,
+            Template.of(webhook.url),
+            {**plain, **secret_headers},
+            tuple((name, made) for name, made in written.items() if made.names),
+            Body.of(webhook.body),
+            "content-type" in given,
+            tuple(secret_headers),
+        )
 
     def __repr__(self) -> str:
-        return "Opened(********)"
+        return f"Form({self.method} ********)"
+
+
+class Body(Struct, frozen=True):
+    text: Template
+    type: str | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Body:
+        if value is None:
+            return _NONE
+        if isinstance(value, str):
+            return cls(Template.of(value), "text/plain; charset=utf-8")
+        return cls(Template.of_json(value), "application/json")
+
+    def filled(self, facts: Mapping[str, str]) -> bytes:
+        quote = _within_json if self.type == "application/json" else str
+        return self.text.filled(facts, quote).encode()
+
+
+_NONE = Body(Template(("",), ()))
 
 
 class Prepared(Struct, frozen=True):
@@ -71,32 +116,18 @@ class Prepared(Struct, frozen=True):
         return f"Prepared({self.method} {self.url}, {self.shown_headers()})"
 
 
-def prepare(webhook: Webhook, facts: Facts, opened: Opened | None = None) -> Prepared:
-    """The request of one attempt: filled in, with its secrets, signed."""
-    opened = opened or Opened()
+def prepare(form: Form, facts: Facts, signing: Iterable[bytes] = ()) -> Prepared:
+    """The request of one attempt: filled in, signed."""
     known = _Known(facts)
-    body, content_type = _body(webhook.body if facts.body is None else facts.body, known)
-    given = {
-        **{name: templates.fill_text(text, known) for name, text in webhook.headers.items()},
-        **opened.headers,
-    }
-    ours = {
-        "Accept": "*/*",
-        "Accept-Encoding": "identity",
-        "User-Agent": USER_AGENT,
-        "Idempotency-Key": facts.run_id,
-    }
-    if content_type is not None:
-        ours["Content-Type"] = content_type
-    for name in given:  # what was given stands over what we would say, however it is written
-        ours.pop(_OURS.get(name.lower(), ""), None)
-    return Prepared(
-        webhook.method,
-        _url(webhook.url, known),
-        {**ours, **given, **_signed(facts, body, opened.signing)},
-        body,
-        tuple(opened.headers),
-    )
+    body = form.body if facts.body is None else Body.of(facts.body)
+    sent = body.filled(known)
+    headers = dict(form.headers)
+    for name, text in form.filled_headers:
+        headers[name] = text.filled(known)
+    if body.type is not None and not form.typed:
+        headers["Content-Type"] = body.type
+    headers |= _signed(facts, sent, signing)
+    return Prepared(form.method, _url(form.url, known), headers, sent, form.secret)
 
 
 def webhook_id(run_id: str) -> str:
@@ -122,9 +153,16 @@ def _signed(facts: Facts, body: bytes, keys: Iterable[bytes]) -> dict[str, str]:
     return headers
 
 
-def _url(url: str, facts: Mapping[str, str]) -> str:
-    filled = templates.fill_text(url, facts, lambda fact: quote(fact, safe=""))
-    return filled.replace("{", "%7B").replace("}", "%7D")
+def _url(url: Template, facts: Mapping[str, str]) -> str:
+    return url.filled(facts, _within_url).replace("{", "%7B").replace("}", "%7D")
+
+
+def _within_url(fact: str) -> str:
+    return quote(fact, safe="")
+
+
+def _within_json(fact: str) -> str:
+    return msgspec.json.encode(fact).decode()[1:-1]
 
 
 class _Known(dict[str, str]):
@@ -149,11 +187,3 @@ _NAMES: dict[str, Callable[[Facts], str]] = {
 
 def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
-
-
-def _body(body: Any, facts: Mapping[str, str]) -> tuple[bytes, str | None]:
-    if body is None:
-        return b"", None
-    if isinstance(body, str):
-        return templates.fill_text(body, facts).encode(), "text/plain; charset=utf-8"
-    return msgspec.json.encode(templates.fill(body, facts)), "application/json"

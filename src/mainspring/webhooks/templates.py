@@ -7,12 +7,16 @@ this list alone. A name that is not on it is refused when the job is made.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from mainspring.errors import InvalidInput
 
-__all__ = ["NAMES", "check", "fill", "fill_text", "tight"]
+__all__ = ["NAMES", "Template", "check", "tight"]
 
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
@@ -43,26 +47,45 @@ def tight(text: str) -> str:
     return _MARK.sub(r"{{\1}}", text)
 
 
-def fill_text(text: str, facts: Mapping[str, str], quote: Quote | None = None) -> str:
-    """The text with its names filled in; an unknown one (it was checked before) stays."""
-    if "{{" not in text:
-        return text
+class Template(Struct, frozen=True):
+    """A text taken apart at its names: `texts[0] names[0] texts[1] names[1] … texts[-1]`."""
 
-    def filled(found: re.Match[str]) -> str:
-        if found[1] not in NAMES:
-            return found[0]
-        fact = facts[found[1]]
-        return fact if quote is None else quote(fact)
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
 
-    return _MARK.sub(filled, text)
+    @classmethod
+    def of(cls, text: str) -> Template:
+        """An unknown name (it was checked before) is text like any other."""
+        texts, names, end = [], [], 0
+        for found in _MARK.finditer(text):
+            if found[1] in NAMES:
+                texts.append(text[end : found.start()])
+                names.append(found[1])
+                end = found.end()
+        return cls((*texts, text[end:]), tuple(names))
+
+    @classmethod
+    def of_json(cls, value: Any) -> Template:
+        """The JSON text of a value, with names in its texts; keys stay as they are."""
+        edge = secrets.token_hex(16)  # stands in no text, and as it is in JSON
+        marked = _marked(value, {name: f"{edge}{name}{edge}" for name in NAMES})
+        parts = msgspec.json.encode(marked).decode().split(edge)
+        return cls(tuple(parts[::2]), tuple(parts[1::2]))
+
+    def filled(self, facts: Mapping[str, str], quote: Quote = str) -> str:
+        if not self.names:
+            return self.texts[0]
+        made = [self.texts[0]]
+        for name, text in zip(self.names, self.texts[1:], strict=True):
+            made += quote(facts[name]), text
+        return "".join(made)
 
 
-def fill(value: Any, facts: Mapping[str, str]) -> Any:
-    """A JSON value with the names in its texts filled in; keys stay as they are."""
+def _marked(value: Any, facts: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return fill_text(value, facts)
+        return Template.of(value).filled(facts)
     if isinstance(value, dict):
-        return {key: fill(item, facts) for key, item in value.items()}
+        return {key: _marked(item, facts) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [fill(item, facts) for item in value]
+        return [_marked(item, facts) for item in value]
     return value
