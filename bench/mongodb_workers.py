@@ -12,6 +12,7 @@ from typing import Any
 
 from bench import bare_mongodb
 from mainspring import Scheduler
+from mainspring.cli.collector import spare_what_is_loaded
 from mainspring.stores.mongodb import MongoStore
 
 __all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "idler", "listener",
@@ -49,7 +50,8 @@ class Crew:
 
 
 def worker(pipe: Connection, url: str, seconds: float, limit: int | None) -> None:
-    """A scheduler that works off the job `work` from "go" to "stop"; how many runs it ran."""
+    """A scheduler that works off the job `work` from "go" to "stop", in a process as `mainspring
+    worker` has it; how many runs it ran."""
     asyncio.run(_worker(pipe, url, seconds, limit))
 
 
@@ -70,6 +72,7 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
     pipe.send("ready")
     await _heard(pipe)
     async with scheduler:
+        spare_what_is_loaded()
         await _heard(pipe)
     pipe.send(json.dumps(done))
 

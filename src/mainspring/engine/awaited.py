@@ -37,31 +37,7 @@ class Awaited:
             for event in events:
                 event.set()
 
-    async def wait(self, run_id: str, timeout: float | None) -> Run:
-        """The run once it is finished; TimeoutError if that takes longer. A store that is away may
-        come back before the time is up."""
-        changed = asyncio.Event()
-        self._waiting.setdefault(run_id, set()).add(changed)
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    changed.clear()
-                    with contextlib.suppress(StoreUnavailable):
-                        run = await self._look(run_id)
-                        if run.finished:
-                            return run
-                    await rest(changed, POLL)
-        except TimeoutError:
-            run = await self._look(run_id)  # a timeout of zero only looks
-            if run.finished:
-                return run
-            raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
-        finally:
-            self._waiting[run_id].discard(changed)
-            if not self._waiting[run_id]:
-                del self._waiting[run_id]
-
-    async def _look(self, run_id: str) -> Run:
+    async def look(self, run_id: str) -> Run:
         """The run as it is now: asked for with all others that are wanted at this moment, or that
         came while the last answer was on its way."""
         if not isinstance(run_id, str) or not run_id.isascii():  # no id of ours
@@ -74,6 +50,30 @@ class Awaited:
         if found is None:
             raise RunNotFound(run_id)
         return found
+
+    async def wait(self, run_id: str, timeout: float | None) -> Run:
+        """The run once it is finished; TimeoutError if that takes longer. A store that is away may
+        come back before the time is up."""
+        changed = asyncio.Event()
+        self._waiting.setdefault(run_id, set()).add(changed)
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    changed.clear()
+                    with contextlib.suppress(StoreUnavailable):
+                        run = await self.look(run_id)
+                        if run.finished:
+                            return run
+                    await rest(changed, POLL)
+        except TimeoutError:
+            run = await self.look(run_id)  # a timeout of zero only looks
+            if run.finished:
+                return run
+            raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
+        finally:
+            self._waiting[run_id].discard(changed)
+            if not self._waiting[run_id]:
+                del self._waiting[run_id]
 
     async def _ask(self) -> None:
         while self._asked:

@@ -27,7 +27,6 @@ from mainspring.errors import (
     JobExists,
     JobNotFound,
     JobOwnedByCode,
-    RunNotFound,
 )
 from mainspring.model import (
     Job,
@@ -134,12 +133,7 @@ class Control:
         return after
 
     async def run(self, run_id: str) -> Run:
-        if not isinstance(run_id, str) or not run_id.isascii():  # no id of ours
-            raise RunNotFound(run_id)
-        found = await self._parts.store.get([run_id])
-        if run_id not in found:
-            raise RunNotFound(run_id)
-        return found[run_id]
+        return await self._awaited.look(run_id)
 
     async def runs(self, query: RunQuery) -> Page[Run]:
         return await self._parts.store.find(query)
