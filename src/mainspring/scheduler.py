@@ -304,8 +304,8 @@ class Scheduler(Asking):
         """No more slots until it is resumed; but it can be triggered. `seen`: see `update_job`."""
         return await self._call(self._running().control.switch(id, False, seen=seen))
 
-    async def resume_job(self, id: str) -> Job:
-        return await self._call(self._running().control.switch(id, True))
+    async def resume_job(self, id: str, *, seen: Job | None = None) -> Job:
+        return await self._call(self._running().control.switch(id, True, seen=seen))
 
     async def get_job(self, id: str) -> Job:
         return await self._call(self._running().control.job(id))

@@ -1,4 +1,4 @@
-"""`If-Match`: an edit or a deletion of what was seen, and of nothing else."""
+"""`If-Match`: an edit, a pause or a deletion of what was seen, and of nothing else."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ async def test_an_etag_guards_an_edit(api: Api) -> None:
     await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
     assert (await job(api, job_id))["priority"] == 7
     await api.ok("DELETE", path, headers={"If-Match": first.headers["etag"]})
+
+
+async def test_an_etag_guards_pausing_and_resuming(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    old = {"If-Match": (await api.get(path)).headers["etag"]}
+    edited = {"If-Match": (await api.put(path, json={"priority": 7})).headers["etag"]}
+    await refused(api, "POST", f"{path}/pause", 412, headers=old)
+    assert (await job(api, job_id))["enabled"] is True
+    paused = await api.post(f"{path}/pause", headers=edited)
+    assert paused.json()["data"]["enabled"] is False
+    await refused(api, "POST", f"{path}/resume", 412, headers=edited)
+    seen = {"If-Match": paused.headers["etag"]}
+    assert (await api.post(f"{path}/resume", headers=seen)).json()["data"]["enabled"] is True
+    await refused(api, "POST", "/api/jobs/nobody/pause", 404, headers=seen)
 
 
 @pytest.mark.parametrize("kept", ["memory", "sqlite"])

@@ -184,13 +184,15 @@ async def trigger(
 
 
 @router.post("/{id}/pause", response_model=docs.JobAnswer, summary="No more slots until resumed")
-async def pause(id: JobPath, service: ServiceDep) -> Response:
-    return _whole(await service.scheduler.pause_job(id))
+async def pause(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+    seen = _seen(await service.job(id), if_match)
+    return _whole(await service.scheduler.pause_job(id, seen=seen))
 
 
 @router.post("/{id}/resume", response_model=docs.JobAnswer, summary="Go on with the next slot")
-async def resume(id: JobPath, service: ServiceDep) -> Response:
-    return _whole(await service.scheduler.resume_job(id))
+async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+    seen = _seen(await service.job(id), if_match)
+    return _whole(await service.scheduler.resume_job(id, seen=seen))
 
 
 @router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
