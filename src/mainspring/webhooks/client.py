@@ -50,7 +50,7 @@ hold those of the program."""
 PATIENCE = 0.5
 """Seconds to wait for one of a host's places; then the run is given back, and its place with it."""
 
-_SKIPPED = ("Content-Type",)  # a body without one has none
+_SKIPPED = ("Content-Type",)  # where there is no body there is none; every body has its own
 
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
@@ -116,9 +116,9 @@ class Client:
             request.method,
             url,
             headers=request.headers,
-            data=request.body or None,
+            data=aiohttp.BytesPayload(request.body) if request.body else None,
             allow_redirects=False,
-            skip_auto_headers=_SKIPPED,
+            skip_auto_headers=None if request.body else _SKIPPED,
         ) as answer:
             heard.status, heard.reason = answer.status, answer.reason or ""
             heard.headers = [(str(name), str(text)) for name, text in answer.headers.items()]
