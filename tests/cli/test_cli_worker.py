@@ -44,6 +44,18 @@ def test_ctrl_c_stops_too(start: Start) -> None:
     assert worker.ends() == 0
 
 
+def test_the_collector_is_spared_what_was_loaded(start: Start, run: Run, folder: Path) -> None:
+    (folder / "spared.py").write_text(
+        "import gc\n"
+        "from mainspring import Scheduler\n"
+        "scheduler = Scheduler('sqlite:///mainspring.db')\n"
+        "spared = scheduler.job(id='spared')(lambda: gc.get_freeze_count())\n"
+    )
+    start("worker", "spared:scheduler").says(READY)
+    done = run("enqueue", "spared", "--app", "spared:scheduler", "--wait", "--json")
+    assert done.json["result"] > 10_000
+
+
 def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler")
     worker.says(READY)

@@ -1,4 +1,5 @@
-"""The program's loop, where async handlers run: as many at once as the engine lends it places.
+"""A loop where async handlers run, as many at once as the engine lends it places: the program's,
+and for handlers of Mainspring itself the engine's own.
 
 The engine deals work onto the deck and lends places; a place draws from the deck until it is
 empty, and is given back then. So a thousand short handlers cost one hand-over to the program's

@@ -126,9 +126,7 @@ async def _dealt(
     """The first runs of our part of the lanes, where the rest may be left to others; and whether
     there is use for it."""
     ours, theirs = crowd.deal(lanes)
-    found, first = await asyncio.gather(
-        _heads(db, ours, count, _THIN), _heads(db, theirs, 1 if theirs else 0)
-    )
+    found, first = await asyncio.gather(_heads(db, ours, count, _THIN), _heads(db, theirs, 1))
     short = len(found) < count
     if not first or (found and crowd.leaves(first[0], found[-1], short=short)):
         return found, bool(first) and short
