@@ -22,9 +22,12 @@ from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.times import read_moment
 from tests.simulation.crash_worker import equip
 
+PLACES = 8
+"""Of each worker."""
+
 
 def build(
-    store: str | Store, log: Path, *, lease: float, workers: int = 8, ticks: bool = True
+    store: str | Store, log: Path, *, lease: float, workers: int = PLACES, ticks: bool = True
 ) -> Scheduler:
     scheduler = Scheduler(store, lease=lease, poll="500ms", workers=workers)
     work = equip(scheduler, log)

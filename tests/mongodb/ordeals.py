@@ -20,7 +20,7 @@ from mainspring import Run, Scheduler, State
 from mainspring.errors import StoreUnavailable
 from mainspring.model import LIVE
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
-from tests.mongodb.node import build
+from tests.mongodb.node import PLACES, build
 from tests.servers.clocks import SteppedClock, program_clock
 from tests.servers.mongodb import ReplicaSet, with_database
 from tests.servers.server import Document
@@ -125,7 +125,7 @@ async def failover(
             for _ in range(workers):
                 crew.hire()
             producing = asyncio.create_task(produce())
-            await _begun(crew)
+            await _begun(crew, desk)
             began = []
             for deed in deeds:
                 began.append(time.monotonic())
@@ -150,15 +150,17 @@ async def failover(
     return Failed(len(ids), refused, len(runs), stalls, lost)
 
 
-async def _begun(crew: Crew, patience: float = 60) -> None:
-    """Until every worker has begun something, or patience is at its end."""
+async def _begun(crew: Crew, desk: Scheduler, patience: float = 60) -> None:
+    """Until every worker has begun something, or patience is at its end.
+
+    There is work for all of them at once: of a run a second, the quickest might take every one.
+    """
     deadline = time.monotonic() + patience
     pids = {process.pid for process in crew.processes}
-    while pids - {entry.pid for entry in read_log(crew.logs)}:
+    while pids - {entry.pid for entry in read_log(crew.logs)} and time.monotonic() < deadline:
         assert len(crew.alive) == len(pids), "a worker ended"
-        if time.monotonic() > deadline:
-            return
-        await asyncio.sleep(0.1)
+        await desk.enqueue_many("free", [{"seconds": 0.5}] * PLACES * len(pids))
+        await asyncio.sleep(1)
 
 
 async def _patiently(desk: Scheduler, job_id: str) -> None:
@@ -199,7 +201,7 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
             for _ in range(3):
                 crew.hire()
             for _ in range(kills):
-                await _begun(crew)
+                await _begun(crew, desk)
                 leader = None
                 while leader is None:  # the dead lead on until their term is over
                     await asyncio.sleep(0.3)
@@ -241,7 +243,7 @@ async def skewed(
         async with desk:
             for number, clock in enumerate(clocks):
                 crew.hire(clock, routers[number % len(routers)] if routers else None)
-            await _begun(crew, 10 if planted else 60)
+            await _begun(crew, desk, 10 if planted else 60)
             held = await desk.enqueue_many("free", [{"seconds": long}] * 12)
             later = [await desk.enqueue("free", delay=delay) for delay in (1.5, 3, 4.5)]
             asked = await desk.enqueue_many("delegate", [{"delay": 3}] * 12)
