@@ -25,7 +25,8 @@ from cryptography.x509.oid import NameOID
 from mainspring import Run, Scheduler, State
 from mainspring.webhooks import Prepared
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.client import Client, Heard
+from mainspring.webhooks.client import Client
+from mainspring.webhooks.heard import Heard
 from tests.webhooks.kit import Behaviour, endpoint, read_request, scheduler, serving
 
 TIMEOUT = 1.0
@@ -211,7 +212,8 @@ async def test_a_bad_endpoint_frees_its_place_and_costs_little(
 async def test_no_more_than_64_kib_are_read() -> None:
     client, heard = Client(AllowList.of(["127.0.0.1"]), 1), Heard()
     async with serving(endless_body) as port:
-        await client.send(Prepared("GET", f"http://127.0.0.1:{port}/", {}, b""), heard)
+        request = Prepared("GET", f"http://127.0.0.1:{port}/", {}, b"")
+        await client.send(request, heard, patience=1)
         await client.close()
     assert (heard.status, len(heard.body), heard.more) == (200, 65_536, True)
 

@@ -28,9 +28,10 @@ from yarl import URL
 
 from mainspring.errors import AddressRefused, Snooze, WebhookFailed
 from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.heard import Heard
 from mainspring.webhooks.render import Prepared
 
-__all__ = ["MOST_READ", "Client", "Heard"]
+__all__ = ["MOST_READ", "Client"]
 
 MOST_READ = 64 * 1024
 MOST_HEADERS = 100
@@ -47,30 +48,12 @@ LOOKUPS = 32
 """Names looked up at once. A name server that does not answer holds a thread for long, and must not
 hold those of the program."""
 
-PATIENCE = 0.5
-"""Seconds to wait for one of a host's places; then the run is given back, and its place with it."""
-
 _SKIPPED = ("Content-Type",)  # where there is no body there is none; every body has its own
 
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
 _host: ContextVar[str] = ContextVar("_host", default="")
 _heard: ContextVar[Heard] = ContextVar("_heard")
-
-
-class Heard:
-    """What came back so far: also of a call that is cut off, so much is known."""
-
-    __slots__ = ("address", "body", "headers", "more", "reason", "status")
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.reason = ""
-        self.headers: list[tuple[str, str]] = []
-        self.body = bytearray()
-        self.more = False
-        """Whether there was more: beyond `MOST_READ`, or after the call was cut off."""
-        self.address: str | None = None
 
 
 class Client:
@@ -83,7 +66,7 @@ class Client:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lookups: ThreadPoolExecutor | None = None
 
-    async def send(self, request: Prepared, heard: Heard, *, patience: float = PATIENCE) -> None:
+    async def send(self, request: Prepared, heard: Heard, *, patience: float) -> None:
         """Make the request; `heard` fills up as the answer comes.
 
         WebhookFailed says in words why there is no whole answer; Snooze that the host is busy.
@@ -91,7 +74,9 @@ class Client:
         url = _url(request.url)
         _host.set(url.raw_host or "")
         _heard.set(heard)
-        place = await self._places.taken(f"{url.raw_host}:{url.port}", patience)
+        place = f"{url.raw_host}:{url.port}"
+        if not self._places.take(place):
+            await self._places.wait_for(place, patience)
         try:
             await self._exchange(url, request, heard)
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -244,11 +229,16 @@ class _Places:
         self._taken: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def taken(self, host: str, patience: float) -> str:
-        """Take a place, at once or within that time; Snooze where there is none."""
-        if self._taken.get(host, 0) < self._per_host:
-            self._taken[host] = self._taken.get(host, 0) + 1
-            return host
+    def take(self, host: str) -> bool:
+        """Take a place, if there is one."""
+        taken = self._taken.get(host, 0)
+        if taken == self._per_host:
+            return False
+        self._taken[host] = taken + 1
+        return True
+
+    async def wait_for(self, host: str, patience: float) -> None:
+        """Take a place within that time; Snooze where there is none."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(host, deque()).append(turn)
         try:
@@ -260,7 +250,6 @@ class _Places:
             if isinstance(error, TimeoutError):
                 raise Snooze(f"{self._per_host} calls to {host} are under way") from None
             raise
-        return host
 
     def free(self, host: str) -> None:
         """Give a place back: to the one who has waited longest, or to nobody."""

@@ -20,9 +20,9 @@ from mainspring.policy import Span
 from mainspring.store import Store
 from mainspring.webhooks import define as definitions
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.echoes import traces
+from mainspring.webhooks.echoes import Traces
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.render import Facts, Form, Prepared, prepare
+from mainspring.webhooks.render import Facts, Form, Mac, Prepared, mac_of, prepare
 from mainspring.webhooks.secrets import (
     VARIABLE,
     Vault,
@@ -72,22 +72,16 @@ class Opened(Struct, frozen=True):
 
     webhook: Webhook
     form: Form
-    signing: tuple[bytes, ...]
-    """The keys of its signing secrets, in their order."""
-    traces: tuple[str, ...]
+    signing: tuple[tuple[Mac, datetime | None], ...]
+    """What signs, in its order, and until when."""
+    traces: Traces
     """What its secrets can be known by in an answer."""
 
     def prepared(self, facts: Facts) -> Prepared:
         """The request of one attempt, signed by the secrets that are valid then."""
-        return prepare(
-            self.form,
-            facts,
-            [
-                key
-                for one, key in zip(self.webhook.signing, self.signing, strict=True)
-                if one.until is None or one.until > facts.now
-            ],
-        )
+        now = facts.now
+        signing = [mac for mac, until in self.signing if until is None or until > now]
+        return prepare(self.form, facts, signing)
 
     def __repr__(self) -> str:
         return "Opened(********)"
@@ -193,9 +187,12 @@ class Webhooks:
         webhook = _of(job)
         known = self._opened.get(job.id)
         if known is None or known.webhook is not webhook:
-            keys = tuple(signing_bytes(self._signing_text(job.id, one)) for one in webhook.signing)
+            signing = tuple(
+                (mac_of(signing_bytes(self._signing_text(job.id, one))), one.until)
+                for one in webhook.signing
+            )
             clear = self._clear(job)
-            known = Opened(webhook, Form.of(webhook, clear), keys, traces(clear.values()))
+            known = Opened(webhook, Form.of(webhook, clear), signing, Traces(clear.values()))
             if len(self._opened) >= MOST_OPENED:
                 self._opened.clear()
             self._opened[job.id] = known

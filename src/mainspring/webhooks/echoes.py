@@ -11,33 +11,45 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus, unquote
 
 from mainspring.webhooks.headers import MASK
 
-__all__ = ["redacted", "traces"]
+__all__ = ["Traces"]
 
 SHORTEST = 6
 """One that is shorter would be found in every other word."""
 
+_MASK = MASK.encode()
 _SCHEMES = frozenset({"basic", "bearer", "token", "apikey"})
 _BETWEEN = re.compile(r"[;,\s]+")
 _GO = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
 _NET = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
 
 
-def traces(secrets: Iterable[str]) -> tuple[str, ...]:
+class Traces:
     """Every form in which one of the secrets may come back, the longest first."""
-    forms = {form for secret in secrets for part in _parts(secret) for form in part}
-    return tuple(sorted((form for form in forms if len(form) >= SHORTEST), key=len, reverse=True))
 
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for part in _parts(secret) for form in part}
+        found_by = (form for form in forms if len(form) >= SHORTEST)
+        self.texts = tuple(sorted(found_by, key=len, reverse=True))
+        self._bytes = tuple(text.encode() for text in self.texts)
 
-def redacted(text: str, found_by: Sequence[str]) -> str:
-    """A text in which no secret stands any more."""
-    for part in found_by:
-        text = text.replace(part, MASK)
-    return text
+    def redacted(self, text: str) -> str:
+        """A text in which no secret stands any more."""
+        for part in self.texts:
+            text = text.replace(part, MASK)
+        return text
+
+    def redacted_bytes(self, body: bytes) -> bytes:
+        for part in self._bytes:
+            body = body.replace(part, _MASK)
+        return body
+
+    def __repr__(self) -> str:
+        return "Traces(********)"
 
 
 def _parts(secret: str) -> Iterator[Iterable[str]]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import email.utils
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 from mainspring.clock import Clock
@@ -23,8 +24,9 @@ from mainspring.handlers import Handler
 from mainspring.model import Job, Webhook, replace
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.desk import HANDLER, Webhooks
-from mainspring.webhooks.echoes import redacted
-from mainspring.webhooks.headers import MASK, without_secrets
+from mainspring.webhooks.echoes import Traces
+from mainspring.webhooks.headers import without_secrets
+from mainspring.webhooks.heard import Heard
 from mainspring.webhooks.render import Facts, Prepared
 from mainspring.webhooks.tracing import traced
 
@@ -34,6 +36,9 @@ MOST_KEPT = 16 * 1024
 """Bytes of a body that are kept."""
 
 MOST_KEPT_HEADERS = 8 * 1024
+
+PATIENCE = 0.5
+"""Seconds to wait for one of a host's places; then the run is given back, and its place with it."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -63,8 +68,6 @@ class WebhookHandler(Handler):
 
     async def send(self, ctx: RunContext) -> dict[str, Any]:
         """Call the endpoint once; succeed, or say how the run goes on."""
-        from mainspring.webhooks.client import PATIENCE, Heard
-
         assert ctx.job is not None
         # The store's time: of many workers' clocks one may be wrong, and its signatures with it.
         job, began, now = ctx.job, self._clock.monotonic(), self._host.store_time()
@@ -74,16 +77,13 @@ class WebhookHandler(Handler):
         opened = self._webhooks.opened(job)
         request = opened.prepared(_facts(ctx, now))
         heard = Heard()
-        patience = PATIENCE
-        if job.policy.timeout is not None:
-            patience = min(patience, job.policy.timeout.total_seconds() / 4)
         with traced(request, ctx) as (span, trace_headers):
             if trace_headers:
                 request = replace(request, headers={**request.headers, **trace_headers})
             try:
-                await self._webhooks.client.send(request, heard, patience=patience)
+                await self._webhooks.client.send(request, heard, patience=_patience(job))
             except WebhookFailed as error:
-                error.args = (redacted(str(error), opened.traces),)
+                error.args = (opened.traces.redacted(str(error)),)
                 raise
             finally:
                 seconds = self._clock.monotonic() - began
@@ -147,8 +147,17 @@ def _facts(ctx: RunContext, now: datetime) -> Facts:
     )
 
 
+def _patience(job: Job) -> float:
+    """Seconds to wait for one of the host's places."""
+    timeout = job.policy.timeout
+    return PATIENCE if timeout is None else min(PATIENCE, timeout.total_seconds() / 4)
+
+
 def _within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    return any(low <= status <= high for low, high in ranges)
+    for low, high in ranges:  # noqa: SIM110 (it is done for every call)
+        if low <= status <= high:
+            return True
+    return False
 
 
 def _named(status: int) -> str:
@@ -161,28 +170,30 @@ def _named(status: int) -> str:
 # -- what is kept ---------------------------------------------------------------------------
 
 
-def _detail(
-    request: Prepared, heard: Any, secrets: Sequence[str], seconds: float
-) -> dict[str, Any]:
-    made: dict[str, Any] = {
+def _detail(request: Prepared, heard: Heard, traces: Traces, seconds: float) -> dict[str, Any]:
+    return {
         "request": {
             "method": request.method,
             "url": request.url,
-            "headers": _within_bounds(request.shown_headers()),
-            **_kept(request.body, secrets),
+            "headers": dict(_fitting(request.shown_headers().items())),
+            **_kept(request.body, traces),
         },
-        "response": None,
+        "response": None if heard.status is None else _answer(heard, traces),
         "duration_ms": round(seconds * 1000, 3),
     }
-    if heard.status is not None:
-        made["response"] = {
-            "status": heard.status,
-            "reason": _clean(heard.reason, secrets)[:200],
-            "headers": _kept_headers(heard.headers, secrets),
-            **_kept(bytes(heard.body), secrets, more=heard.more),
-            "address": heard.address,
-        }
-    return made
+
+
+def _answer(heard: Heard, traces: Traces) -> dict[str, Any]:
+    return {
+        "status": heard.status,
+        "reason": _clean(heard.reason, traces)[:200],
+        # In their order: a name may come twice.
+        "headers": _fitting(
+            [(name, _clean(text, traces)) for name, text in without_secrets(heard.headers)]
+        ),
+        **_kept(bytes(heard.body), traces, more=heard.more),
+        "address": heard.address,
+    }
 
 
 def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
@@ -195,26 +206,26 @@ def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
         ctx.detail = {"request": None, "response": status, "dropped": str(error)[:500]}
 
 
-def _clean(text: str, secrets: Sequence[str]) -> str:
+def _clean(text: str, traces: Traces) -> str:
     """Text of an answer without secrets, and without what is no Unicode."""
-    text = redacted(text, secrets)
+    text = traces.redacted(text)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _kept(body: bytes, secrets: Sequence[str], *, more: bool = False) -> dict[str, Any]:
+def _kept(body: bytes, traces: Traces, *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body: as text, or what is no text in base64."""
-    for secret in secrets:
-        body = body.replace(secret.encode(), MASK.encode())
+    body = traces.redacted_bytes(body)
+    truncated = more or len(body) > MOST_KEPT
     part = body[:MOST_KEPT]
-    made: dict[str, Any] = {"truncated": more or len(body) > MOST_KEPT}
     try:
         # A cut may fall inside a character; anything else that does not decode is no text.
-        shown = part.decode() if not made["truncated"] else _decoded_cut(part)
+        shown = _decoded_cut(part) if truncated else part.decode()
         if not _CONTROL.search(shown):
-            return {"body": shown, **made}
+            return {"body": shown, "truncated": truncated}
     except UnicodeDecodeError:
         pass
-    return {"body": base64.b64encode(part).decode(), "encoding": "base64", **made}
+    shown = base64.b64encode(part).decode()
+    return {"body": shown, "encoding": "base64", "truncated": truncated}
 
 
 def _decoded_cut(part: bytes) -> str:
@@ -227,24 +238,9 @@ def _decoded_cut(part: bytes) -> str:
     return ""
 
 
-def _kept_headers(
-    headers: Sequence[tuple[str, str]], secrets: Sequence[str]
-) -> list[tuple[str, str]]:
-    """An answer's headers in their order (a name may come twice), as many as fit."""
-    cleaned = ((name, _clean(text, secrets)) for name, text in without_secrets(headers))
-    return _fitting(cleaned)
-
-
-def _within_bounds(headers: Mapping[str, str]) -> dict[str, str]:
-    return dict(_fitting(headers.items()))
-
-
-def _fitting(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    kept: list[tuple[str, str]] = []
-    size = 0
-    for name, text in headers:
-        size += len(name) + len(text)
-        if size > MOST_KEPT_HEADERS:
-            break
-        kept.append((name, text))
-    return kept
+def _fitting(headers: Collection[tuple[str, str]]) -> Collection[tuple[str, str]]:
+    """As many as are kept."""
+    if sum(map(len, chain.from_iterable(headers))) <= MOST_KEPT_HEADERS:
+        return headers
+    sizes = accumulate(len(name) + len(text) for name, text in headers)
+    return [one for one, size in zip(headers, sizes, strict=True) if size <= MOST_KEPT_HEADERS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -21,8 +21,6 @@ __all__ = ["NAMES", "Template", "check", "tight"]
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
 _MARK = re.compile(r"\{\{\s*([^{}]{0,100}?)\s*\}\}")
-
-Quote = Callable[[str], str]
 
 
 def check(value: Any, where: str) -> None:
@@ -72,20 +70,18 @@ class Template(Struct, frozen=True):
         parts = msgspec.json.encode(marked).decode().split(edge)
         return cls(tuple(parts[::2]), tuple(parts[1::2]))
 
-    def filled(self, facts: Mapping[str, str], quote: Quote = str) -> str:
-        if not self.names:
-            return self.texts[0]
-        made = [self.texts[0]]
-        for name, text in zip(self.names, self.texts[1:], strict=True):
-            made += quote(facts[name]), text
-        return "".join(made)
+    def filled(self, known: Mapping[str, str]) -> str:
+        first, *others = self.texts
+        for name, text in zip(self.names, others, strict=True):
+            first += known[name] + text
+        return first
 
 
-def _marked(value: Any, facts: Mapping[str, str]) -> Any:
+def _marked(value: Any, known: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return Template.of(value).filled(facts)
+        return Template.of(value).filled(known)
     if isinstance(value, dict):
-        return {key: _marked(item, facts) for key, item in value.items()}
+        return {key: _marked(item, known) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_marked(item, facts) for item in value]
+        return [_marked(item, known) for item in value]
     return value

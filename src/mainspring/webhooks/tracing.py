@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -30,13 +30,22 @@ class _NoSpan:
     def set_attribute(self, key: str, value: Any) -> None: ...
 
 
-@contextmanager
-def traced(request: Prepared, ctx: RunContext) -> Iterator[tuple[Span, Mapping[str, str]]]:
+Traced = AbstractContextManager[tuple[Span, Mapping[str, str]]]
+_UNTRACED: Traced = nullcontext((_NoSpan(), NOTHING))
+
+
+def traced(request: Prepared, ctx: RunContext) -> Traced:
     """The span of a call, and the headers that tell the endpoint of it."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        yield _NoSpan(), NOTHING
-        return
+        return _UNTRACED
+    return _span(trace, request, ctx)
+
+
+@contextmanager
+def _span(
+    trace: Any, request: Prepared, ctx: RunContext
+) -> Iterator[tuple[Span, Mapping[str, str]]]:
     from opentelemetry import propagate
 
     where = urlsplit(request.url)
