@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import bare_mongodb
 from mainspring import Scheduler
-from mainspring.cli.collector import spare_what_is_loaded
+from mainspring.cli.collector import calm_collector
 from mainspring.stores.mongodb import MongoStore
 
 __all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "idler", "listener",
@@ -72,7 +72,7 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
     pipe.send("ready")
     await _heard(pipe)
     async with scheduler:
-        spare_what_is_loaded()
+        calm_collector()
         await _heard(pipe)
     pipe.send(json.dumps(done))
 

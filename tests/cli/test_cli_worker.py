@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mainspring.cli.collector import YOUNG
 from tests.cli.conftest import Run, Start, until
 
 READY = "Ctrl+C stops"
@@ -44,16 +45,21 @@ def test_ctrl_c_stops_too(start: Start) -> None:
     assert worker.ends() == 0
 
 
-def test_the_collector_is_spared_what_was_loaded(start: Start, run: Run, folder: Path) -> None:
-    (folder / "spared.py").write_text(
+@pytest.mark.parametrize(
+    "command", [["worker", "calm:scheduler"], ["serve", "--app", "calm:scheduler", "--port", "0"]]
+)
+def test_the_collector_is_calm(start: Start, run: Run, folder: Path, command: list[str]) -> None:
+    (folder / "calm.py").write_text(
         "import gc\n"
         "from mainspring import Scheduler\n"
         "scheduler = Scheduler('sqlite:///mainspring.db')\n"
-        "spared = scheduler.job(id='spared')(lambda: gc.get_freeze_count())\n"
+        "calm = scheduler.job(id='calm')(lambda: [gc.get_freeze_count(), *gc.get_threshold()])\n"
     )
-    start("worker", "spared:scheduler").says(READY)
-    done = run("enqueue", "spared", "--app", "spared:scheduler", "--wait", "--json")
-    assert done.json["result"] > 10_000
+    start(*command).says(READY)
+    done = run("enqueue", "calm", "--app", "calm:scheduler", "--wait", "--json")
+    frozen, young, *_ = done.json["result"]
+    assert frozen > 10_000
+    assert young == YOUNG
 
 
 def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> None:

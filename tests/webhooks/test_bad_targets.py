@@ -218,6 +218,26 @@ async def test_no_more_than_64_kib_are_read() -> None:
     assert (heard.status, len(heard.body), heard.more) == (200, 65_536, True)
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+@pytest.mark.parametrize("ending", [closing, resetting])
+async def test_one_attempt_sends_one_request(method: str, ending: Behaviour) -> None:
+    """aiohttp sends again by itself what it takes for harmless; a job that may be called once at
+    most, or that counts its tries, does not."""
+    seen = 0
+
+    async def counted(reader: Reader, writer: Writer) -> None:
+        nonlocal seen
+        if (await reader.read(1)) == method[:1].encode():
+            seen += 1
+        await ending(reader, writer)
+
+    async with serving(counted) as port, scheduler() as mainspring:
+        webhook = {"url": f"http://127.0.0.1:{port}/", "method": method}
+        await mainspring.add_job("once", webhook=webhook, delivery="at_most_once")
+        run = await mainspring.wait((await mainspring.enqueue("once")).id, timeout=10)
+    assert (run.state, seen) == (State.FAILED, 1)
+
+
 async def test_what_came_of_a_slow_answer_is_kept() -> None:
     async with serving(dripping_body) as port, scheduler() as mainspring:
         run = await called(mainspring, f"http://127.0.0.1:{port}/")

@@ -79,7 +79,7 @@ def serve(
     from mainspring.service import require_server
 
     require_server()
-    from mainspring.cli.collector import spare_what_is_loaded
+    from mainspring.cli.collector import calm_collector
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
@@ -91,7 +91,7 @@ def serve(
     logs.tell_events(scheduler, each_run=verbose or sys.stderr.isatty())
 
     async def greet(url: str) -> None:
-        spare_what_is_loaded()
+        calm_collector()
         if not quiet:
             _greet(url, scheduler, as_json=json)
 

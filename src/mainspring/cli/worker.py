@@ -149,14 +149,14 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
     """Work; True if the process should be replaced."""
     import asyncio
 
-    from mainspring.cli.collector import spare_what_is_loaded
+    from mainspring.cli.collector import calm_collector
     from mainspring.signals import run_until_signal
 
     stuck = False
 
     async def watch() -> None:
         nonlocal stuck
-        spare_what_is_loaded()
+        calm_collector()
         if command.place == 1 and not command.quiet:
             await _greeted(scheduler, command)
         while not (stuck := await _is_stuck(scheduler)):

@@ -138,6 +138,9 @@ class Client:
                 max_headers=MOST_HEADERS,
                 read_bufsize=MOST_READ // 2,  # aiohttp buffers twice as much
             )
+            # It would send a GET, PUT or DELETE again by itself when a connection breaks: a second
+            # call within one attempt, also of a job that is called once at most. No option says so.
+            self._session._retry_connection = False
         return self._session
 
     def _socket(self, info: Any) -> socket.socket:
