@@ -141,7 +141,7 @@ class Home:
 
     async def _draw(self) -> None:
         """A place: run what is on the deck until it is empty, or until this task is used up."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self.loop)
         assert task is not None
         now = self._monotonic()
         turn_ends = now + YIELD_AFTER

@@ -55,7 +55,7 @@ def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
             return Verdict(_given_back(run, work, now))
         case Stop.TIMEOUT:
             return _failed(run, work, now, rng, _timed_out(work))
-    problem = work.problem or _unfit(work.result) or _untransacted(work)
+    problem = work.problem or _unfit(work) or _untransacted(work)
     if problem is not None and isinstance(problem.exception, TransactionAborted):
         return Verdict(_aborted(run, work, now, rng, problem))
     if problem is not None and problem.snoozes:
@@ -132,12 +132,12 @@ def _later(now: datetime, wait: timedelta) -> datetime:
     return now + wait if wait < _FAR - now else _FAR
 
 
-def _unfit(result: object) -> Problem | None:
+def _unfit(work: Work) -> Problem | None:
     """A result that cannot be kept is a failure, and says so."""
-    if result is None:
+    if work.result is None or work.handler.built_in:
         return None
     try:
-        codec.encode(result, what="result")
+        codec.encode(work.result, what="result")
     except InvalidInput as error:
         return Problem.of(error)
     return None

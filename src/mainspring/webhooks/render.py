@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -55,6 +55,8 @@ class Form(Struct, frozen=True):
     headers: Mapping[str, str]
     filled_headers: tuple[tuple[str, Template], ...]
     body: Body
+    names: frozenset[str]
+    """In its URL and its headers."""
     typed: bool
     """Whether its headers say what the body is."""
     secret: tuple[str, ...]
@@ -66,13 +68,15 @@ class Form(Struct, frozen=True):
         # What was given stands over what we would say, however it is written.
         ours = {name: text for name, text in _OURS.items() if name.lower() not in given}
         written = {name: Template.of(text) for name, text in {**ours, **webhook.headers}.items()}
+        url = _written_out(Template.of(webhook.url))
         plain = {name: made.texts[0] for name, made in written.items() if not made.names}
         return cls(
             webhook.method,
-            _written_out(Template.of(webhook.url)),
+            url,
             {**plain, **secret_headers},
             tuple((name, made) for name, made in written.items() if made.names),
             Body.of(webhook.body),
+            frozenset(name for made in (url, *written.values()) for name in made.names),
             "content-type" in given,
             tuple(secret_headers),
         )
@@ -118,8 +122,8 @@ class Prepared(Struct, frozen=True):
 
 def prepare(form: Form, facts: Facts, signing: Iterable[Mac] = ()) -> Prepared:
     """The request of one attempt: filled in, signed."""
-    known = _known(facts)
     body = form.body if facts.body is None else Body.of(facts.body)
+    known = {name: _FACTS[name](facts) for name in (*form.names, *body.text.names)}
     sent = body.filled(known)
     headers = dict(form.headers)
     for name, text in form.filled_headers:
@@ -168,16 +172,15 @@ def _url(url: Template, known: Mapping[str, str]) -> str:
     return url.filled(quoted)
 
 
-def _known(facts: Facts) -> dict[str, str]:
-    """What the names of templates stand for. Each stands as it is inside a text of JSON: neither
-    ids nor times have quotes or backslashes."""
-    return {
-        "timestamp": _iso(facts.now),
-        "scheduledAt": _iso(facts.scheduled_at),
-        "jobId": facts.job_id,
-        "executionId": facts.run_id,
-        "attempt": str(facts.attempt),
-    }
+_FACTS: dict[str, Callable[[Facts], str]] = {
+    "timestamp": lambda facts: _iso(facts.now),
+    "scheduledAt": lambda facts: _iso(facts.scheduled_at),
+    "jobId": lambda facts: facts.job_id,
+    "executionId": lambda facts: facts.run_id,
+    "attempt": lambda facts: str(facts.attempt),
+}
+"""What the names of templates stand for. Each stands as it is inside a text of JSON: neither ids
+nor times have quotes or backslashes."""
 
 
 def _iso(moment: datetime) -> str:
