@@ -155,16 +155,12 @@ class RunContext:
     @detail.setter
     def detail(self, value: Any) -> None:
         # Refused here, in the handler that gave it, and copied: what is changed later is not kept.
-        try:
-            text = msgspec.json.encode(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidPayload(f"the detail of an attempt is not JSON: {error}") from None
-        if len(text) > MAX_DETAIL_BYTES:
-            raise InvalidPayload(
-                f"the detail of an attempt is {len(text):,} bytes of JSON; at most"
-                f" {MAX_DETAIL_BYTES:,} are kept"
-            )
-        self._detail = msgspec.json.decode(text)
+        self._detail = msgspec.json.decode(_bounded(value))
+
+    def leave(self, detail: Any) -> None:
+        """Set `detail` to a value that nobody changes any more: no copy is made."""
+        _bounded(detail)
+        self._detail = detail
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the work has come; kept with the run at its next renewal."""
@@ -177,6 +173,19 @@ TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting"
 """The context of the handler that entered a transaction here, or in what began this."""
 
 Transact = Callable[[RunContext], HandlerTransaction]
+
+
+def _bounded(detail: Any) -> bytes:
+    try:
+        text = msgspec.json.encode(detail)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"the detail of an attempt is not JSON: {error}") from None
+    if len(text) > MAX_DETAIL_BYTES:
+        raise InvalidPayload(
+            f"the detail of an attempt is {len(text):,} bytes of JSON; at most"
+            f" {MAX_DETAIL_BYTES:,} are kept"
+        )
+    return text
 
 
 def _number(given: float) -> float:

@@ -7,9 +7,10 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from mainspring.errors import InvalidInput
 from mainspring.model import Run
@@ -48,14 +49,13 @@ EVENTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     name: str
     time: datetime
     job_id: str | None = None
     run: Run | None = None
     error: BaseException | str | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = {}
 
 
 Listener = Callable[[Event], Awaitable[None] | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from mainspring.model import Webhook
 from mainspring.webhooks import Facts, Vault, new_key, new_signing_secret, prepare
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.define import define
-from mainspring.webhooks.render import Form, mac_of, webhook_id
+from mainspring.webhooks.render import Form, Mac, webhook_id
 from mainspring.webhooks.secrets import signing_bytes
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -233,7 +234,7 @@ def test_any_body_is_signed_so_that_an_independent_library_agrees(body: Any, run
     except InvalidInput:
         return  # a lone surrogate, or an unknown name in {{…}}
     facts = Facts(job_id="j", run_id=run_id, attempt=1, scheduled_at=NOW, now=datetime.now(UTC))
-    request = prepare(Form.of(webhook), facts, (mac_of(signing_bytes(one)) for one in secrets))
+    request = prepare(Form.of(webhook), facts, (Mac(signing_bytes(one)) for one in secrets))
     for secret in secrets:
         assert Verifier(secret).verify(request.body, dict(request.headers)) == {"wrapped": body}
     assert "." not in request.headers["webhook-id"]
@@ -328,3 +329,9 @@ asyncio.run(main())
         "1",
         "InvalidInput webhooks need aiohttp and cryptography: pip install 'mainspring[server]'",
     ]
+
+
+@given(st.binary(min_size=1, max_size=200), st.binary(max_size=5_000))
+def test_the_mac_is_that_of_the_standard_library(key: bytes, message: bytes) -> None:
+    mac = Mac(key)
+    assert mac.digest(message) == mac.digest(message) == hmac.digest(key, message, "sha256")

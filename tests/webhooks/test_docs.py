@@ -18,7 +18,7 @@ import pytest
 from mainspring.model import Webhook
 from mainspring.webhooks import Facts, Prepared, new_signing_secret, prepare
 from mainspring.webhooks.define import FIELDS
-from mainspring.webhooks.render import Form, mac_of
+from mainspring.webhooks.render import Form, Mac
 from mainspring.webhooks.secrets import signing_bytes
 from mainspring.webhooks.templates import NAMES
 from tests.webhooks.kit import endpoint
@@ -54,7 +54,7 @@ def signed(*secrets: str) -> Prepared:
     now = datetime.now(UTC)
     facts = Facts(job_id="j", run_id="j@20300101T000000Z", attempt=1, scheduled_at=now, now=now)
     webhook = Webhook(url="https://example.org/", body={"text": "grüße"})
-    return prepare(Form.of(webhook), facts, (mac_of(signing_bytes(one)) for one in secrets))
+    return prepare(Form.of(webhook), facts, (Mac(signing_bytes(one)) for one in secrets))
 
 
 def python(secret: str, headers: dict[str, str], body: bytes) -> bool:

@@ -22,7 +22,7 @@ from mainspring.webhooks import define as definitions
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.echoes import Traces
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.render import Facts, Form, Mac, Prepared, mac_of, prepare
+from mainspring.webhooks.render import Facts, Form, Mac, Prepared, prepare
 from mainspring.webhooks.secrets import (
     VARIABLE,
     Vault,
@@ -188,7 +188,7 @@ class Webhooks:
         known = self._opened.get(job.id)
         if known is None or known.webhook is not webhook:
             signing = tuple(
-                (mac_of(signing_bytes(self._signing_text(job.id, one))), one.until)
+                (Mac(signing_bytes(self._signing_text(job.id, one))), one.until)
                 for one in webhook.signing
             )
             clear = self._clear(job)

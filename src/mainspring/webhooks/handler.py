@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mainspring.clock import Clock
 from mainspring.context import RunContext
@@ -39,6 +39,8 @@ MOST_KEPT_HEADERS = 8 * 1024
 
 PATIENCE = 0.5
 """Seconds to wait for one of a host's places; then the run is given back, and its place with it."""
+
+Pair = TypeVar("Pair", bound=Sequence[str])
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -189,7 +191,7 @@ def _answer(heard: Heard, traces: Traces) -> dict[str, Any]:
         "reason": _clean(heard.reason, traces)[:200],
         # In their order: a name may come twice.
         "headers": _fitting(
-            [(name, _clean(text, traces)) for name, text in without_secrets(heard.headers)]
+            [[name, _clean(text, traces)] for name, text in without_secrets(heard.headers)]
         ),
         **_kept(bytes(heard.body), traces, more=heard.more),
         "address": heard.address,
@@ -199,11 +201,11 @@ def _answer(heard: Heard, traces: Traces) -> dict[str, Any]:
 def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
     """The call is over: what cannot be kept of it must not change how it ended."""
     try:
-        ctx.detail = detail
+        ctx.leave(detail)
     except InvalidPayload as error:
         answer = detail["response"]
         status = None if answer is None else {"status": answer["status"]}
-        ctx.detail = {"request": None, "response": status, "dropped": str(error)[:500]}
+        ctx.leave({"request": None, "response": status, "dropped": str(error)[:500]})
 
 
 def _clean(text: str, traces: Traces) -> str:
@@ -238,7 +240,7 @@ def _decoded_cut(part: bytes) -> str:
     return ""
 
 
-def _fitting(headers: Collection[tuple[str, str]]) -> Collection[tuple[str, str]]:
+def _fitting(headers: Collection[Pair]) -> Collection[Pair]:
     """As many as are kept."""
     if sum(map(len, chain.from_iterable(headers))) <= MOST_KEPT_HEADERS:
         return headers
