@@ -23,6 +23,7 @@ __all__ = [
     "HandlerTransaction",
     "RunContext",
     "Transact",
+    "leave_detail",
 ]
 
 MAX_LOG_BYTES = 64 * 1024
@@ -157,11 +158,6 @@ class RunContext:
         # Refused here, in the handler that gave it, and copied: what is changed later is not kept.
         self._detail = msgspec.json.decode(_bounded(value))
 
-    def leave(self, detail: Any) -> None:
-        """Set `detail` to a value that nobody changes any more: no copy is made."""
-        _bounded(detail)
-        self._detail = detail
-
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the work has come; kept with the run at its next renewal."""
         if total is not None:
@@ -173,6 +169,12 @@ TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting"
 """The context of the handler that entered a transaction here, or in what began this."""
 
 Transact = Callable[[RunContext], HandlerTransaction]
+
+
+def leave_detail(context: RunContext, detail: Any) -> None:
+    """Set a context's detail to a value that nobody changes any more: it is not copied."""
+    _bounded(detail)
+    context._detail = detail
 
 
 def _bounded(detail: Any) -> bytes:

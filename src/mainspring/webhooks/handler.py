@@ -17,7 +17,7 @@ from itertools import accumulate, chain
 from typing import Any, Protocol, TypeVar
 
 from mainspring.clock import Clock
-from mainspring.context import RunContext
+from mainspring.context import RunContext, leave_detail
 from mainspring.durations import duration
 from mainspring.errors import GiveUp, InvalidPayload, JobChanged, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
@@ -201,11 +201,11 @@ def _answer(heard: Heard, traces: Traces) -> dict[str, Any]:
 def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
     """The call is over: what cannot be kept of it must not change how it ended."""
     try:
-        ctx.leave(detail)
+        leave_detail(ctx, detail)
     except InvalidPayload as error:
         answer = detail["response"]
         status = None if answer is None else {"status": answer["status"]}
-        ctx.leave({"request": None, "response": status, "dropped": str(error)[:500]})
+        leave_detail(ctx, {"request": None, "response": status, "dropped": str(error)[:500]})
 
 
 def _clean(text: str, traces: Traces) -> str:
