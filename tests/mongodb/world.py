@@ -280,7 +280,7 @@ PLANTED = (
     Planted(
         "claim by id",
         "a claim does not look whether another has come first",
-        frozenset({"lease", "tokens", "attempts", "finished", "fence", "early"}),
+        frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
         (claims, "_send", _whoever_holds_it),
     ),
     Planted(

@@ -23,6 +23,7 @@ from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.define import define
 from mainspring.webhooks.render import Form, Mac, webhook_id
 from mainspring.webhooks.secrets import signing_bytes
+from mainspring.webhooks.templates import Template, check, tight
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 FACTS = Facts(
@@ -335,3 +336,16 @@ asyncio.run(main())
 def test_the_mac_is_that_of_the_standard_library(key: bytes, message: bytes) -> None:
     mac = Mac(key)
     assert mac.digest(message) == mac.digest(message) == hmac.digest(key, message, "sha256")
+
+
+@pytest.mark.parametrize("text", ["{{" + " " * 200_000, "{{ " * 60_000, "{{a" + " " * 200_000])
+def test_a_text_of_spaces_holds_nobody_up(text: str) -> None:
+    """It took hours, in which the whole process stood still."""
+    check(text, "the body")
+    assert tight(text) == text
+    assert Template.of(text).filled({}) == text
+
+
+def test_spaces_inside_of_a_mark_are_none_of_its_name() -> None:
+    assert Template.of("a{{ \t jobId  }}b").filled({"jobId": "j"}) == "ajb"
+    assert tight("/{{ jobId }}") == "/{{jobId}}"

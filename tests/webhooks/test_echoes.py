@@ -92,3 +92,12 @@ async def test_an_endpoint_that_tells_its_request_back() -> None:
         BASIC,
     ):
         assert secret not in kept
+
+
+def test_more_secrets_than_can_be_looked_for_mask_the_whole_answer() -> None:
+    cookies = "; ".join(f"name{n}=value-number-{n}" for n in range(400))
+    few, many = Traces([cookies[:200]]), Traces([cookies])
+    assert few.redacted("nothing of it") == "nothing of it"
+    assert many.redacted("nothing of it") == "********"
+    assert many.redacted_bytes(b"nothing of it") == b"********"
+    assert (many.redacted(""), many.redacted_bytes(b"")) == ("", b"")

@@ -17,6 +17,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import lru_cache, partial
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -48,6 +49,7 @@ LOOKUPS = 32
 """Names looked up at once. A name server that does not answer holds a thread for long, and must not
 hold those of the program."""
 
+_HEAD_ENDS = b"\r\n\r\n"
 _SKIPPED = ("Content-Type",)  # where there is no body there is none; every body has its own
 
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
@@ -153,17 +155,58 @@ class Client:
 
 
 class _Protocol(ResponseHandler):
-    """Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of
-    them, and a flood keeps the program's loop from everything else."""
+    """Takes one answer for each request, and closes a connection that brings more: aiohttp would
+    keep it for the next request, which would then be answered without being sent.
 
+    Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of them,
+    and a flood keeps the loop from everything else.
+    """
+
+    answered = False
     interim = 0
 
+    def set_response_params(self, **options: Any) -> None:
+        """The next request is about to be sent."""
+        self.answered = False
+        self.interim = 0
+        super().set_response_params(**options)
+
+    def data_received(self, data: bytes) -> None:
+        # Each head by itself: bytes that are wrong behind it would take it back with them.
+        while not self.answered and -1 < (end := data.find(_HEAD_ENDS)) < len(data) - len(
+            _HEAD_ENDS
+        ):
+            head, data = data[: end + len(_HEAD_ENDS)], data[end + len(_HEAD_ENDS) :]
+            super().data_received(head)
+            if self._exception is not None:
+                return
+        if data and self.answered and (self._payload is None or self._payload.is_eof()):
+            self._cut_off()
+        else:
+            super().data_received(data)
+
     def feed_data(self, data: Any, size: int = 0) -> None:
-        self.interim = self.interim + 1 if data[0].code < 200 else 0
+        if self.answered:
+            return
+        self.answered = data[0].code >= HTTPStatus.OK
+        self.interim += not self.answered
         if self.interim <= MOST_INTERIM:
             super().feed_data(data, size)
-        elif self.transport is not None:
+        else:
             self.set_exception(HttpProcessingError(message="too many interim answers"))
+            self._cut_off()
+
+    def set_exception(self, error: BaseException, *cause: BaseException) -> None:
+        """Whoever reads the answer hears of it, too. Of broken chunks aiohttp does not tell, and a
+        call would wait for its timeout."""
+        payload = self._payload
+        super().set_exception(error, *cause)
+        if payload is not None and not payload.is_eof():
+            payload.set_exception(aiohttp.ClientPayloadError(str(error)))
+
+    def _cut_off(self) -> None:
+        self.force_close()
+        if self.transport is not None:
             self.transport.abort()
 
 
@@ -289,7 +332,8 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
         case aiohttp.ClientPayloadError():
             return WebhookFailed(f"the answer of {host} broke off")
         case aiohttp.ClientResponseError():
-            why = error.message.partition("\n")[0].rstrip(":")[:200]
+            # What it quotes of the answer is cut, and a secret in it then not known.
+            why = error.message.partition("\n")[0].partition(" when reading")[0].rstrip(":")[:200]
             return WebhookFailed(f"{host} did not answer in HTTP that can be read: {why}")
         case _:
             return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")

@@ -20,13 +20,15 @@ __all__ = ["NAMES", "Template", "check", "tight"]
 
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
-_MARK = re.compile(r"\{\{\s*([^{}]{0,100}?)\s*\}\}")
+_MARK = re.compile(r"\{\{([^{}]{0,200})\}\}")
+"""Nothing in it can match in two ways: with the spaces apart from the name, 15,000 of them held the
+process for minutes."""
 
 
 def check(value: Any, where: str) -> None:
     """Refuse unknown names anywhere in a text, or in the texts of a JSON value."""
     if isinstance(value, str):
-        for name in _MARK.findall(value):
+        for name in map(str.strip, _MARK.findall(value)):
             if name not in NAMES:
                 known = ", ".join(f"{{{{{known}}}}}" for known in NAMES)
                 raise InvalidInput(
@@ -42,7 +44,7 @@ def check(value: Any, where: str) -> None:
 
 def tight(text: str) -> str:
     """The text with no spaces inside its marks: a URL has none."""
-    return _MARK.sub(r"{{\1}}", text)
+    return _MARK.sub(lambda found: f"{{{{{found[1].strip()}}}}}", text)
 
 
 class Template(Struct, frozen=True):
@@ -56,9 +58,9 @@ class Template(Struct, frozen=True):
         """An unknown name (it was checked before) is text like any other."""
         texts, names, end = [], [], 0
         for found in _MARK.finditer(text):
-            if found[1] in NAMES:
+            if (name := found[1].strip()) in NAMES:
                 texts.append(text[end : found.start()])
-                names.append(found[1])
+                names.append(name)
                 end = found.end()
         return cls((*texts, text[end:]), tuple(names))
 
