@@ -25,7 +25,7 @@ from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Schedule
 from mainspring.webhooks.desk import HANDLER, Webhooks
 
-__all__ = ["draft_job", "edited"]
+__all__ = ["draft_job", "edited", "new_job", "stored_as"]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
@@ -67,6 +67,25 @@ def draft_job(
     )
     _check(job, handler)
     return job
+
+
+def new_job(
+    job_id: str,
+    registry: Registry,
+    webhooks: Webhooks,
+    default_zone: str,
+    *,
+    handler: Any = None,
+    webhook: Any = None,
+    **given: Any,
+) -> Job:
+    """A draft for a registered handler, by its name or as it was decorated, or for a webhook."""
+    if webhook is not None and handler in (None, HANDLER):
+        handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
+    elif webhook is not None or handler in (None, HANDLER):
+        raise InvalidInput("give a job a handler, or a webhook=… to call")
+    known = registry.get(getattr(handler, "id", handler))
+    return draft_job(job_id, known, Owner.API, default_zone, **given)
 
 
 def edited(
@@ -112,6 +131,17 @@ def edited(
         after = replace(after, next_run_at=upcoming)
     _check(after, handler)
     return after
+
+
+def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
+    """Whether the job is what storing the draft would have made, and nobody has edited it since."""
+    schedule = draft.schedule
+    if schedule is not None:
+        anchor = getattr(job.schedule, "anchor", None) or job.created_at
+        schedule = schedule.bind(draft.id, anchor)
+    made = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
+    same = made.definition() == replace(job, webhook=None).definition()
+    return same and webhooks.alike(draft, job)
 
 
 def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:

@@ -19,14 +19,14 @@ from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.context import TRANSACTING
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited
+from mainspring.drafts import draft_job, edited, new_job
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry, name_of
-from mainspring.model import Job, Owner, Run, Source, check_job_id, replace
+from mainspring.model import Job, Owner, Run, Source, replace
 from mainspring.options import Options
 from mainspring.policy import Span
 from mainspring.schedules import Schedule
@@ -36,7 +36,7 @@ from mainspring.signals import run_until_signal
 from mainspring.store import Store
 from mainspring.stores import open_store
 from mainspring.webhooks.define import Given
-from mainspring.webhooks.desk import HANDLER, Webhooks
+from mainspring.webhooks.desk import Webhooks
 from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.settings import WebhookSettings
 
@@ -256,13 +256,9 @@ class Scheduler(Asking):
         """Store a job for a registered handler, or for a webhook: a URL, or an object with url,
         method, headers, body and so on (docs/webhooks.md). One of that id is an error. A
         `dry_run` refuses what would be refused, and stores nothing."""
-        if webhook is not None and handler in (None, HANDLER):
-            handler, policy["webhook"] = HANDLER, self.webhooks.define(check_job_id(id), webhook)
-        elif webhook is not None or handler in (None, HANDLER):
-            raise InvalidInput("give a job a handler, or a webhook=… to call")
-        known = self._registry.get(handler.id if isinstance(handler, DecoratedJob) else handler)
-        zone = self._timezone
-        draft = draft_job(id, known, Owner.API, zone, schedule=schedule, payload=payload, **policy)
+        draft = self.draft(
+            id, handler=handler, webhook=webhook, schedule=schedule, payload=payload, **policy
+        )
         return await self._call(self._running().control.create(draft, keep=not dry_run))
 
     async def update_job(self, id: str, *, seen: Job | None = None, **changes: Any) -> Job:
@@ -343,6 +339,10 @@ class Scheduler(Asking):
         return await self._call(self._running().control.retry(run_id))
 
     # Steps
+
+    def draft(self, id: str, **given: Any) -> Job:
+        """What `add_job` would store, by the same arguments; nothing is asked of the store."""
+        return new_job(id, self._registry, self.webhooks, self._timezone, **given)
 
     def store_time(self) -> datetime:
         """The store's time by its last reading; this machine's before start."""

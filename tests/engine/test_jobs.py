@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from mainspring import Job, RunContext, Scheduler, State, at, cron
+from mainspring import Job, Run, RunContext, Scheduler, State, at, cron
 from mainspring.drafts import edited
 from mainspring.errors import (
     HandlerNotFound,
@@ -18,11 +19,12 @@ from mainspring.errors import (
     JobOwnedByCode,
 )
 from mainspring.handlers import Registry
-from mainspring.model import Note, replace
+from mainspring.model import Note, Page, replace
+from mainspring.store import RunQuery, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks.desk import Webhooks
 from tests.engine.conftest import Make
-from tests.engine.kit import Heard, ended
+from tests.engine.kit import Heard, ended, opened, states
 
 
 async def test_add_update_remove(make: Make) -> None:
@@ -124,6 +126,44 @@ async def test_a_job_that_takes_the_id_of_another_has_none_of_its_runs(make: Mak
             assert [one.error for one in done.attempts if one.error] == ["ValueError: old"]
             run = await scheduler.retry(run.id)  # nor does an operator bring it back
         assert (await ended(scheduler, await scheduler.trigger("temp"))).result == "new"
+
+
+@pytest.mark.parametrize("moment", ["drop_job", "find"])
+async def test_a_removal_spares_the_runs_of_a_job_that_takes_the_id_meanwhile(
+    make: Make, place: str | Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    store = opened(place)
+    scheduler = make(store, workers=0)
+    made: list[Run] = []
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async def make_anew() -> None:
+        monkeypatch.undo()
+        await scheduler.add_job("temp", handler="work")
+        made.extend([await scheduler.enqueue("temp", delay="1h") for _ in range(2)])
+
+    async def drop_job(*given: Any) -> bool:
+        dropped = await drop(*given)
+        await make_anew()
+        return dropped
+
+    async def find_runs(query: RunQuery) -> Page[Run]:
+        await make_anew()
+        return await find(query)
+
+    drop, find = store.drop_job, store.find
+    async with scheduler:
+        await scheduler.add_job("temp", handler="work")
+        old = [await scheduler.enqueue("temp", delay="1h") for _ in range(2)]
+        monkeypatch.setattr(store, moment, drop_job if moment == "drop_job" else find_runs)
+        await scheduler.remove_job("temp")
+        assert len(made) == 2
+        for run in old:
+            done = await scheduler.get_run(run.id)
+            assert (done.state, done.reason) == (State.CANCELLED, "job removed")
+        assert states([await scheduler.get_run(run.id) for run in made]) == [State.PENDING] * 2
 
 
 async def test_a_job_made_anew_elsewhere_is_not_held_for_gone(file: str) -> None:

@@ -358,15 +358,16 @@ async def test_a_create_that_the_store_failed_is_safe_to_send_again(
     assert [one["data"]["jobId"] for one in again] == [stored["_id"]] * 2
 
 
+@pytest.mark.parametrize("given", [{}, {"id": "example"}])
 async def test_a_create_that_was_done_is_not_refused_when_it_is_sent_again(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
     """Its one time may be over by then."""
     weather = Weather()
     weather.error = "after"
     api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
     weather.foul = {"put_job"}
-    sent = {"json": PLAIN, "headers": {"Idempotency-Key": "abc"}}
+    sent = {"json": {**PLAIN, **given}, "headers": {"Idempotency-Key": "abc"}}
     await refused(api, "POST", "/api/jobs", 503, **sent)
     weather.foul = set()
 

@@ -263,18 +263,7 @@ class Control:
         else:
             raise _contended(f"job {job_id}")
         self._parts.jobs.forget(job_id)
-        unstarted = frozenset({State.PENDING, State.WAITING})
-        while True:
-            page = await self._parts.store.find(RunQuery(job=job_id, states=unstarted, limit=1000))
-            if not page.items:
-                break
-            now = await self._parts.store.now()
-            changes = [states.cancelled(run, now, "job removed") for run in page.items]
-            done = await self._parts.store.commit(changes)
-            for run, change, kept in zip(page.items, changes, done, strict=True):
-                if kept:
-                    self._awaited.finished(run.id)
-                    self._parts.emit("run.cancelled", change.after(run))
+        await self._cancel_unstarted(job_id)
         self._keeper.unblock()
         self._parts.emit("job.removed", job_id=job_id)
 
@@ -287,6 +276,26 @@ class Control:
                 await self.enqueue(job_id, [None], once, UTC, Source.START)
 
     # Steps
+
+    async def _cancel_unstarted(self, job_id: str) -> None:
+        """Cancel what a removed job left. A job may take its id meanwhile: its runs are its own."""
+        unstarted = frozenset({State.PENDING, State.WAITING})
+        until: datetime | None = None
+        while True:
+            query = RunQuery(job=job_id, states=unstarted, until=until, limit=1000)
+            if not (found := (await self._parts.store.find(query)).items):
+                return
+            anew = await self._stored(job_id)  # asked after the runs: it is there before its first
+            if anew is not None:
+                until = anew.created_at
+            now = await self._parts.store.now()
+            left = [run for run in found if until is None or run.created_at < until]
+            changes = [states.cancelled(run, now, "job removed") for run in left]
+            done = await self._parts.store.commit(changes)
+            for run, change, kept in zip(left, changes, done, strict=True):
+                if kept:
+                    self._awaited.finished(run.id)
+                    self._parts.emit("run.cancelled", change.after(run))
 
     async def _refuse_reorder(self, job: Job) -> None:
         """What a job comes after also matters to those that come after it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -80,16 +81,19 @@ class Once:
             )
         )
 
-    async def found_instead(self, error: MainspringError | Problem) -> Job:
-        """The job could not be made now. If it is there since this key began, it is this key's own:
-        made by a request before, whose answer was lost. If not, a refusal frees the key; whatever
-        else went wrong, the job may be there nevertheless, or yet come."""
+    async def found_instead(
+        self, error: MainspringError | Problem, asked_for: Callable[[Job], bool]
+    ) -> Job:
+        """The job could not be made now. If it is there since this key began, and is what was
+        `asked_for`, it is this key's own: made by a request before, whose answer was lost. If not
+        (somebody else took the id), a refusal frees the key; whatever else went wrong, the job
+        may be there nevertheless, or yet come."""
         if not isinstance(error, REFUSALS):
             raise error
         with contextlib.suppress(JobNotFound):
             job = await self._scheduler.get_job(self.job_id)
             begun: datetime = self._note.value["begun"]
-            if job.created_at >= begun:
+            if job.created_at >= begun and asked_for(job):
                 return job
         await self._scheduler.remove_note(KIND, self._note.name)
         raise error

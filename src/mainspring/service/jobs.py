@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from mainspring.drafts import stored_as
 from mainspring.errors import Conflict, JobChanged, MainspringError, NotFound
 from mainspring.model import Job
 from mainspring.service import documents as docs
@@ -74,7 +75,7 @@ async def create(
     try:
         job, secret = await _made(service, once.job_id, body)
     except (MainspringError, Problem) as error:
-        found = await once.found_instead(error)
+        found = await once.found_instead(error, lambda job: _asked_for(service, job, body))
         return _replayed(request, shapes.created(found, None))
     await once.finish(shapes.created(job, None))
     return _created(request, job, secret)
@@ -219,6 +220,18 @@ async def _made(
             secret = given["webhook"]["signing_secret"] = new_signing_secret()
     with named(body):
         return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
+
+
+def _asked_for(service: Service, job: Job, body: JobBody) -> bool:
+    """Whether the job is what this body makes."""
+    if body.id is None and body.name is None:
+        return True  # its id was made for this request: nobody else has it
+    scheduler = service.scheduler
+    try:
+        draft = scheduler.draft(job.id, **arguments(body, service.settings))
+        return stored_as(draft, job, scheduler.webhooks)
+    except (MainspringError, Problem):
+        return False
 
 
 def _created(request: Request, job: Job, secret: str | None) -> Response:

@@ -1,0 +1,94 @@
+"""`Idempotency-Key` where the client chooses the id: whose job is it that is there?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.model import Job
+from mainspring.stores import open_store
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore
+from mainspring.webhooks import WebhookSettings
+from mainspring.webhooks.secrets import new_key
+from tests.engine.kit import Weather
+from tests.service.conftest import Api, Make, sample_scheduler
+from tests.service.test_jobs import refused
+
+ROUND: dict[str, Any] = {
+    "id": "mine",
+    "every": "15m",
+    "jitter": "3s",
+    "timeout": "5s",
+    "tags": ["a", "b"],
+    "metadata": {"team": [1, 2.5, None]},
+    "endpoint": "https://api.example.com/mine",
+    "headers": {"Authorization": "Bearer me", "X-Plain": "1"},
+    "body": {"a": [1, {"b": None}]},
+    "retryOn": ["5xx"],
+}
+BODIES: list[dict[str, Any]] = [
+    ROUND,
+    {"name": "Mine", "endpoint": "https://api.example.com/mine", "schedule": "0 9 * * 1-5"},
+    {"id": "mine", "endpoint": "https://api.example.com/mine", "schedule": "RRULE:FREQ=DAILY"},
+    {"id": "mine", "handler": "greet", "payload": {"name": "Ada"}, "runAt": "2999-01-01T00:00:00Z"},
+]
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("body", BODIES)
+async def test_a_job_that_was_made_is_known_again_by_what_was_asked(
+    make: Make, tmp_path: Path, body: dict[str, Any], store: str
+) -> None:
+    """Where the client chose the id, and the answer was lost."""
+    inner = MemoryStore() if store == "memory" else open_store(f"sqlite:///{tmp_path}/jobs.db")
+    weather = Weather()
+    weather.error = "after"
+    webhooks = WebhookSettings(secret_keys=[new_key()])
+    scheduler = sample_scheduler(FaultyStore(inner, weather), workers=0, webhooks=webhooks)
+    api: Api = await make(scheduler)
+    weather.foul = {"put_job"}
+    sent: dict[str, Any] = {"json": body, "headers": {"Idempotency-Key": "abc"}}
+    await refused(api, "POST", "/api/jobs", 503, **sent)
+    weather.foul = set()
+    again = await api.post("/api/jobs", **sent)
+    assert (again.status_code, again.json()["data"]["jobId"]) == (201, "mine")
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+THEIRS: list[dict[str, Any]] = [
+    {"endpoint": "https://api.example.com/theirs"},
+    {"headers": {**ROUND["headers"], "Authorization": "Bearer them"}},
+    {"headers": {"X-Plain": "1"}},
+    {"body": {"a": []}},
+    {"every": "16m"},
+    {"tags": ["a"]},
+    {"enabled": False},
+    {"metadata": None},
+    {"priority": 9},
+]
+
+
+@pytest.mark.parametrize("theirs", THEIRS, ids=str)
+async def test_a_job_that_somebody_else_made_meanwhile_is_not_taken_for_ones_own(
+    api: Api, monkeypatch: pytest.MonkeyPatch, theirs: dict[str, Any]
+) -> None:
+    """The key is noted, then somebody else takes the id, then the job is to be made."""
+    add_job = api.scheduler.add_job
+
+    async def add_second(*given: Any, **more: Any) -> Job:
+        monkeypatch.undo()
+        await api.ok("POST", "/api/jobs", json={**ROUND, **theirs})
+        return await add_job(*given, **more)
+
+    monkeypatch.setattr(api.scheduler, "add_job", add_second)
+    sent: dict[str, Any] = {"json": ROUND, "headers": {"Idempotency-Key": "abc"}}
+    for _ in range(2):  # and it stays so
+        document = await refused(api, "POST", "/api/jobs", 409, **sent)
+        assert "there is a job 'mine' already" in document["error"]
+    await api.ok("DELETE", "/api/jobs/mine")
+    made = await api.post("/api/jobs", **sent)
+    assert made.status_code == 201
+    assert "signingSecret" in made.json()["data"]
