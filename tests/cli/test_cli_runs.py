@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from mainspring.cli.loading import load_scheduler
 from tests.cli.conftest import Run
 
 Stocked = dict[str, str]
@@ -81,3 +82,20 @@ def test_unknown_run(run: Run, stocked: Stocked) -> None:
         answer = run("runs", verb, "nothing")
         assert answer.code == 2
         assert "there is no run 'nothing'" in answer.err
+
+
+def test_text_that_is_no_unicode_is_shown_escaped(run: Run, stocked: Stocked) -> None:
+    odd = "caf\udce9.txt"
+    with load_scheduler("app:scheduler").blocking as blocking:
+        made = blocking.enqueue("send_email", {"to": odd})
+        blocking.wait(made.id, 30)
+        blocking.add_job("odd", handler="whoami", description=odd, metadata={"file": odd})
+    shown = run("runs", "show", made.id)
+    assert shown.code == 0
+    assert r"INFO writing to caf\udce9.txt" in shown.out
+    assert run("runs", "show", made.id, "--json").json["payload"] == {"to": odd}
+    assert r"caf\udce9.txt" in run("jobs", "show", "odd").out
+    assert run("jobs", "show", "odd", "--json").json["description"] == odd
+    listed = run("jobs", "list", "--json").json["items"]
+    assert [one["metadata"] for one in listed if one["id"] == "odd"] == [{"file": odd}]
+    assert run("jobs", "list").code == 0

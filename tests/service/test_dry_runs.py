@@ -92,6 +92,26 @@ async def test_a_dry_run_refuses_what_would_be_refused(
     assert shown == await refused(api, "POST", "/api/jobs", status, json=whole)
 
 
+@pytest.mark.parametrize(
+    "payload",
+    ['{"x": "{{nope}}"}', '{"x": NaN}', '"{{nope}}"', f'{{"x": "{"y" * 300_000}"}}'],
+    ids=["template", "nan", "text", "large"],
+)
+async def test_a_dry_run_of_a_trigger_refuses_what_would_be_refused(api: Api, payload: str) -> None:
+    await created(api, id="mine")
+    sent = {"content": f'{{"payload": {payload}}}', "headers": {"content-type": "application/json"}}
+    shown = await refused(api, "POST", "/api/jobs/mine/trigger?dryRun=true", 422, **sent)
+    assert shown == await refused(api, "POST", "/api/jobs/mine/trigger", 422, **sent)
+
+
+async def test_a_dry_run_of_a_trigger_shows_a_good_payload(api: Api) -> None:
+    await created(api, id="mine")
+    body = {"payload": {"job": "{{jobId}}"}}
+    shown = await api.ok("POST", "/api/jobs/mine/trigger?dryRun=true", json=body)
+    assert shown["data"]["body"] == '{"job":"mine"}'
+    assert (await api.scheduler.list_runs(job="mine")).items == []
+
+
 async def test_a_dry_run_of_a_good_job_keeps_nothing(api: Api) -> None:
     heard: list[Any] = []
     api.scheduler.on("job.created", heard.append)

@@ -176,3 +176,26 @@ async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
     await created(api, id="mine")
     document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
     assert document["error"] == "there is a job 'mine' already; PUT changes it"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/jobs/"),
+        ("GET", "/api/jobs/"),
+        ("DELETE", "/api/jobs/mine/"),
+        ("GET", "/docs/"),
+    ],
+)
+async def test_a_slash_too_many_is_refused_and_sends_nobody_elsewhere(
+    api: Api, method: str, path: str
+) -> None:
+    await created(api, id="mine")
+    body = WEBHOOK if method == "POST" else None
+    answer = await api.request(method, path, json=body)
+    assert "location" not in answer.headers
+    document = await refused(api, method, path, 404, json=body)
+    assert document["error"].startswith(f"there is nothing at {path}")
+    assert [one["_id"] for one in (await api.ok("GET", "/api/jobs?search=mine"))["data"]] == [
+        "mine"
+    ]

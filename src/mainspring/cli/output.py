@@ -59,9 +59,13 @@ class Output:
         self.pretty = not as_json and sys.stdout.isatty()
 
     def document(self, document: Any) -> None:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+        text = json.dumps(document, ensure_ascii=False, indent=2)
+        if _sayable(text) != text:
+            text = json.dumps(document, indent=2)  # escaped, it is JSON all the same
+        sys.stdout.write(text + "\n")
 
     def line(self, text: str = "", *, style: str = "") -> None:
+        text = _sayable(text)
         if self.pretty:
             self._console.print(text, style=style or None, markup=False, highlight=False)
         else:
@@ -90,7 +94,7 @@ class Output:
 
     def fields(self, pairs: Iterable[tuple[str, str | None]]) -> None:
         """Names and values, one a line; those without a value are left out."""
-        shown = [(name, value) for name, value in pairs if value]
+        shown = [(name, _sayable(value)) for name, value in pairs if value]
         width = max((len(name) for name, _ in shown), default=0)
         if not self.pretty:
             for name, value in shown:
@@ -146,4 +150,10 @@ def when(moment: datetime | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return _sayable(" ".join(text.split()))
+
+
+def _sayable(text: str) -> str:
+    """A lone surrogate, as in a file's name that is no UTF-8, is shown escaped: no terminal and no
+    pipe takes it."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -56,6 +56,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        redirect_slashes=False,  # it would name its host by plain HTTP, also behind a TLS proxy
         lifespan=_lifespan,
         responses={
             "default": {

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from mainspring import codec
 from mainspring.drafts import stored_as
 from mainspring.errors import Conflict, JobChanged, MainspringError, NotFound
 from mainspring.model import Job
@@ -21,6 +22,7 @@ from mainspring.service.changes import arguments, check_webhook, edits, job_id, 
 from mainspring.service.core import JobPath, PageLimit, Service, ServiceDep, caller
 from mainspring.service.idempotency import Once
 from mainspring.service.problems import Problem
+from mainspring.webhooks.define import check_body
 from mainspring.webhooks.secrets import new_signing_secret
 
 __all__ = ["router"]
@@ -278,6 +280,9 @@ async def _would_send(service: Service, body: JobBody) -> dict[str, Any]:
 async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str, Any]:
     if job.webhook is None:
         raise Problem(422, f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint")
+    if body is not None:  # what a real trigger refuses is refused here, in the same words
+        codec.encode(body)
+        check_body(body)
     made = service.scheduler.webhooks.preview(job, await service.scheduler.now(), body=body)
     return {
         "jobId": job.id,

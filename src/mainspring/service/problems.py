@@ -25,6 +25,7 @@ from mainspring.errors import (
     NotStarted,
     StoreError,
 )
+from mainspring.service.written import written
 from mainspring.webhooks.headers import shown_name
 
 __all__ = ["FieldError", "Problem", "install", "of_error", "of_invalid", "problem"]
@@ -95,9 +96,7 @@ def problem(
         document["instance"] = path
     if errors:
         document["errors"] = [{"field": one.field, "message": one.message} for one in errors]
-    return Response(
-        msgspec.json.encode(document), status, headers=dict(headers or {}), media_type=MEDIA_TYPE
-    )
+    return Response(written(document), status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

@@ -20,6 +20,7 @@ from mainspring.schedules import Schedule
 from mainspring.schedules.cron import Cron
 from mainspring.schedules.interval import Interval
 from mainspring.schedules.once import Once
+from mainspring.service.written import written
 from mainspring.webhooks.desk import shown_headers
 
 __all__ = [
@@ -39,9 +40,7 @@ MILLISECOND = timedelta(milliseconds=1)
 
 
 def answer(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        msgspec.json.encode(document), status, headers=headers, media_type="application/json"
-    )
+    return Response(written(document), status, headers=headers, media_type="application/json")
 
 
 def when(moment: datetime | None) -> str | None:
@@ -170,7 +169,7 @@ def etag(job: Job) -> str:
         del document[name]
     signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
     sealed = [one.box for one in job.webhook.secret_headers.values()] if job.webhook else []
-    text = msgspec.json.encode([document, signing, sealed])
+    text = written([document, signing, sealed])
     return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
 
 

@@ -11,7 +11,6 @@ import contextlib
 from collections import deque
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,6 +21,7 @@ from mainspring.service.core import Service, ServiceDep, caller
 from mainspring.service.keys import FRESH
 from mainspring.service.problems import Problem
 from mainspring.service.shapes import event_document
+from mainspring.service.written import written
 
 __all__ = ["router"]
 
@@ -169,7 +169,4 @@ async def _gone(receive: Receive) -> None:
 
 
 def _line(event: Event) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (
-        event.name.encode(),
-        msgspec.json.encode(event_document(event)),
-    )
+    return b"event: %s\ndata: %s\n\n" % (event.name.encode(), written(event_document(event)))
