@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -23,7 +24,6 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
@@ -155,7 +155,9 @@ class Client:
 
 
 class _Protocol(ResponseHandler):
-    """Takes one answer for each request, and closes a connection that brings more: aiohttp would
+    """Tells which address a request goes to, also over a connection that is used again.
+
+    Takes one answer for each request, and closes a connection that brings more: aiohttp would
     keep it for the next request, which would then be answered without being sent.
 
     Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of them,
@@ -164,26 +166,30 @@ class _Protocol(ResponseHandler):
 
     answered = False
     interim = 0
+    _address: str | None = None
+    _options: Mapping[str, Any] = {}
+    _chunk = b""  # what is being read
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        name = transport.get_extra_info("peername")
+        self._address = str(name[0]) if name else None
 
     def set_response_params(self, **options: Any) -> None:
         """The next request is about to be sent."""
+        _heard.get().address = self._address
         self.answered = False
         self.interim = 0
+        self._options = options
         super().set_response_params(**options)
 
     def data_received(self, data: bytes) -> None:
-        # Each head by itself: bytes that are wrong behind it would take it back with them.
-        while not self.answered and -1 < (end := data.find(_HEAD_ENDS)) < len(data) - len(
-            _HEAD_ENDS
-        ):
-            head, data = data[: end + len(_HEAD_ENDS)], data[end + len(_HEAD_ENDS) :]
-            super().data_received(head)
-            if self._exception is not None:
-                return
         if data and self.answered and (self._payload is None or self._payload.is_eof()):
             self._cut_off()
-        else:
-            super().data_received(data)
+            return
+        self._chunk = data
+        super().data_received(data)
+        self._chunk = b""
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         if self.answered:
@@ -193,14 +199,23 @@ class _Protocol(ResponseHandler):
         if self.interim <= MOST_INTERIM:
             super().feed_data(data, size)
         else:
+            self._chunk = b""
             self.set_exception(HttpProcessingError(message="too many interim answers"))
             self._cut_off()
 
     def set_exception(self, error: BaseException, *cause: BaseException) -> None:
-        """Whoever reads the answer hears of it, too. Of broken chunks aiohttp does not tell, and a
-        call would wait for its timeout."""
+        head, end, rest = self._chunk.partition(_HEAD_ENDS)
+        self._chunk = b""
+        if rest and not self.answered:
+            # What is wrong may stand behind a good head, and aiohttp drops both: it counts alone.
+            super().set_response_params(**self._options)
+            self.data_received(head + end)
+            if self._exception is None:
+                self.data_received(rest)
+            return
         payload = self._payload
         super().set_exception(error, *cause)
+        # Of broken chunks aiohttp does not tell, and the call would wait for its timeout.
         if payload is not None and not payload.is_eof():
             payload.set_exception(aiohttp.ClientPayloadError(str(error)))
 
@@ -211,17 +226,9 @@ class _Protocol(ResponseHandler):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells which address a call goes to, also over a connection that is used again."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
-
-    async def connect(self, *arguments: Any, **options: Any) -> Connection:
-        connection = await super().connect(*arguments, **options)
-        name = connection.transport and connection.transport.get_extra_info("peername")
-        _heard.get().address = str(name[0]) if name else None
-        return connection
 
 
 class _Refusal(OSError):
