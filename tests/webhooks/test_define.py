@@ -224,8 +224,11 @@ def test_given_headers_stand_over_our_own() -> None:
     assert request.headers["idempotency-key"] == "nightly.report"
 
 
+texts = st.text(max_size=50).filter(lambda text: "{{" not in text)  # a template would be filled in
+
+
 @given(
-    st.text(max_size=50) | st.dictionaries(st.text(max_size=5), st.integers() | st.text()),
+    texts | st.dictionaries(st.text(max_size=5), st.integers() | texts),
     st.sampled_from(["a.b@20300101T000000.5Z", "0123456789abcdef", "x:y@0123", "d.e@a.b"]),
 )
 def test_any_body_is_signed_so_that_an_independent_library_agrees(body: Any, run_id: str) -> None:
@@ -233,7 +236,7 @@ def test_any_body_is_signed_so_that_an_independent_library_agrees(body: Any, run
     try:
         webhook = made(body={"wrapped": body})
     except InvalidInput:
-        return  # a lone surrogate, or an unknown name in {{…}}
+        return  # a lone surrogate
     facts = Facts(job_id="j", run_id=run_id, attempt=1, scheduled_at=NOW, now=datetime.now(UTC))
     request = prepare(Form.of(webhook), facts, (Mac(signing_bytes(one)) for one in secrets))
     for secret in secrets:
