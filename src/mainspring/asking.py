@@ -11,7 +11,7 @@ from mainspring import reports
 from mainspring.engine.bulk import Matched
 from mainspring.engine.engine import Engine
 from mainspring.errors import InvalidInput
-from mainspring.model import Job, Note, Page, Run, State, check_no_nul
+from mainspring.model import Job, Note, Page, Run, State, check_key
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.settings import Settings
 from mainspring.store import Counts, JobQuery, NoteQuery, RunQuery
@@ -147,8 +147,8 @@ class Asking:
 
     async def put_note(self, note: Note) -> int | None:
         """Write a note by compare-and-set: its new version, or None if another came first."""
-        check_no_nul(note.kind, "a note's kind")
-        check_no_nul(note.name, "a note's name")
+        check_key(note.kind, "a note's kind")
+        check_key(note.name, "a note's name")
         return await self._call(self._running().store.put_note(note))
 
     async def remove_note(self, kind: str, name: str) -> bool:

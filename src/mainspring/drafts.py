@@ -18,7 +18,7 @@ from mainspring.model import (
     Owner,
     Webhook,
     check_job_id,
-    check_no_nul,
+    check_key,
     replace,
 )
 from mainspring.policy import Delivery, Isolation, Policy
@@ -177,7 +177,7 @@ def _about(given: dict[str, Any]) -> dict[str, Any]:
         made["description"] = str(given["description"] or "")
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
-        made["tags"] = tuple(check_no_nul(str(tag), "a tag") for tag in tags)
+        made["tags"] = tuple(check_key(str(tag), "a tag") for tag in tags)
     if "metadata" in given:
         if not isinstance(given["metadata"], Mapping):
             raise InvalidInput(f"metadata is an object, not {given['metadata']!r}")

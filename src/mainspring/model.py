@@ -40,7 +40,7 @@ __all__ = [
     "State",
     "Webhook",
     "check_job_id",
-    "check_no_nul",
+    "check_key",
     "new_run_id",
     "replace",
     "slot_run_id",
@@ -258,10 +258,13 @@ def check_job_id(job_id: object) -> str:
     return job_id
 
 
-def check_no_nul(text: str, what: str) -> str:
-    """For what is looked up by its text: SQLite's JSON ends one at a NUL, and finds another."""
+def check_key(text: str, what: str) -> str:
+    """For what is looked up by its text: SQLite's JSON ends one at a NUL, and finds another; for a
+    lone surrogate no store has bytes."""
     if "\0" in text:
         raise InvalidInput(f"{what} cannot hold the character NUL, as {text!r} does")
+    if not text.isascii() and text != text.encode(errors="replace").decode():
+        raise InvalidInput(f"{what} cannot hold what is no Unicode, as {text!r} does")
     return text
 
 

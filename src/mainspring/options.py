@@ -7,7 +7,7 @@ from datetime import UTC, datetime, tzinfo
 
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
-from mainspring.model import check_no_nul
+from mainspring.model import check_key
 from mainspring.policy import Policy, Span
 
 __all__ = ["Options"]
@@ -34,7 +34,7 @@ class Options:
         for key in keys if isinstance(keys, list) else [] if keys is None else [keys]:
             if not isinstance(key, str) or not 1 <= len(key) <= 500:
                 raise InvalidInput(f"a dedupe_key is text of 1 to 500 characters, not {key!r}")
-            check_no_nul(key, "a dedupe_key")
+            check_key(key, "a dedupe_key")
         if not isinstance(self.after, str | list | tuple | None):
             raise InvalidInput(f"after takes a run id or a list of them, not {self.after!r}")
         given = {"priority": self.priority, "queue": self.queue}

@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from mainspring import schedules
 from mainspring.errors import InvalidInput
-from mainspring.model import State, check_job_id, check_no_nul
+from mainspring.model import State, check_job_id, check_key
 from mainspring.policy import Backoff, Breaker, Misfire, Policy
 from mainspring.schedules.base import moment
 from mainspring.schedules.zones import zone_named
@@ -142,7 +142,7 @@ def _moment_of(what: str) -> Any:
 
 Span = float | Annotated[str, StringConstraints(max_length=64)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Tag = Annotated[Word, _checked(lambda text: check_no_nul(text, "a tag"))]
+Tag = Annotated[Word, _checked(lambda text: check_key(text, "a tag"))]
 JobId = Annotated[str, _checked(check_job_id)]
 RunId = Annotated[str, StringConstraints(min_length=1, max_length=400), _checked(check_run_id)]
 Code = int | Annotated[str, StringConstraints(max_length=16)]

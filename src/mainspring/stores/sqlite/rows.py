@@ -260,7 +260,7 @@ def _json(value: Sequence[Any]) -> str | None:
 
 def name_list(names: Iterable[str]) -> str:
     """For `json_each`. That ends a text at a NUL, and so would find what bears another name; no
-    name here holds one (`check_no_nul`)."""
+    name here holds one (`check_key`)."""
     return json.dumps([name for name in names if "\0" not in name])
 
 
