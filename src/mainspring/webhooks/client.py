@@ -110,10 +110,12 @@ class Client:
             heard.status, heard.reason = answer.status, answer.reason or ""
             heard.headers = [(str(name), str(text)) for name, text in answer.headers.items()]
             heard.more = True  # until its end has come: a call may be cut off before
-            while not answer.content.at_eof():
-                heard.body += (await answer.content.readany())[: MOST_READ - len(heard.body)]
+            content = answer.content
+            while not content.at_eof():
+                part = content.read_nowait() or await content.readany()
+                heard.body += part[: MOST_READ - len(heard.body)]
                 if len(heard.body) == MOST_READ:
-                    heard.more = not answer.content.at_eof()
+                    heard.more = not content.at_eof()
                     answer.close()
                     return
             heard.more = False

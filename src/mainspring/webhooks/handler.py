@@ -173,11 +173,14 @@ def _named(status: int) -> str:
 
 
 def _detail(request: Prepared, heard: Heard, traces: Traces, seconds: float) -> dict[str, Any]:
+    headers = request.shown_headers()
+    if len(fitting := _fitting(headers.items())) < len(headers):
+        headers = dict(fitting)
     return {
         "request": {
             "method": request.method,
             "url": request.url,
-            "headers": dict(_fitting(request.shown_headers().items())),
+            "headers": headers,
             **_kept(request.body, traces),
         },
         "response": None if heard.status is None else _answer(heard, traces),
