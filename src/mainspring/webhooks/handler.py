@@ -156,10 +156,7 @@ def _patience(job: Job) -> float:
 
 
 def _within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    for low, high in ranges:  # noqa: SIM110 (it is done for every call)
-        if low <= status <= high:
-            return True
-    return False
+    return any(low <= status <= high for low, high in ranges)
 
 
 def _named(status: int) -> str:
