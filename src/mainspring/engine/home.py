@@ -7,7 +7,8 @@ loop and one back, not one for every few places: that was an eighth of a worker'
 
 A place is a task. Handlers that end without waiting for anything share it, one after another;
 one that waits has the rest of its task to itself. So no handler finds what another left in its
-task: a cancellation on its way, a context variable.
+task: a cancellation on its way, a context variable. Mainspring's own leave nothing behind but a
+cancellation, and share it also when they wait.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
+from mainspring.engine.deadlines import Deadlines
 from mainspring.engine.hooks import call_hook
 from mainspring.engine.portal import soon
 from mainspring.engine.tracing import Tracing, traced
@@ -62,6 +64,7 @@ class Home:
         self._began = began
         self._over = over
         self._tracing = tracing
+        self._deadlines = Deadlines(loop, self._expire)
         self._context = contextvars.copy_context()
         # Drawn from by the program's loop, added to and taken back from by the engine's: each of
         # a deque's methods is one step to other threads.
@@ -159,7 +162,9 @@ class Home:
                 began, now = now, self._monotonic()
                 work.took = now - began
                 self._hand_over(work)
-                if work.waited or contextvars.copy_context() != self._context:
+                if work.waited and work.handler.built_in and not task.cancelling():
+                    turn_ends = now + YIELD_AFTER
+                elif work.waited or contextvars.copy_context() != self._context:
                     break
         finally:
             self._shut += 1
@@ -171,9 +176,7 @@ class Home:
             return
         work.task = task
         work.began_at = self._time.now()
-        if work.job.policy.timeout is not None:
-            seconds = work.job.policy.timeout.total_seconds()
-            work.timer = self.loop.call_later(seconds, self._expire, work)
+        self._deadlines.watch(work)
         try:
             work.unless_stopped()
             self._began(work)
@@ -192,6 +195,7 @@ class Home:
             work.waited = True
             work.problem = Problem.of(error, plain=work.handler.built_in)
         work.task = None
+        self._deadlines.forget(work)
         if work.timer is not None:
             work.timer.cancel()
 
@@ -229,6 +233,7 @@ class Home:
     def _cancel(self, work: Work) -> None:
         if work.task is not None:
             work.task.cancel()
+            self._deadlines.forget(work)
             if work.timer is not None:
                 work.timer.cancel()
             work.timer = self.loop.call_later(CANCEL_AGAIN_AFTER, self._cancel, work)

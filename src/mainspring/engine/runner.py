@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock
+from mainspring.engine.deadlines import Deadlines
 from mainspring.engine.home import Home
 from mainspring.engine.hooks import Hook, call_hook, start_hook
 from mainspring.engine.portal import soon
@@ -50,6 +51,7 @@ class Runner:
         self._over = over
         self._freed = freed
         self._tracing = tracing
+        self._deadlines = Deadlines(self._loop, lambda work: self.stop(work, Stop.TIMEOUT))
         self._threads = Threads()
         self._processes = ProcessPool(size=max(places, 1))
 
@@ -113,9 +115,7 @@ class Runner:
     # In a thread
 
     def _begin_in_thread(self, work: Work) -> None:
-        if work.job.policy.timeout is not None:
-            seconds = work.job.policy.timeout.total_seconds()
-            work.timer = self._loop.call_later(seconds, self.stop, work, Stop.TIMEOUT)
+        self._deadlines.watch(work)
         self._threads.submit(lambda: self._thread_body(work))
 
     def _thread_body(self, work: Work) -> None:
@@ -149,11 +149,7 @@ class Runner:
 
     async def _process_body(self, work: Work) -> None:
         work.began_at = self._time.now()
-        timeout = work.job.policy.timeout
-        if timeout is not None:
-            work.timer = self._loop.call_later(
-                timeout.total_seconds(), self.stop, work, Stop.TIMEOUT
-            )
+        self._deadlines.watch(work)
         try:
             work.unless_stopped()
             self.tell(work.handler.hooks.on_start, work.context)
@@ -175,8 +171,7 @@ class Runner:
 
     def _end(self, work: Work, *, places: int) -> None:
         work.ended = True
-        if work.timer is not None:
-            work.timer.cancel()
+        self._deadlines.forget(work)
         self._over([work], places)
 
 

@@ -103,6 +103,7 @@ class Work(Struct, eq=False):
     """The handler gave way to others on the program's loop, or failed there."""
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
+    """Cancels the task once more."""
     span: Any = None
     """Of OpenTelemetry, where the program uses it."""
 
