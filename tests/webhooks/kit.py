@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import ipaddress
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from mainspring import Scheduler
 from mainspring.webhooks import WebhookSettings
@@ -106,3 +115,34 @@ async def endpoint(answer: Answer | None = None) -> AsyncIterator[Endpoint]:
 def scheduler(**settings: Any) -> Scheduler:
     settings.setdefault("webhooks", ALLOW)
     return Scheduler(settings.pop("store", "memory://"), **settings)
+
+
+def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """What a server at localhost proves itself with, and the certificate that shows it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), False)
+        .sign(key, hashes.SHA256())
+    )
+    shown, kept = folder / "cert.pem", folder / "key.pem"
+    shown.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    kept.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(shown, kept)
+    return context, shown

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mainspring import State
 from mainspring.errors import InvalidInput
-from mainspring.webhooks import WebhookSettings, client
+from mainspring.webhooks import WebhookSettings, wire
 from mainspring.webhooks.address import AllowList, why_refused
 from tests.webhooks.kit import Endpoint, endpoint, response, scheduler, serving
 
@@ -133,7 +133,7 @@ async def test_a_name_is_checked_by_the_address_it_stands_for(
 @two_addresses
 async def test_a_name_that_changes_its_address_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: the first answer is harmless, the second is not."""
-    monkeypatch.setattr(client, "NAME_SECONDS", 0)
+    monkeypatch.setattr(wire, "NAME_SECONDS", 0)
     _names(monkeypatch, {"rebinding.test": [["127.0.0.2"], ["127.0.0.1"]]})
     made = Endpoint(lambda _: response(200, b"", "Connection: close"))
     async with serving(made.serve) as port:
@@ -159,7 +159,7 @@ async def test_the_socket_is_checked_whatever_the_resolver_said(
         found = {"hostname": host, "host": "127.0.0.1", "port": port, "family": kin}
         return [{**found, "proto": 0, "flags": 0}]
 
-    monkeypatch.setattr(client._Resolver, "resolve", lying)
+    monkeypatch.setattr(wire._Resolver, "resolve", lying)
     async with endpoint() as end:
         why = await refusal(f"http://liar.test:{end.port}/")
     assert end.connections == 0

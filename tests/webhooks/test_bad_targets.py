@@ -6,28 +6,20 @@ Real sockets on loopback. The bounds are the contract's own: timeout + 1 s, 10 M
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import gzip
-import ipaddress
-import ssl
 import struct
 import sys
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
-from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from mainspring import Run, Scheduler, State
 from mainspring.webhooks import Prepared
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.client import Client
 from mainspring.webhooks.heard import Heard
-from tests.webhooks.kit import Behaviour, endpoint, read_request, scheduler, serving
+from tests.webhooks.kit import Behaviour, endpoint, read_request, scheduler, self_signed, serving
 
 TIMEOUT = 1.0
 Reader = asyncio.StreamReader
@@ -265,44 +257,13 @@ async def test_nobody_listens() -> None:
     assert run.attempts[0].traceback is None
 
 
-def self_signed(folder: Path, **changes: Any) -> ssl.SSLContext:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    pem = folder / "cert.pem"
-    pem.write_bytes(
-        made.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem)
-    return context
-
-
 async def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> None:
     asked = []
 
     async def listening(reader: Reader, writer: Writer) -> None:
         asked.append(await read_request(reader))
 
-    context = self_signed(tmp_path)
+    context, _ = self_signed(tmp_path)
     async with serving(listening, ssl=context) as port, scheduler() as mainspring:
         run = await called(mainspring, f"https://127.0.0.1:{port}/")
     assert run.state is State.FAILED

@@ -1,0 +1,255 @@
+"""A request and its answer over a connection: as much of aiohttp's client as a webhook needs.
+
+aiohttp makes the connections, keeps them and reads what they bring. Its session, which serves
+cookies, redirects, proxies and bodies without end, is left out: that was most of the cost of a
+call. Every socket is made by `_socket`, which is told the address that will be connected to:
+whatever a name resolved to a moment ago, and whatever a literal looks like, that address is what
+is checked. Nothing of the environment is used (no proxies, no netrc). An answer is read up to
+64 KiB and never decompressed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import StreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.heard import Heard
+from mainspring.webhooks.render import Prepared
+
+__all__ = ["MOST_READ", "Refusal", "Wire"]
+
+MOST_READ = 64 * 1024
+MOST_HEADERS = 100
+MOST_INTERIM = 20
+LONGEST_LINE = 8_190
+MOST_ORIGINS = 4_096
+
+NAME_SECONDS = 5
+"""How long an address that a name stood for is used for new connections."""
+
+IDLE_SECONDS = 1.5
+"""How long an unused connection is kept: less than servers do (gunicorn 2 s, Node and uvicorn 5 s),
+or a request would now and then meet a connection that is just being closed, and fail."""
+
+LOOKUPS = 32
+"""Names looked up at once. A name server that does not answer holds a thread for long, and must not
+hold those of the program."""
+
+_BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_HEAD_ENDS = b"\r\n\r\n"
+_UNTIMED = aiohttp.ClientTimeout(total=None)
+
+_host: ContextVar[str] = ContextVar("_host", default="")
+
+
+class Refusal(OSError):
+    """Of an address, in the form that the connector passes on."""
+
+
+class Wire:
+    """Made and used on one loop."""
+
+    def __init__(self, allow: AllowList) -> None:
+        self._allow = allow
+        self._lookups = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="mainspring-names")
+        self._connector = _Connector(
+            limit=0,  # places are counted by the worker and by host
+            resolver=_Resolver(allow, self._lookups),
+            socket_factory=self._socket,
+            ttl_dns_cache=NAME_SECONDS,
+            keepalive_timeout=IDLE_SECONDS,
+        )
+        # What the connector reads where to connect to from; the requests are written here.
+        self._origin = lru_cache(MOST_ORIGINS)(
+            partial(aiohttp.ClientRequest, "GET", loop=asyncio.get_running_loop())
+        )
+
+    async def exchange(self, url: URL, request: Prepared, heard: Heard) -> None:
+        """Send the request once, and read the answer into `heard` as it comes."""
+        _host.set(url.raw_host or "")
+        connection = await self._connector.connect(self._origin(url.origin()), [], _UNTIMED)
+        try:
+            protocol = connection.protocol
+            assert isinstance(protocol, _Protocol)
+            heard.address = protocol.address
+            protocol.expect(answer_to=request.method)
+            await _write(protocol, url, request)
+            message, content = await protocol.read()
+            while message.code < HTTPStatus.OK and message.code != HTTPStatus.SWITCHING_PROTOCOLS:
+                message, content = await protocol.read()
+            heard.status, heard.reason = message.code, message.reason or ""
+            heard.headers = [(str(name), str(text)) for name, text in message.headers.items()]
+            heard.more = True  # until its end has come: a call may be cut off before
+            while not content.at_eof() and len(heard.body) < MOST_READ:
+                heard.body += content.read_nowait() or await content.readany()
+            heard.more = not content.at_eof() or len(heard.body) > MOST_READ
+            del heard.body[MOST_READ:]
+        except BaseException:
+            connection.close()
+            raise
+        if protocol.answered and not heard.more and not protocol.unsent:
+            connection.release()
+        else:
+            connection.close()
+
+    async def close(self) -> None:
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+        await self._connector.close()
+
+    def _socket(self, info: Any) -> socket.socket:
+        """A socket for an address that is about to be connected to, or the refusal of it."""
+        family, kind, proto, _, address = info
+        why = self._allow.refusal(str(address[0]), _host.get())
+        if why is not None:
+            raise Refusal(why)
+        return socket.socket(family=family, type=kind, proto=proto)
+
+
+async def _write(protocol: _Protocol, url: URL, request: Prepared) -> None:
+    """Hand all of a request to its connection. Nobody waits until it is sent: an endpoint may
+    answer before it has read the whole."""
+    headers: Any = {"Host": url.host_port_subcomponent, **request.headers}  # no CIMultiDict needed
+    if request.body or request.method not in _BODILESS:
+        headers["Content-Length"] = str(len(request.body))
+    writer = StreamWriter(protocol, asyncio.get_running_loop())
+    await writer.write_headers(f"{request.method} {url.raw_path_qs} HTTP/1.1", headers)
+    await writer.write(request.body, drain=False)
+
+
+class _Protocol(ResponseHandler):
+    """Takes one answer for each request, and closes a connection that brings more: aiohttp would
+    keep it for the next request, which would then be answered without being sent.
+
+    Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of them,
+    and a flood keeps the loop from everything else.
+    """
+
+    address: str | None = None
+    answered = False
+    interim = 0
+    _method = ""
+    _chunk = b""  # what is being read
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a part of a request still waits to be sent."""
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        name = transport.get_extra_info("peername")
+        self.address = str(name[0]) if name else None
+
+    def expect(self, *, answer_to: str) -> None:
+        """A request with this method is about to be sent."""
+        self.answered = False
+        self.interim = 0
+        self._method = answer_to
+        self.set_response_params(
+            skip_payload=answer_to == "HEAD",
+            read_until_eof=True,
+            auto_decompress=False,
+            read_bufsize=MOST_READ // 2,  # aiohttp buffers twice as much
+            max_line_size=LONGEST_LINE,
+            max_field_size=LONGEST_LINE,
+            max_headers=MOST_HEADERS,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if data and self.answered and (self._payload is None or self._payload.is_eof()):
+            self._cut_off()
+            return
+        self._chunk = data
+        super().data_received(data)
+        self._chunk = b""
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        if self.answered:
+            return
+        self.answered = data[0].code >= HTTPStatus.OK
+        self.interim += not self.answered
+        if self.interim <= MOST_INTERIM:
+            super().feed_data(data, size)
+        else:
+            self._chunk = b""
+            self.set_exception(HttpProcessingError(message="too many interim answers"))
+            self._cut_off()
+
+    def set_exception(self, error: BaseException, *cause: BaseException) -> None:
+        head, end, rest = self._chunk.partition(_HEAD_ENDS)
+        self._chunk = b""
+        if rest and not self.answered:
+            # What is wrong may stand behind a good head, and aiohttp drops both: it counts alone.
+            self.expect(answer_to=self._method)
+            self.data_received(head + end)
+            if self._exception is None:
+                self.data_received(rest)
+            return
+        payload = self._payload
+        super().set_exception(error, *cause)
+        # Of broken chunks aiohttp does not tell, and the call would wait for its timeout.
+        if payload is not None and not payload.is_eof():
+            payload.set_exception(aiohttp.ClientPayloadError(str(error)))
+
+    def _cut_off(self) -> None:
+        self.force_close()
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Connector(aiohttp.TCPConnector):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
+
+
+class _Resolver(AbstractResolver):
+    """Names by the system's resolver, on threads of our own; addresses that may not be called are
+    left out (and checked again when a socket is made)."""
+
+    def __init__(self, allow: AllowList, threads: ThreadPoolExecutor) -> None:
+        self._allow = allow
+        self._threads = threads
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+        )
+        results: list[ResolveResult] = []
+        why = None
+        for kin, _, proto, _, address in found:
+            refusal = self._allow.refusal(str(address[0]), host)
+            if refusal is not None:
+                why = refusal
+                continue
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=str(address[0]),
+                    port=port,
+                    family=kin,
+                    proto=proto,
+                    flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                )
+            )
+        if not results and why is not None:
+            raise Refusal(why)
+        return results
+
+    async def close(self) -> None:
+        """Its threads are the wire's."""

@@ -1,0 +1,235 @@
+"""What goes over the wire, byte by byte, and which connections are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mainspring.errors import WebhookFailed
+from mainspring.webhooks import Prepared
+from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.client import Client
+from mainspring.webhooks.heard import Heard
+from tests.webhooks.kit import Behaviour, Request, read_request, response, self_signed, serving
+
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+BIG = os.urandom(8_000_000)
+"""More than the sockets of both sides hold."""
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[Client]:
+    made = Client(AllowList.of(["127.0.0.1"]), 10)
+    yield made
+    await made.close()
+
+
+async def asked(
+    made: Client, port: int, body: bytes = b"", method: str = "POST", path: str = "/"
+) -> Heard:
+    heard = Heard()
+    request = Prepared(method, f"http://127.0.0.1:{port}{path}", {"X-One": "1"}, body)
+    async with asyncio.timeout(20):
+        await made.send(request, heard, patience=1)
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "length"),
+    [
+        ("GET", b"", b""),
+        ("HEAD", b"", b""),
+        ("OPTIONS", b"", b""),
+        ("POST", b"", b"Content-Length: 0\r\n"),
+        ("DELETE", b"", b"Content-Length: 0\r\n"),
+        ("PURGE", b"", b"Content-Length: 0\r\n"),
+        ("GET", b"\xff", b"Content-Length: 1\r\n"),
+        ("PUT", b"12345", b"Content-Length: 5\r\n"),
+    ],
+)
+async def test_a_request_as_it_is_sent(method: str, body: bytes, length: bytes) -> None:
+    """Nothing is in it that the dry run does not show, but the host and the length."""
+    seen = bytearray()
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        seen.extend(await reader.readuntil(b"\r\n\r\n"))
+        seen.extend(await reader.readexactly(len(body)))
+        writer.write(response(200))
+        await writer.drain()
+
+    async with serving(serve) as port, client() as made:
+        await asked(made, port, body, method, "/a%20b/?q=%2F&r=1#not-sent")
+    line = f"{method} /a%20b/?q=%2F&r=1 HTTP/1.1\r\n".encode()
+    host = f"Host: 127.0.0.1:{port}\r\n".encode()
+    assert bytes(seen) == line + host + b"X-One: 1\r\n" + length + b"\r\n" + body
+
+
+async def test_no_header_can_end_a_line() -> None:
+    """Definitions are checked; should one come through, nothing of it is sent."""
+    async with serving(never) as port, client() as made:
+        request = Prepared("GET", f"http://127.0.0.1:{port}/", {"X": "1\r\nY: 2"}, b"")
+        with pytest.raises(WebhookFailed):
+            await made.send(request, Heard(), patience=1)
+
+
+async def never(reader: Reader, writer: Writer) -> None:
+    assert await reader.read() == b""
+
+
+async def test_a_body_that_is_read_slowly_arrives_whole() -> None:
+    got: list[Request] = []
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await asyncio.sleep(0.2)
+        while (request := await read_request(reader)) is not None:
+            got.append(request)
+            writer.write(response(200))
+            await writer.drain()
+
+    async with serving(serve) as port, client() as made:
+        assert (await asked(made, port, BIG)).status == 200
+        assert (await asked(made, port, b"next")).status == 200
+    digests = [hashlib.sha256(request.body).digest() for request in got]
+    assert digests == [hashlib.sha256(body).digest() for body in (BIG, b"next")]
+
+
+async def test_an_answer_that_comes_before_the_body_is_read_counts() -> None:
+    """Its connection still has the rest of that body to send: the next request needs another."""
+    connections = 0
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(413 if connections == 1 else 200))
+        await writer.drain()
+        await reader.read()
+
+    async with serving(serve, limit=1_000) as port, client() as made:
+        assert (await asked(made, port, BIG)).status == 413
+        assert (await asked(made, port)).status == 200
+    assert connections == 2
+
+
+def switching(*headers: str) -> Behaviour:
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        lines = ["HTTP/1.1 101 Switching Protocols", *headers, "", ""]
+        writer.write("\r\n".join(lines).encode())
+        await writer.drain()
+        assert await reader.read() == b""
+
+    return serve
+
+
+@pytest.mark.parametrize("headers", [["Connection: upgrade", "Upgrade: websocket"], []])
+async def test_a_connection_that_speaks_another_protocol_now_is_given_up(
+    headers: list[str],
+) -> None:
+    async with serving(switching(*headers)) as port, client() as made:
+        assert (await asked(made, port)).status == 101
+        assert (await asked(made, port)).status == 101
+
+
+@pytest.mark.parametrize(
+    ("answer", "connections"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 1),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 1),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", 1),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 1),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", 3),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", 3),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000, 3),
+    ],
+    ids=range(7),
+)
+async def test_a_connection_is_used_again_where_it_can_be(answer: bytes, connections: int) -> None:
+    seen = 0
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        nonlocal seen
+        seen += 1
+        while await read_request(reader) is not None:
+            writer.write(answer)
+            await writer.drain()
+
+    async with serving(serve) as port, client() as made:
+        for _ in range(3):
+            assert (await asked(made, port)).status in (200, 204)
+    assert seen == connections
+
+
+async def test_what_is_answered_to_a_call_that_was_cut_off_is_nobodys() -> None:
+    arrived = asyncio.Event()
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        first = not arrived.is_set()
+        await read_request(reader)
+        arrived.set()
+        if first:
+            await asyncio.sleep(0.1)
+        writer.write(response(200, b"first" if first else b"second"))
+        await writer.drain()
+
+    async with serving(serve) as port, client() as made:
+        call = asyncio.create_task(asked(made, port))
+        await arrived.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert (await asked(made, port)).body == b"second"
+    assert call.cancelled()
+
+
+CALLER = """
+import asyncio, sys
+from mainspring.webhooks import Prepared
+from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.client import Client
+from mainspring.webhooks.heard import Heard
+
+async def main():
+    client = Client(AllowList.of(["127.0.0.0/8", "::1"]), 1)
+    for body in (b"one", b"two" * 100_000):
+        heard = Heard()
+        await client.send(Prepared("POST", sys.argv[1], {}, body), heard, patience=1)
+        print(heard.status, heard.body.decode())
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_server_that_proves_itself_is_called_over_tls(tmp_path: Path) -> None:
+    """By the certificates that the system trusts, which `SSL_CERT_FILE` names here."""
+    context, certificate = self_signed(tmp_path)
+    connections = 0
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        nonlocal connections
+        connections += 1
+        while (request := await read_request(reader)) is not None:
+            writer.write(response(200, str(len(request.body)).encode()))
+            await writer.drain()
+
+    async with serving(serve, ssl=context, family=socket.AF_INET) as port:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            CALLER,
+            f"https://localhost:{port}/",
+            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert said.decode().splitlines() == ["200 3", "200 300000"]
+    assert connections == 1
