@@ -24,16 +24,18 @@ wait = st.tuples(st.just("wait"), st.integers(1, 12))
 
 
 class Loop:
-    """A loop's timers, by a time of our own."""
+    """A loop's timers and a clock, by a time of our own."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.stands_still = False
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
 
-    def time(self) -> float:
-        return self.now
+    def monotonic(self) -> float:
+        return 0.0 if self.stands_still else self.now
 
-    def call_at(self, when: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+    def call_later(self, wait: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        when = self.now + wait
         timer = asyncio.TimerHandle(when, call, args, self)  # type: ignore[arg-type]
         heapq.heappush(self._timers, (when, len(self._timers), timer))
         return timer
@@ -67,7 +69,7 @@ def work_of(timeout: int | None) -> Any:
 def test_each_at_its_own_time(steps: list[tuple[str, int]]) -> None:
     loop: Any = Loop()
     expired: dict[Any, float] = {}
-    deadlines = Deadlines(loop, lambda work: expired.update({work: loop.now}))
+    deadlines = Deadlines(loop, loop, lambda work: expired.update({work: loop.now}))
     due: dict[Any, float] = {}
     ended: set[Any] = set()
     for step, number in steps:
@@ -103,7 +105,7 @@ def test_one_that_ends_another_while_both_are_up() -> None:
         if work is first:
             deadlines.watch(third)
 
-    deadlines = Deadlines(loop, expire)
+    deadlines = Deadlines(loop, loop, expire)
     deadlines.watch(first)
     deadlines.watch(second)
     loop.go_to(1)
@@ -115,8 +117,21 @@ def test_one_that_ends_another_while_both_are_up() -> None:
 
 def test_without_a_timeout_there_is_no_timer() -> None:
     loop: Any = Loop()
-    deadlines = Deadlines(loop, lambda work: None)
+    deadlines = Deadlines(loop, loop, lambda work: None)
     work = work_of(None)
     deadlines.watch(work)
     assert loop.timers == 0
     deadlines.forget(work)
+
+
+def test_a_clock_that_stands_still_holds_up_nobody_for_ever() -> None:
+    loop: Any = Loop()
+    loop.stands_still = True
+    expired: list[Any] = []
+    deadlines = Deadlines(loop, loop, expired.append)
+    works = [work_of(1), work_of(1), work_of(1)]
+    for work in works:
+        deadlines.watch(work)
+    deadlines.forget(works[0])
+    loop.go_to(10)
+    assert expired == works[1:]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from itertools import takewhile
 
+from mainspring.clock import Clock
 from mainspring.engine.work import Work
 
 __all__ = ["Deadlines"]
@@ -19,8 +20,11 @@ __all__ = ["Deadlines"]
 class Deadlines:
     """Used on one loop. `expire(work)` is called there when its time is up."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Work], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, expire: Callable[[Work], None]
+    ) -> None:
         self._loop = loop
+        self._clock = clock
         self._expire = expire
         self._ends: dict[timedelta, dict[Work, float]] = {}  # of each, in the order of their ends
         self._timers: dict[timedelta, asyncio.TimerHandle] = {}
@@ -30,11 +34,11 @@ class Deadlines:
         timeout = work.job.policy.timeout
         if timeout is None:
             return
-        end = self._loop.time() + timeout.total_seconds()
+        seconds = timeout.total_seconds()
         if timeout not in self._ends:
             self._ends[timeout] = {}
-            self._timers[timeout] = self._loop.call_at(end, self._look, timeout)
-        self._ends[timeout][work] = end
+            self._set(timeout, seconds, work)
+        self._ends[timeout][work] = self._clock.monotonic() + seconds
 
     def forget(self, work: Work) -> None:
         """It has ended, or is being ended."""
@@ -46,15 +50,22 @@ class Deadlines:
             del self._ends[timeout]
             self._timers.pop(timeout).cancel()
 
-    def _look(self, timeout: timedelta) -> None:
-        """Expire what is up, and look again when the next one is."""
-        now, ends = self._loop.time(), self._ends[timeout]
-        up = [work for work, _ in takewhile(lambda one: one[1] <= now, ends.items())]
+    def _set(self, timeout: timedelta, seconds: float, work: Work) -> None:
+        self._timers[timeout] = self._loop.call_later(seconds, self._look, timeout, work)
+
+    def _look(self, timeout: timedelta, first: Work) -> None:
+        """Expire what is up, and look again when the next one is. That for which the timer was set
+        is up, even by a clock that stands still."""
+        now, ends = self._clock.monotonic(), self._ends[timeout]
+        up = [
+            work
+            for work, _ in takewhile(lambda one: one[0] is first or one[1] <= now, ends.items())
+        ]
         for work in up:
             del ends[work]
         if ends:
-            after = next(iter(ends.values()))
-            self._timers[timeout] = self._loop.call_at(after, self._look, timeout)
+            after, end = next(iter(ends.items()))
+            self._set(timeout, end - now, after)
         else:
             del self._ends[timeout], self._timers[timeout]
         for work in up:

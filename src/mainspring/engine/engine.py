@@ -96,6 +96,7 @@ class Engine:
             Runner(
                 self._home_on(home),
                 self._home_on(asyncio.get_running_loop()),
+                parts.clock,
                 parts.time,
                 places=parts.settings.workers,
                 inline=inline,

@@ -64,7 +64,7 @@ class Home:
         self._began = began
         self._over = over
         self._tracing = tracing
-        self._deadlines = Deadlines(loop, self._expire)
+        self._deadlines = Deadlines(loop, clock, self._expire)
         self._context = contextvars.copy_context()
         # Drawn from by the program's loop, added to and taken back from by the engine's: each of
         # a deque's methods is one step to other threads.

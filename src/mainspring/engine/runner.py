@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mainspring.clock import CarriedClock
+from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.deadlines import Deadlines
 from mainspring.engine.home import Home
 from mainspring.engine.hooks import Hook, call_hook, start_hook
@@ -35,6 +35,7 @@ class Runner:
         self,
         home: Home,
         built_in: Home,
+        clock: Clock,
         time: CarriedClock,
         *,
         places: int,
@@ -51,7 +52,7 @@ class Runner:
         self._over = over
         self._freed = freed
         self._tracing = tracing
-        self._deadlines = Deadlines(self._loop, lambda work: self.stop(work, Stop.TIMEOUT))
+        self._deadlines = Deadlines(self._loop, clock, lambda work: self.stop(work, Stop.TIMEOUT))
         self._threads = Threads()
         self._processes = ProcessPool(size=max(places, 1))
 
