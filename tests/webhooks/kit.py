@@ -6,10 +6,12 @@ import asyncio
 import datetime as dt
 import ipaddress
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 from cryptography import x509
@@ -79,6 +81,12 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
     headers = {name.lower(): text for name, text in (line.split(": ", 1) for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     return Request(method, target, headers, body)
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a machine that fails does."""
+    writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 @asynccontextmanager

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import struct
 import sys
 from pathlib import Path
-from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 
@@ -19,7 +17,15 @@ from mainspring.webhooks import Prepared
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.client import Client
 from mainspring.webhooks.heard import Heard
-from tests.webhooks.kit import Behaviour, endpoint, read_request, scheduler, self_signed, serving
+from tests.webhooks.kit import (
+    Behaviour,
+    endpoint,
+    read_request,
+    reset,
+    scheduler,
+    self_signed,
+    serving,
+)
 
 TIMEOUT = 1.0
 Reader = asyncio.StreamReader
@@ -131,11 +137,6 @@ async def flood(writer: Writer, block: bytes) -> None:
     while True:
         writer.write(block)
         await writer.drain()
-
-
-def reset(writer: Writer) -> None:
-    writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
 
 
 async def called(

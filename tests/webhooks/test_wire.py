@@ -18,7 +18,15 @@ from mainspring.webhooks import Prepared
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.client import Client
 from mainspring.webhooks.heard import Heard
-from tests.webhooks.kit import Behaviour, Request, read_request, response, self_signed, serving
+from tests.webhooks.kit import (
+    Behaviour,
+    Request,
+    read_request,
+    reset,
+    response,
+    self_signed,
+    serving,
+)
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -167,6 +175,23 @@ async def test_a_connection_is_used_again_where_it_can_be(answer: bytes, connect
         for _ in range(3):
             assert (await asked(made, port)).status in (200, 204)
     assert seen == connections
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_an_answer_without_a_length_ends_with_its_connection(broken: bool) -> None:
+    """Its status stands also when the connection broke; its body is then known to be a part."""
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nsome")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        if broken:
+            reset(writer)
+
+    async with serving(serve) as port, client() as made:
+        heard = await asked(made, port)
+    assert (heard.status, bytes(heard.body), heard.more) == (200, b"some", broken)
 
 
 async def test_what_is_answered_to_a_call_that_was_cut_off_is_nobodys() -> None:

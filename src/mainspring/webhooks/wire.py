@@ -95,7 +95,8 @@ class Wire:
             heard.more = True  # until its end has come: a call may be cut off before
             while not content.at_eof() and len(heard.body) < MOST_READ:
                 heard.body += content.read_nowait() or await content.readany()
-            heard.more = not content.at_eof() or len(heard.body) > MOST_READ
+            ended = content.at_eof() and not protocol.broken
+            heard.more = not ended or len(heard.body) > MOST_READ
             del heard.body[MOST_READ:]
         except BaseException:
             connection.close()
@@ -138,6 +139,8 @@ class _Protocol(ResponseHandler):
     """
 
     address: str | None = None
+    broken = False
+    """Whether it ended in the midst of an answer: one without a length seems whole then."""
     answered = False
     interim = 0
     _method = ""
@@ -152,6 +155,10 @@ class _Protocol(ResponseHandler):
         super().connection_made(transport)
         name = transport.get_extra_info("peername")
         self.address = str(name[0]) if name else None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.broken = exc is not None and self._payload is not None and not self._payload.is_eof()
+        super().connection_lost(exc)
 
     def expect(self, *, answer_to: str) -> None:
         """A request with this method is about to be sent."""
