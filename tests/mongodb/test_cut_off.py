@@ -17,8 +17,8 @@ from pymongo.read_concern import ReadConcern
 
 from mainspring import Scheduler, states
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Run, State
-from mainspring.store import Claim, RunQuery
+from mainspring.model import Job, Run, State, replace
+from mainspring.store import Claim, JobQuery, RunQuery
 from mainspring.stores.mongodb import MongoStore, keys
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
 from mainspring.stores.mongodb.rows import LIVE_STATES
@@ -199,3 +199,28 @@ async def test_an_end_is_told_when_a_majority_has_it(
         assert await desk.cancel(running.id)
         assert not await desk.cancel(pending.id)
         assert (await desk.wait(pending.id, 10)).state is State.CANCELLED
+
+
+async def test_a_job_that_may_be_rolled_back_refuses_nobody(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """Who is told that a job is there, or is another by now, does not try again: it has to last."""
+    job = Job(id="new", handler="work", created_at=await store.now(), updated_at=await store.now())
+    assert await store.put_job(replace(job, id="old"))
+    [old] = (await store.jobs(JobQuery())).items
+    with cut_off(cluster.shards):
+        for _ in range(2):
+            for write in (
+                store.put_job(job),
+                store.add_jobs([replace(job, version=1)]),
+                store.put_job(replace(old, description="changed")),
+                store.drop_job("gone"),
+            ):
+                with pytest.raises(StoreUnavailable):
+                    await write
+    assert not await store.put_job(job)
+    assert await store.add_jobs([replace(job, version=1)]) == [False]
+    assert not await store.put_job(replace(old, description="too late"))
+    assert not await store.drop_job("gone")
+    kept = {job.id: job.description for job in (await store.jobs(JobQuery())).items}
+    assert kept == {"new": "", "old": "changed"}

@@ -32,6 +32,7 @@ from pymongo.errors import DuplicateKeyError
 
 from mainspring import states
 from mainspring.clock import from_us
+from mainspring.errors import StoreUnavailable
 from mainspring.model import LIVE, Job, Run, Source, State, replace
 from mainspring.policy import Overlap
 from mainspring.states import Change
@@ -57,18 +58,18 @@ _SHOWN = dict.fromkeys(("version", "limit", "firing", "fired_at", *_MOMENTS), 1)
 async def put_job(db: Database, job: Job) -> bool:
     made = job_document(job)
     stored = await db.jobs.find_one({"_id": job.id}, _SHOWN)
-    if (stored["version"] if stored else 0) != job.version:
-        return False
+    if _version(stored) != job.version:
+        return await _refused(db, job.id, job.version)
     if stored is None:
         try:
             await db.jobs.insert_one(made)
         except DuplicateKeyError:
-            return False
+            return await _refused(db, job.id, 0)
     else:
         await _finish(db, stored)
         result = await db.jobs.replace_one({"_id": job.id, "version": job.version}, made)
         if not result.matched_count:
-            return False
+            return await _refused(db, job.id, job.version)
     was_limited = stored is not None and "limit" in stored
     if was_limited != ("limit" in made):
         await stamp_lanes(db, job.id, limited="limit" in made)
@@ -84,7 +85,7 @@ async def _add_job(db: Database, made: Document) -> bool:
     try:
         await db.jobs.insert_one(made)
     except DuplicateKeyError:
-        return False
+        return await _refused(db, made["_id"], 0)
     if "limit" in made:
         await stamp_lanes(db, made["_id"], limited=True)
     return True
@@ -94,7 +95,7 @@ async def drop_job(db: Database, job_id: str, version: int | None = None) -> boo
     for _ in range(TRIES):
         stored = await db.jobs.find_one({"_id": job_id}, _SHOWN)
         if stored is None or version not in (None, stored["version"]):
-            return False
+            return await _refused(db, job_id, version)
         await _finish(db, stored)
         gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})
         if gone.deleted_count:
@@ -102,6 +103,18 @@ async def drop_job(db: Database, job_id: str, version: int | None = None) -> boo
                 await stamp_lanes(db, job_id, limited=False)
             return True
     return False
+
+
+async def _refused(db: Database, job_id: str, wanted: int | None) -> bool:
+    """What stands in a write's way counts when a majority has it; it may be rolled back before."""
+    kept = (await db.settled(db.jobs, [job_id])).get(job_id)
+    if _version(kept) == wanted or (wanted is None and kept is not None):
+        raise StoreUnavailable(f"a change of job {job_id!r} was rolled back; try again")
+    return False
+
+
+def _version(stored: Document | None) -> int:
+    return stored["version"] if stored else 0
 
 
 async def sweep(db: Database) -> None:
