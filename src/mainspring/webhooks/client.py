@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 from collections import deque
 from functools import lru_cache, partial
 
@@ -23,6 +24,8 @@ from mainspring.webhooks.render import Prepared
 from mainspring.webhooks.wire import Refusal, Wire
 
 __all__ = ["Client"]
+
+_QUOTED = re.compile(r"""[:\s]*(\n|\bb?['"]|\bwhen reading\b)""")
 
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
@@ -93,6 +96,9 @@ class _Places:
             async with asyncio.timeout(patience):
                 await turn
         except BaseException as error:
+            waiting = self._waiting.get(host, ())
+            if waiting and turn in waiting:
+                waiting.remove(turn)
             if turn.done() and not turn.cancelled():
                 self.free(host)  # it was handed over in the same moment
             if isinstance(error, TimeoutError):
@@ -134,8 +140,8 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
         case aiohttp.ClientPayloadError():
             return WebhookFailed(f"the answer of {host} broke off")
         case HttpProcessingError():
-            # What it quotes of the answer is cut, and a secret in it then not known.
-            why = error.message.partition("\n")[0].partition(" when reading")[0].rstrip(":")[:200]
+            # What it quotes of the answer may be a secret, in a form that nobody knows.
+            why = _QUOTED.split(error.message, 1)[0][:200]
             return WebhookFailed(f"{host} did not answer in HTTP that can be read: {why}")
         case _:
             return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")

@@ -11,6 +11,7 @@ is checked. Nothing of the environment is used (no proxies, no netrc). An answer
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
@@ -37,6 +39,9 @@ MOST_INTERIM = 20
 LONGEST_LINE = 8_190
 MOST_ORIGINS = 4_096
 
+SENT_AT_ONCE = 16 * 1024
+"""Bytes that an idle connection takes without waiting."""
+
 NAME_SECONDS = 5
 """How long an address that a name stood for is used for new connections."""
 
@@ -49,7 +54,9 @@ LOOKUPS = 32
 hold those of the program."""
 
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-_HEAD_ENDS = b"\r\n\r\n"
+_HEAD_ENDS = re.compile(rb"\n\r?\n")
+_BLANK_LINES = (b"\n\r\n", b"\n\n")
+_INTERIM = frozenset(range(100, 200)) - {HTTPStatus.SWITCHING_PROTOCOLS}
 _UNTIMED = aiohttp.ClientTimeout(total=None)
 
 _host: ContextVar[str] = ContextVar("_host", default="")
@@ -88,7 +95,7 @@ class Wire:
             protocol.expect(answer_to=request.method)
             await _write(protocol, url, request)
             message, content = await protocol.read()
-            while message.code < HTTPStatus.OK and message.code != HTTPStatus.SWITCHING_PROTOCOLS:
+            while message.code in _INTERIM:
                 message, content = await protocol.read()
             heard.status, heard.reason = message.code, message.reason or ""
             heard.headers = [(str(name), str(text)) for name, text in message.headers.items()]
@@ -99,12 +106,12 @@ class Wire:
             heard.more = not ended or len(heard.body) > MOST_READ
             del heard.body[MOST_READ:]
         except BaseException:
-            connection.close()
+            _give_up(connection)
             raise
-        if protocol.answered and not heard.more and not protocol.unsent:
+        if protocol.clean and not heard.more and protocol.sent(len(request.body)):
             connection.release()
         else:
-            connection.close()
+            _give_up(connection)
 
     async def close(self) -> None:
         self._lookups.shutdown(wait=False, cancel_futures=True)
@@ -119,6 +126,13 @@ class Wire:
         return socket.socket(family=family, type=kind, proto=proto)
 
 
+def _give_up(connection: Connection) -> None:
+    """Close a connection at once, with whatever it has still to send."""
+    if connection.protocol is not None:
+        connection.protocol.abort()
+    connection.close()
+
+
 async def _write(protocol: _Protocol, url: URL, request: Prepared) -> None:
     """Hand all of a request to its connection. Nobody waits until it is sent: an endpoint may
     answer before it has read the whole."""
@@ -131,25 +145,35 @@ async def _write(protocol: _Protocol, url: URL, request: Prepared) -> None:
 
 
 class _Protocol(ResponseHandler):
-    """Takes one answer for each request, and closes a connection that brings more: aiohttp would
-    keep it for the next request, which would then be answered without being sent.
+    """Takes one answer for each request, and closes a connection that brings more, or that brings
+    something unasked: aiohttp would keep it for the next request, which would have that answer.
 
-    Has enough of an endpoint that says "in a moment" (103) without end: aiohttp reads each of them,
-    and a flood keeps the loop from everything else.
+    What aiohttp reads at once it keeps or drops as a whole; so it is given a head by itself, and a
+    good answer counts whatever stands behind it. Has enough of an endpoint that says "in a moment"
+    (103) without end: a flood of them keeps the loop from everything else.
     """
 
     address: str | None = None
     broken = False
     """Whether it ended in the midst of an answer: one without a length seems whole then."""
-    answered = False
-    interim = 0
-    _method = ""
-    _chunk = b""  # what is being read
+    answered = True  # nothing is asked yet
+    _heads = 0
+    _left: int | None = 0  # bytes of the body that are to come; None: it is known by its end
+    _last = b""  # the last bytes that came
 
     @property
-    def unsent(self) -> bool:
-        """Whether a part of a request still waits to be sent."""
-        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+    def clean(self) -> bool:
+        """Whether it brought one answer, all of it, and nothing behind it."""
+        if self._left is None:
+            return self.answered and self._last.endswith(_BLANK_LINES)
+        return self.answered and self._left == 0
+
+    def sent(self, size: int) -> bool:
+        """Whether all of a request has gone out. Below TLS nobody tells; as much as the system
+        takes at once has."""
+        if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
+            return self.transport is not None and size <= SENT_AT_ONCE
+        return self.transport.get_write_buffer_size() == 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -163,8 +187,9 @@ class _Protocol(ResponseHandler):
     def expect(self, *, answer_to: str) -> None:
         """A request with this method is about to be sent."""
         self.answered = False
-        self.interim = 0
-        self._method = answer_to
+        self._heads = 0
+        self._left = 0
+        self._last = b""
         self.set_response_params(
             skip_payload=answer_to == "HEAD",
             read_until_eof=True,
@@ -176,35 +201,51 @@ class _Protocol(ResponseHandler):
         )
 
     def data_received(self, data: bytes) -> None:
+        while data and not self.answered and self._exception is None:
+            data = self._head_received(data)
         if data and self.answered and (self._payload is None or self._payload.is_eof()):
             self._cut_off()
-            return
-        self._chunk = data
-        super().data_received(data)
-        self._chunk = b""
+        elif self._exception is None:
+            self._pass_on(data)
 
-    def feed_data(self, data: Any, size: int = 0) -> None:
-        if self.answered:
-            return
-        self.answered = data[0].code >= HTTPStatus.OK
-        self.interim += not self.answered
-        if self.interim <= MOST_INTERIM:
-            super().feed_data(data, size)
-        else:
-            self._chunk = b""
+    def _head_received(self, data: bytes) -> bytes:
+        """Read to the end of a head, if it is here; gives what stands behind it."""
+        end = _HEAD_ENDS.search(self._last + data)
+        if end is None:
+            self._pass_on(data)
+            return b""
+        size = end.end() - len(self._last)
+        self._pass_on(data[:size])
+        self._last = b""
+        self._heads += 1
+        if self._heads > MOST_INTERIM and not self.answered:
             self.set_exception(HttpProcessingError(message="too many interim answers"))
             self._cut_off()
+        return data[size:]
+
+    def _pass_on(self, data: bytes) -> None:
+        self._last = (self._last + data[-3:])[-3:]
+        if self._left is not None and self.answered:
+            self._left -= len(data)
+        super().data_received(data)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """A head is read. aiohttp has looked at its lengths."""
+        if self.answered:
+            self.force_close()
+            return
+        message = data[0]
+        self.answered = not HTTPStatus.CONTINUE <= message.code < HTTPStatus.OK
+        length = message.headers.get("Content-Length", "0")
+        if self._skip_payload or message.code in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            # No body is read. One that should not come may come all the same, and later.
+            if self._skip_payload or message.chunked or length != "0":
+                self.force_close()
+        else:
+            self._left = None if message.chunked or not length.isdecimal() else int(length)
+        super().feed_data(data, size)
 
     def set_exception(self, error: BaseException, *cause: BaseException) -> None:
-        head, end, rest = self._chunk.partition(_HEAD_ENDS)
-        self._chunk = b""
-        if rest and not self.answered:
-            # What is wrong may stand behind a good head, and aiohttp drops both: it counts alone.
-            self.expect(answer_to=self._method)
-            self.data_received(head + end)
-            if self._exception is None:
-                self.data_received(rest)
-            return
         payload = self._payload
         super().set_exception(error, *cause)
         # Of broken chunks aiohttp does not tell, and the call would wait for its timeout.
