@@ -133,3 +133,25 @@ async def test_of_many_edits_at_once_each_is_done(api: Api) -> None:
     for one in edits:
         for field, value in one.items():
             assert field == "backoff" or stored[field] == value, field
+
+
+RULE = "DTSTART:20270101T090000\nRRULE:FREQ=DAILY;COUNT=3"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "DTSTART:20290601T090000\nRRULE:FREQ=DAILY;COUNT=3",
+        f"{RULE}\nEXDATE:20270102T090000",
+        f"{RULE}\nRDATE:20270109T090000",
+        "RRULE:FREQ=DAILY;COUNT=3",
+    ],
+)
+async def test_every_line_of_a_rule_is_part_of_the_etag(api: Api, other: str) -> None:
+    path = f"/api/jobs/{await created(api, schedule=RULE)}"
+    tag = {"If-Match": (await api.get(path)).headers["etag"]}
+    before = (await api.ok("GET", path))["data"]
+    edited = await api.put(path, json={"schedule": other}, headers=tag)
+    assert edited.json()["data"]["schedule"] != before["schedule"]
+    await refused(api, "PUT", path, 412, json={"schedule": RULE}, headers=tag)
+    await refused(api, "DELETE", path, 412, headers=tag)

@@ -64,6 +64,17 @@ class Recurrence(Wall):
         return f"{rule_in_words(self._walls.rule, self.dtstart)}{more}, {self.timezone}"
 
     @property
+    def text(self) -> str:
+        """The lines that give it back when they are read in its zone."""
+        lines = [f"RRULE:{self.rule}"]
+        if self.dtstart is not None:
+            lines.insert(0, f"DTSTART:{_stamp(self.dtstart)}")
+        for name, walls in (("EXDATE", self.exdates), ("RDATE", self.rdates)):
+            if walls:
+                lines.append(f"{name}:{','.join(map(_stamp, walls))}")
+        return "\n".join(lines)
+
+    @property
     def follows_clock(self) -> bool:
         return self._walls.rule.freq >= Freq.HOURLY
 
@@ -80,3 +91,7 @@ class Recurrence(Wall):
             "exdates": [iso(wall) for wall in self.exdates],
             **({"rdates": [iso(wall) for wall in self.rdates]} if self.rdates else {}),
         }
+
+
+def _stamp(wall: datetime) -> str:
+    return f"{wall:%Y%m%dT%H%M%S}"

@@ -20,6 +20,7 @@ from mainspring.schedules import Schedule
 from mainspring.schedules.cron import Cron
 from mainspring.schedules.interval import Interval
 from mainspring.schedules.once import Once
+from mainspring.schedules.recurrence import Recurrence
 from mainspring.service.written import written
 from mainspring.webhooks.desk import shown_headers
 
@@ -149,7 +150,7 @@ def created(job: Job, signing_secret: str | None) -> dict[str, Any]:
 
 
 def schedule_text(schedule: Schedule | None) -> str | None:
-    """A text that gives the schedule back when it is sent."""
+    """A text that gives the schedule back when it is sent with its timezone."""
     if schedule is None:
         return None
     if isinstance(schedule, Cron):
@@ -158,18 +159,19 @@ def schedule_text(schedule: Schedule | None) -> str | None:
         return f"{ms(schedule.interval)}ms"
     if isinstance(schedule, Once):
         return when(schedule.when)
-    rule = str(schedule.to_dict().get("rule", schedule.describe()))
-    return rule if rule.upper().startswith("RRULE") else f"RRULE:{rule}"
+    return schedule.text if isinstance(schedule, Recurrence) else schedule.describe()
 
 
 def etag(job: Job) -> str:
-    """Of the definition alone: a job that fires is not edited by that."""
+    """Of the definition alone: a job that fires is not edited by that. The document leaves out or
+    rounds some of it, so those parts are told beside it as they are stored."""
     document = job_document(job)
     for name in ("nextRunAt", "lastRunAt", "updatedAt"):
         del document[name]
     signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
     sealed = [one.box for one in job.webhook.secret_headers.values()] if job.webhook else []
-    text = written([document, signing, sealed])
+    schedule = job.schedule.to_dict() if job.schedule else None
+    text = written([document, schedule, job.policy.to_dict(), signing, sealed])
     return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
 
 
