@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.service import shapes
 from tests.service.conftest import Api
-from tests.service.test_jobs import created, job
+from tests.service.test_jobs import created, job, refused
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,24 @@ async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
     seen = await api.ok("POST", "/api/schedules/preview", json={**read, "count": 5})
     assert seen["data"]["schedule"] == first["schedule"]
     assert [one["utc"] for one in seen["data"]["slots"]] == [shapes.when(one) for one in slots[0]]
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        *(("jobs", name) for name in ("tag", "enabled", "search")),
+        *(("runs", name) for name in ("job", "state", "since", "until")),
+    ],
+)
+async def test_a_condition_that_was_not_filled_in_matches_nothing(
+    api: Api, what: str, name: str
+) -> None:
+    """It meant everything: `{"action": "delete", "match": {"tag": null}}` deleted every job."""
+    job_id = await created(api)
+    run = (await api.ok("POST", f"/api/jobs/{job_id}/trigger"))["data"]["id"]
+    await api.ok("POST", f"/api/runs/{run}/cancel")
+    sent = {"action": "delete", "match": {name: None}}
+    told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=sent)
+    assert told["error"] == f"match.{name} is null: leave it out where it does not matter"
+    assert (await job(api, job_id))["_id"] == job_id
+    assert (await api.ok("GET", f"/api/runs/{run}"))["data"]["id"] == run

@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from mainspring import schedules
@@ -273,13 +274,28 @@ class TriggerBody(Body):
     payload: Any = None
 
 
-class MatchBody(Body):
-    """Which runs are meant: all that fit every condition given."""
+Nothing = SkipJsonSchema[None]
+"""Of a condition that was left out; nobody may send it."""
 
-    job: JobId | None = None
-    state: State | list[State] | None = None
-    since: Annotated[Moment, _moment_of("since")] | None = None
-    until: Annotated[Moment, _moment_of("until")] | None = None
+
+class Conditions(Body):
+    """Which are meant: all that fit every condition given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_null(cls, value: Any) -> Any:
+        """A condition that was to be filled in, and was not, must not mean everything."""
+        for name, item in value.items() if isinstance(value, dict) else ():
+            if item is None:
+                raise _wrong(f"match.{name}", "is null: leave it out where it does not matter")
+        return value
+
+
+class MatchBody(Conditions):
+    job: JobId | Nothing = None
+    state: State | list[State] | Nothing = None
+    since: Annotated[Moment, _moment_of("since")] | Nothing = None
+    until: Annotated[Moment, _moment_of("until")] | Nothing = None
 
     model_config = ConfigDict(strict=False)
 
@@ -297,10 +313,10 @@ class RunsBulkBody(Body):
         return self
 
 
-class JobMatchBody(Body):
-    tag: Word | None = None
-    enabled: bool | None = None
-    search: Word | None = None
+class JobMatchBody(Conditions):
+    tag: Word | Nothing = None
+    enabled: bool | Nothing = None
+    search: Word | Nothing = None
 
 
 class JobsBulkBody(Body):
@@ -317,7 +333,10 @@ class JobsBulkBody(Body):
             if self.jobs is None or self.ids is not None or self.match is not None:
                 raise _wrong("jobs", "is what create takes: a list of what POST /api/jobs takes")
         elif self.jobs is not None or (self.ids is None) == (self.match is None):
-            raise _wrong("ids", f"give ids to {self.action}, or match with the conditions")
+            raise _wrong(
+                "ids",
+                f"give ids to {self.action}, or match: {{}} with conditions (none: every job)",
+            )
         return self
 
 
