@@ -124,6 +124,7 @@ FAULTS: list[tuple[dict[str, Any], set[str]]] = [
     ),
     ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
     ({**WEBHOOK, "headers": {"Authorization": "********"}}, {"headers"}),
+    ({**WEBHOOK, "headers": {"X-Plain": "********"}}, {"headers"}),
     ({**WEBHOOK, "tags": ["a", "b\0c"]}, {"tags.1"}),
     ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
     ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
@@ -159,6 +160,7 @@ EDITS: list[tuple[dict[str, Any], set[str]]] = [
     ({"runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
     ({"schedule": None, "jitter": 5}, {"jitter"}),
     ({"headers": {"X-Api-Key": "********"}}, {"headers"}),
+    ({"headers": {"X-Plain": "********"}}, {"headers"}),
 ]
 
 

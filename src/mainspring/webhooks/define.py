@@ -55,8 +55,8 @@ def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: Al
     """A webhook with changes; what is not named stays.
 
     Headers are given whole, and the mask stands for the secret that is there. A move to another
-    origin drops secret headers that are not given again: whoever may edit a job may not
-    have its secrets sent to a host of their own.
+    origin drops secret headers that are not given again, and refuses the mask: whoever may edit
+    a job may not have its secrets sent to a host of their own.
     """
     fields = _fields(given)
     if "signing_secret" in fields:
@@ -208,6 +208,8 @@ def _with_headers(
     if {name.lower() for name in plain} & {name.lower() for name in secret}:
         raise InvalidInput("a header is given both plain and as a secret")
     for name, text in plain.items():
+        if text == MASK:
+            raise _no_secret(name)
         templates.check(text, f"the header {name}")
     there = {name.lower(): sealed for name, sealed in kept.items()}
     sealed: dict[str, Sealed] = {}
@@ -217,9 +219,16 @@ def _with_headers(
             sealed[name] = vault.seal(text, job_id, f"the header {name.lower()}", origin)
         elif name.lower() in there:
             sealed[name] = there[name.lower()]
-        elif name.lower() not in marked:
-            raise InvalidInput(f"{MASK} only stands for a secret that is there: give {name} itself")
+        else:
+            raise _no_secret(name)
     return replace(webhook, headers=plain, secret_headers=sealed)
+
+
+def _no_secret(name: str) -> InvalidInput:
+    return InvalidInput(
+        f"{MASK} only stands for a secret that is there, and one does not move to another host:"
+        f" give {name} itself, or leave it out"
+    )
 
 
 def _mapping(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
