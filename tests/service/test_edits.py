@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mainspring.service import shapes
-from tests.service.conftest import Api
+from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, job, refused
 
 
@@ -51,3 +51,17 @@ async def test_a_condition_that_was_not_filled_in_matches_nothing(
     assert told["error"] == f"match.{name} is null: leave it out where it does not matter"
     assert (await job(api, job_id))["_id"] == job_id
     assert (await api.ok("GET", f"/api/runs/{run}"))["data"]["id"] == run
+
+
+async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> None:
+    job_id = await created(api, name="Mine")
+    sent = {"metadata": {"name": "evil", "team": "x"}}
+    told = await refused(api, "PUT", f"/api/jobs/{job_id}", 422, json=sent)
+    assert told["errors"] == [
+        {
+            "field": "metadata",
+            "message": "name is a field of its own: give it beside metadata, not in there",
+        }
+    ]
+    assert (await job(api, job_id))["name"] == "Mine"
+    await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **sent})

@@ -141,6 +141,11 @@ def _moment_of(what: str) -> Any:
     return _checked(lambda value: moment(value, "UTC", what))
 
 
+def _no_name(metadata: dict[str, Any]) -> None:
+    if "name" in metadata:  # where the job's own is kept
+        raise InvalidInput("name is a field of its own: give it beside metadata, not in there")
+
+
 Span = float | Annotated[str, StringConstraints(max_length=64)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Tag = Annotated[Word, _checked(lambda text: check_key(text, "a tag"))]
@@ -174,7 +179,7 @@ class JobFields(Body):
     name: Word | None = None
     description: Annotated[str, StringConstraints(max_length=4000)] | None = None
     tags: Annotated[list[Tag], Field(max_length=50)] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any], _checked(_no_name)] | None = None
     schedule: Annotated[str, _checked(lambda text: schedules.parse(text))] | None = None
     every: Annotated[Span, _positive_span_of("every")] | None = None
     run_at: Annotated[Moment, _moment_of("runAt")] | None = None
