@@ -65,3 +65,36 @@ async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> Non
     ]
     assert (await job(api, job_id))["name"] == "Mine"
     await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **sent})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("method", "GET"),
+        ("headers", {"X-A": "1"}),
+        ("body", {}),
+        ("successCodes", [200]),
+        ("retryOn", [503]),
+    ],
+)
+async def test_what_is_of_a_request_is_refused_for_a_handler(
+    api: Api, field: str, value: object
+) -> None:
+    sent = {"id": "hello", "handler": "greet", "schedule": None}
+    told = await refused(api, "POST", "/api/jobs", 422, json={**sent, field: value})
+    words = "is of a job that calls an endpoint, and this one runs a handler"
+    assert told["error"] == f"{field} {words}"
+    await api.ok("POST", "/api/jobs", json={**sent, field: None})
+    await refused(api, "PUT", "/api/jobs/hello", 422, json={field: value})
+
+
+async def test_a_timezone_without_a_schedule_is_refused(api: Api) -> None:
+    words = "timezone is of a schedule, and there is none"
+    sent = {**WEBHOOK, "id": "never", "schedule": None, "timezone": "Asia/Tokyo"}
+    assert (await refused(api, "POST", "/api/jobs", 422, json=sent))["error"] == words
+    path = f"/api/jobs/{await created(api, schedule='@daily', timezone='Asia/Tokyo')}"
+    whole = {**(await api.ok("GET", path))["data"], "schedule": None}
+    assert (await api.ok("PUT", path, json=whole))["data"]["timezone"] == "UTC"
+    told = await refused(api, "PUT", path, 422, json={"timezone": "Asia/Tokyo"})
+    assert told["error"] == words
+    await api.ok("PUT", path, json={"schedule": "@daily", "timezone": "Asia/Tokyo"})

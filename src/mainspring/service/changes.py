@@ -131,7 +131,7 @@ def _as_it_would_be(job: Job, body: JobUpdateBody) -> dict[str, Any]:
     }
     now = shapes.job_document(job)
     if {"schedule", "every", "runAt"} & sent.keys():
-        now |= dict.fromkeys(("schedule", "every", "runAt", "jitter"))
+        now |= dict.fromkeys(("schedule", "every", "runAt", "timezone", "jitter"))
     if sent.get("executionType") == "AT_MOST_ONCE":
         now["retryAttempts"] = 0
     return now | sent

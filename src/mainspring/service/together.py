@@ -22,6 +22,7 @@ Fault = tuple[str, str]
 """A field, and what is wrong with it."""
 
 _TIMES = ("schedule", "every", "runAt")
+_REQUEST = ("method", "headers", "secretHeaders", "body", "successCodes", "retryOn")
 
 
 def slug(text: str) -> str:
@@ -63,6 +64,10 @@ def of_a_job(job: Mapping[str, Any]) -> Iterator[Fault]:
             )
     elif job.get("handler") == HANDLER:
         yield "handler", f"{HANDLER!r} is what calls an endpoint: give endpoint, and no handler"
+    elif job.get("handler") is not None:
+        for name in _REQUEST:
+            if job.get(name) is not None:
+                yield name, "is of a job that calls an endpoint, and this one runs a handler"
     if job.get("concurrencyKey") is not None and job.get("concurrency") is None:
         yield "concurrencyKey", "needs a concurrency: how many runs that share the key may run"
     if job.get("executionType") == "AT_MOST_ONCE" and job.get("retryAttempts"):
@@ -70,6 +75,8 @@ def of_a_job(job: Mapping[str, Any]) -> Iterator[Fault]:
     planned = any(job.get(name) is not None for name in _TIMES)
     if planned and job.get("after"):
         yield "after", "a job has a schedule or comes after others, not both"
+    if not planned and job.get("timezone") not in (None, "UTC"):
+        yield "timezone", "is of a schedule, and there is none"
     if not planned and job.get("jitter") is not None:
         yield "jitter", "spreads the slots of a schedule, and there is none"
 
