@@ -49,6 +49,9 @@ async def test_a_condition_that_was_not_filled_in_matches_nothing(
     sent = {"action": "delete", "match": {name: None}}
     told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=sent)
     assert told["error"] == f"match.{name} is null: leave it out where it does not matter"
+    wrong = {"action": "delete", "match": {name: {}}}
+    told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=wrong)
+    assert [one["field"] for one in told["errors"]] == [f"match.{name}"]
     assert (await job(api, job_id))["_id"] == job_id
     assert (await api.ok("GET", f"/api/runs/{run}"))["data"]["id"] == run
 
@@ -98,3 +101,15 @@ async def test_a_timezone_without_a_schedule_is_refused(api: Api) -> None:
     told = await refused(api, "PUT", path, 422, json={"timezone": "Asia/Tokyo"})
     assert told["error"] == words
     await api.ok("PUT", path, json={"schedule": "@daily", "timezone": "Asia/Tokyo"})
+
+
+async def test_a_null_resumes_nothing(api: Api) -> None:
+    path = f"/api/jobs/{await created(api, enabled=False, retryAttempts=2, timezone='Asia/Tokyo')}"
+    before = (await api.ok("GET", path))["data"]
+    sent = {"description": "x", "enabled": None}
+    told = await refused(api, "PUT", path, 422, json=sent)
+    assert told["error"] == "enabled is true or false, not null"
+    assert (await api.ok("GET", path))["data"] == before
+    kept = ("timezone", "executionType", "retryAttempts", "retryDelay", "handler")
+    after = (await api.ok("PUT", path, json=dict.fromkeys(kept)))["data"]
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}

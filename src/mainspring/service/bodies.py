@@ -25,7 +25,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from mainspring import schedules
@@ -146,6 +145,11 @@ def _no_name(metadata: dict[str, Any]) -> None:
         raise InvalidInput("name is a field of its own: give it beside metadata, not in there")
 
 
+def _left_out() -> Any:
+    """For a field that may be left out, and not be null."""
+    return Field(default_factory=lambda: None)
+
+
 Span = float | Annotated[str, StringConstraints(max_length=64)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Tag = Annotated[Word, _checked(lambda text: check_key(text, "a tag"))]
@@ -207,7 +211,7 @@ class JobFields(Body):
     handler: Word | None = None
     payload: Any = None
     execution_type: Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"] | None = None
-    enabled: bool | None = None
+    enabled: bool = _left_out()
     retry_attempts: Annotated[int, Field(ge=0, le=1000)] | None = None
     retry_delay: Annotated[Span, _span_of("retryDelay")] | None = None
     backoff: Literal["fixed", "linear", "exponential"] | BackoffBody | None = None
@@ -279,10 +283,6 @@ class TriggerBody(Body):
     payload: Any = None
 
 
-Nothing = SkipJsonSchema[None]
-"""Of a condition that was left out; nobody may send it."""
-
-
 class Conditions(Body):
     """Which are meant: all that fit every condition given."""
 
@@ -297,10 +297,10 @@ class Conditions(Body):
 
 
 class MatchBody(Conditions):
-    job: JobId | Nothing = None
-    state: State | list[State] | Nothing = None
-    since: Annotated[Moment, _moment_of("since")] | Nothing = None
-    until: Annotated[Moment, _moment_of("until")] | Nothing = None
+    job: JobId = _left_out()
+    state: State | list[State] = _left_out()
+    since: Annotated[Moment, _moment_of("since")] = _left_out()
+    until: Annotated[Moment, _moment_of("until")] = _left_out()
 
     model_config = ConfigDict(strict=False)
 
@@ -319,9 +319,9 @@ class RunsBulkBody(Body):
 
 
 class JobMatchBody(Conditions):
-    tag: Word | Nothing = None
-    enabled: bool | Nothing = None
-    search: Word | Nothing = None
+    tag: Word = _left_out()
+    enabled: bool = _left_out()
+    search: Word = _left_out()
 
 
 class JobsBulkBody(Body):

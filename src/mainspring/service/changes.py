@@ -188,7 +188,6 @@ def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "description": "",
         "tags": (),
-        "enabled": True,
         "priority": 5,
         "queue": "default",
         "overlap": "skip",
