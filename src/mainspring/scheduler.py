@@ -317,9 +317,9 @@ class Scheduler(Asking):
         """Queue a run for each payload, in one commit; answers in their order."""
         return await self._enqueue(job_id, list(payloads), _options(options))
 
-    async def trigger(self, job_id: str, payload: Any = None) -> Run:
-        """Run a job now, also a paused one."""
-        [run] = await self._enqueue(job_id, [payload], Options(), Source.TRIGGER)
+    async def trigger(self, job_id: str, payload: Any = None, **options: Any) -> Run:
+        """Run a job now, also a paused one. Options are those of `enqueue`."""
+        [run] = await self._enqueue(job_id, [payload], _options(options), Source.TRIGGER)
         return run
 
     async def get_run(self, run_id: str) -> Run:

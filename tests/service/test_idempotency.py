@@ -1,13 +1,14 @@
-"""`Idempotency-Key` where the client chooses the id: whose job is it that is there?"""
+"""`Idempotency-Key` where the client chooses the id: whose job is it that is there? And of runs."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainspring.model import Job
+from mainspring.model import Job, replace
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
@@ -92,3 +93,53 @@ async def test_a_job_that_somebody_else_made_meanwhile_is_not_taken_for_ones_own
     made = await api.post("/api/jobs", **sent)
     assert made.status_code == 201
     assert "signingSecret" in made.json()["data"]
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_a_trigger_that_is_sent_again_makes_one_run(
+    make: Make, tmp_path: Path, store: str
+) -> None:
+    url = "memory://" if store == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    api: Api = await make(sample_scheduler(url, workers=2))
+    sent: dict[str, Any] = {"json": {"payload": {"name": "Ada"}}, **_key()}
+    path = "/api/jobs/greet/trigger"
+    answers = await asyncio.gather(*(api.post(path, **sent) for _ in range(5)))
+    assert {answer.status_code for answer in answers} == {202}
+    [run] = {answer.json()["data"]["id"] for answer in answers}
+    await api.scheduler.wait(run, 10)  # also when it has ended
+    later = await api.post(path, **sent)
+    assert later.headers["idempotency-replayed"] == "true"
+    assert (later.json()["data"]["id"], later.json()["data"]["state"]) == (run, "succeeded")
+    assert len((await api.ok("GET", "/api/runs?job=greet"))["data"]) == 1
+    other = {**sent, "json": {"payload": {"name": "Eve"}}}
+    told = await refused(api, "POST", path, 422, **other)
+    assert "another body" in told["error"]
+    # The key of one job says nothing of another's, nor of a job that is made.
+    assert (await api.ok("POST", "/api/jobs/report/trigger", **_key()))["data"]["id"] != run
+    await api.ok("POST", "/api/jobs", json=ROUND, **_key())
+
+
+def _key() -> dict[str, Any]:
+    return {"headers": {"Idempotency-Key": "abc"}}
+
+
+async def test_a_run_whose_answer_was_lost_is_found_by_its_key(api: Api) -> None:
+    """As after a crash between the run and the note that it was made."""
+    first = await api.ok("POST", "/api/jobs/greet/trigger", **_key())
+    [note] = (await api.scheduler.list_notes("idempotency")).items
+    await api.scheduler.put_note(replace(note, value={**note.value, "answer": None}))
+    again = await api.ok("POST", "/api/jobs/greet/trigger", **_key())
+    assert again["data"]["id"] == first["data"]["id"]
+
+
+async def test_a_refused_trigger_frees_its_key(api: Api) -> None:
+    path = "/api/jobs/greet/trigger"
+    await refused(api, "POST", path, 422, json={"payload": {"nome": "Ada"}}, **_key())
+    await api.ok("POST", path, json={"payload": {"name": "Ada"}}, **_key())
+
+
+async def test_in_bulk_a_key_is_refused(api: Api) -> None:
+    sent = {"jobs": [ROUND]}
+    told = await refused(api, "POST", "/api/jobs/bulk", 422, json=sent, **_key())
+    assert "Idempotency-Key is for creating or triggering one job" in told["error"]
+    assert (await api.get("/api/jobs/mine")).status_code == 404

@@ -2,7 +2,7 @@
 
 The note is written before the job, and says which id the job will have. So a crash between the
 two is harmless: whoever sends the key again goes on with the same id, and finds the job or makes
-it. Two who send it at once meet at that id.
+it. Two who send it at once meet at that id. Where a run is made, they meet at its dedupe key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mainspring.model import Job, Note
 from mainspring.scheduler import Scheduler
 from mainspring.service.problems import Problem
 
-__all__ = ["Once"]
+__all__ = ["REFUSALS", "Once"]
 
 KIND = "idempotency"
 HELD = timedelta(hours=24)
@@ -28,7 +28,7 @@ REFUSALS = (Problem, InvalidInput, NotFound, Conflict)
 
 
 class Once:
-    """One key in use. `answer` is there where the job was made before."""
+    """One key in use. `answer` is there where the job, or the run, was made before."""
 
     def __init__(self, scheduler: Scheduler, note: Note) -> None:
         self._scheduler = scheduler
@@ -64,6 +64,11 @@ class Once:
         return str(self._note.value["job"])
 
     @property
+    def dedupe(self) -> dict[str, Any]:
+        """What holds the run that is made under this key, for as long as the key is known."""
+        return {"dedupe_key": f"{KIND}:{self._note.name}", "dedupe_for": HELD}
+
+    @property
     def answer(self) -> dict[str, Any] | None:
         answer: dict[str, Any] | None = self._note.value["answer"]
         return answer
@@ -95,5 +100,9 @@ class Once:
             begun: datetime = self._note.value["begun"]
             if job.created_at >= begun and asked_for(job):
                 return job
-        await self._scheduler.remove_note(KIND, self._note.name)
+        await self.free()
         raise error
+
+    async def free(self) -> None:
+        """The request was refused: the key may be used for another."""
+        await self._scheduler.remove_note(KIND, self._note.name)

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from mainspring import codec
 from mainspring.drafts import stored_as
 from mainspring.errors import Conflict, JobChanged, MainspringError, NotFound
-from mainspring.model import Job
+from mainspring.model import Job, Run
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
 from mainspring.service.changes import arguments, check_webhook, edits, job_id, named
 from mainspring.service.core import JobPath, PageLimit, Service, ServiceDep, caller
-from mainspring.service.idempotency import Once
+from mainspring.service.idempotency import REFUSALS, Once
 from mainspring.service.problems import Problem
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.secrets import new_signing_secret
@@ -48,6 +48,8 @@ IdempotencyKey = Annotated[
         description="Sent again with the same body within 24 h, it makes nothing new.",
     ),
 ]
+
+NoIdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)]
 
 
 @router.post(
@@ -114,7 +116,12 @@ async def list_jobs(
 
 
 @router.post("/bulk", response_model=docs.Bulk, summary="Do the same with many jobs")
-async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
+async def bulk(
+    body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
+) -> Response:
+    if idempotency_key is not None:
+        why = "Idempotency-Key is for creating or triggering one job; in bulk nothing was done"
+        raise Problem(422, why)
     results: list[dict[str, Any]] = []
     if body.action == "create":
         given = list(enumerate(body.jobs or []))
@@ -176,14 +183,31 @@ async def delete(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> 
     summary="Run it now",
 )
 async def trigger(
-    id: JobPath, service: ServiceDep, body: TriggerBody | None = None, dry_run: DryRun = False
+    id: JobPath,
+    service: ServiceDep,
+    request: Request,
+    body: TriggerBody | None = None,
+    dry_run: DryRun = False,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     payload = body.payload if body else None
     if dry_run:
         job = await service.job(id)
         return shapes.answer({"success": True, "data": await _request_of(service, job, payload)})
-    run = await service.scheduler.trigger(id, payload)
-    return shapes.answer({"success": True, "data": shapes.run_document(run, whole=True)}, 202)
+    if idempotency_key is None:
+        return _triggered(await service.scheduler.trigger(id, payload))
+    asker = f"{caller(request)}\0{id}"
+    once = await Once.begin(service.scheduler, asker, idempotency_key, await request.body(), id)
+    if once.answer is not None:
+        run = await service.scheduler.get_run(once.answer["run"])
+        return _triggered(run, {"Idempotency-Replayed": "true"})
+    try:
+        run = await service.scheduler.trigger(id, payload, **once.dedupe)
+    except REFUSALS:
+        await once.free()
+        raise
+    await once.finish({"run": run.id})
+    return _triggered(run)
 
 
 @router.post("/{id}/pause", response_model=docs.JobAnswer, summary="No more slots until resumed")
@@ -244,6 +268,11 @@ def _created(request: Request, job: Job, secret: str | None) -> Response:
 def _replayed(request: Request, data: dict[str, Any]) -> Response:
     headers = {"Location": _address(request, data["jobId"]), "Idempotency-Replayed": "true"}
     return shapes.answer({"success": True, "data": data}, 201, headers)
+
+
+def _triggered(run: Run, headers: dict[str, str] | None = None) -> Response:
+    document = {"success": True, "data": shapes.run_document(run, whole=True)}
+    return shapes.answer(document, 202, headers)
 
 
 def _address(request: Request, job: str) -> str:
