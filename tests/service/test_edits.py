@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mainspring import schedules
+from mainspring.model import replace
 from mainspring.service import shapes
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, job, refused
@@ -113,3 +115,19 @@ async def test_a_null_resumes_nothing(api: Api) -> None:
     kept = ("timezone", "executionType", "retryAttempts", "retryDelay", "handler")
     after = (await api.ok("PUT", path, json=dict.fromkeys(kept)))["data"]
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+async def test_a_job_that_is_over_is_resumed_by_no_way(api: Api) -> None:
+    """One that fires once, fired, and was paused: to switch it on says the same either way."""
+    job_id = await created(api, schedule="2999-01-01T00:00:00Z", enabled=False)
+    stored = await api.scheduler.get_job(job_id)
+    past = schedules.at("2001-01-01T00:00:00Z").bind(job_id, stored.created_at)
+    await api.scheduler.store.put_job(replace(stored, schedule=past))
+    path = f"/api/jobs/{job_id}"
+    edit = await refused(api, "PUT", path, 422, json={"enabled": True})
+    resume = await refused(api, "POST", f"{path}/resume", 422)
+    assert edit["error"] == resume["error"]
+    assert "is over: it would never fire" in resume["error"]
+    bulk = await api.ok("POST", "/api/jobs/bulk", json={"action": "resume", "ids": [job_id]})
+    assert bulk["data"][0]["error"] == resume["error"]
+    assert (await job(api, job_id))["enabled"] is False

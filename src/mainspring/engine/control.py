@@ -178,8 +178,7 @@ class Control:
         self._refuse_effect_once(draft)
         now = await self._parts.store.now()
         job = _fresh(draft, now)
-        if job.schedule is not None and job.schedule.next(now) is None:
-            raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        _refuse_over(job, now)
         free = await (self._parts.store.put_job(job) if keep else self._free(job.id))
         if not free:
             raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
@@ -240,12 +239,14 @@ class Control:
                 return count
 
     async def switch(self, job_id: str, enabled: bool, *, seen: Job | None = None) -> Job:
-        """Pause or resume: a paused job has no next slot, a resumed one none in the past. `seen` is
-        as for `edit`."""
+        """Pause or resume: a paused job has no next slot, a resumed one none in the past, and one
+        whose schedule is over cannot be resumed. `seen` is as for `edit`."""
 
         def flip(job: Job, now: datetime) -> Job:
             if job.enabled is enabled:
                 return job
+            if enabled:
+                _refuse_over(job, now)
             return replace(job, enabled=enabled, next_run_at=_upcoming(job, enabled, now))
 
         return await self.edit(job_id, flip, operator=True, seen=seen)
@@ -400,6 +401,11 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
 
 def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
     return job.schedule.next(now) if enabled and job.schedule is not None else None
+
+
+def _refuse_over(job: Job, now: datetime) -> None:
+    if job.schedule is not None and job.schedule.next(now) is None:
+        raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
 
 
 def _switched(job: Job, edited: Job) -> bool:
