@@ -12,7 +12,7 @@ import pytest
 from mainspring.model import Run
 from mainspring.service import observability
 from tests.service.conftest import Api, Make, until
-from tests.service.test_jobs import refused
+from tests.service.test_jobs import created, refused
 
 
 async def finished(api: Api, **payload: Any) -> str:
@@ -87,6 +87,22 @@ async def test_cancel_and_retry(working: Api) -> None:
     await api.scheduler.wait(run, 10)
     await api.ok("DELETE", f"/api/runs/{run}")
     await refused(api, "GET", f"/api/runs/{run}", 404)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_run_of_a_deleted_job_is_not_tried_again(api: Api, taken: bool) -> None:
+    """Also where another job has its id by now: it has nothing to do with it."""
+    job_id = await created(api, id="mine")
+    run = (await api.ok("POST", f"/api/jobs/{job_id}/trigger"))["data"]["id"]
+    await api.ok("DELETE", f"/api/jobs/{job_id}")
+    if taken:
+        await created(api, id="mine")
+    told = await refused(api, "POST", f"/api/runs/{run}/retry", 409)
+    assert told["error"] == f"run {run} cannot be tried again: its job 'mine' was removed"
+    bulk = await api.ok("POST", "/api/runs/bulk", json={"action": "retry", "ids": [run]})
+    assert bulk["data"] == {"matched": 1, "done": 0, "more": False}
+    stands = (await api.ok("GET", f"/api/runs/{run}"))["data"]
+    assert (stands["state"], stands["reason"]) == ("cancelled", "job removed")
 
 
 async def test_all_that_match(api: Api) -> None:

@@ -32,6 +32,10 @@ class Matched(Struct, frozen=True):
     more: bool
 
 
+async def _none(runs: list[Run]) -> set[str]:
+    return set()
+
+
 class Bulk:
     """`query.limit` is how many runs are taken at most; `ids` are runs named one by one."""
 
@@ -53,6 +57,7 @@ class Bulk:
             change=states.revived,
             tell=lambda run: self._parts.emit("run.enqueued", run),
             alone=self._control.retry,
+            left=self._control.orphans,
         )
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
@@ -70,10 +75,14 @@ class Bulk:
         change: Callable[[Run, datetime], Change],
         tell: Callable[[Run], None],
         alone: Callable[[str], Awaitable[object]],
+        left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
     ) -> Matched:
+        """`left`: those that it cannot be done for, of the runs that match."""
         matched = done = 0
         async for runs in self._pages(chosen):
             matched += len(runs)
+            without = await left(runs)
+            runs = [run for run in runs if run.id not in without]
             now = await self._parts.store.now()
             changes = [change(run, now) for run in runs]
             kept = await self._parts.store.commit(changes)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mainspring import codec, states
 from mainspring.engine.awaited import Awaited
-from mainspring.engine.firing import make_run, with_followers
+from mainspring.engine.firing import is_orphan, make_run, with_followers
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.order import refuse_disorder, upstream_of
 from mainspring.engine.parts import Parts
@@ -120,6 +120,10 @@ class Control:
             raise InvalidState(
                 f"only a failed or cancelled run can be tried again; {run_id} is {run.state}"
             )
+        if await self.orphans([run]):
+            raise InvalidState(
+                f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
+            )
         change = states.revived(run, await self._parts.store.now())
         if not await self._committed(change):
             now = await self.run(run_id)
@@ -131,6 +135,12 @@ class Control:
         after = change.after(run)
         self._parts.emit("run.enqueued", after)
         return after
+
+    async def orphans(self, runs: Sequence[Run]) -> set[str]:
+        """Those of the runs whose job was removed: tried again, they would only be cancelled."""
+        ids = {run.job_id for run in runs}
+        jobs = await self._parts.jobs.get(ids, newest=ids)
+        return {run.id for run in runs if is_orphan(run, jobs.get(run.job_id))}
 
     async def run(self, run_id: str) -> Run:
         return await self._awaited.look(run_id)

@@ -19,7 +19,7 @@ from mainspring.model import (
 from mainspring.policy import MisfireKind, Overlap
 from mainspring.store import Firing
 
-__all__ = ["Gap", "make_run", "plan", "with_followers"]
+__all__ = ["Gap", "is_orphan", "make_run", "plan", "with_followers"]
 
 MOST_COUNTED = 1000
 """A gap of more slots than this is said to be of at least so many: counting is not free."""
@@ -103,6 +103,11 @@ def make_run(
         start_by=None if deadline is None else run_at + deadline,
         **values,
     )
+
+
+def is_orphan(run: Run, job: Job | None) -> bool:
+    """Whether the run's job was removed, given the one that has its id now."""
+    return job is None or job.created_at > run.created_at
 
 
 def with_followers(root: Run, followers: Iterable[Job], now: datetime) -> tuple[Run, ...]:

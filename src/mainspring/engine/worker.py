@@ -17,6 +17,7 @@ from typing import Any
 
 from mainspring import states
 from mainspring.context import RunContext
+from mainspring.engine.firing import is_orphan
 from mainspring.engine.leases import Leases
 from mainspring.engine.parts import Parts
 from mainspring.engine.record import Record
@@ -195,7 +196,7 @@ class Worker:
         results = await self._upstream_results(runs)
         for run in runs:
             job = jobs.get(run.job_id)
-            if job is None or job.created_at > run.created_at:  # another took its id since
+            if job is None or is_orphan(run, job):  # gone, or another took its id since
                 now = self._parts.time.now()
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
                 continue
