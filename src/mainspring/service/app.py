@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from mainspring import __version__
@@ -25,6 +25,7 @@ from mainspring.service import (
 )
 from mainspring.service.core import Service
 from mainspring.service.guard import Guard
+from mainspring.service.query import check_query
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
@@ -68,7 +69,7 @@ def create_app(
     app.state.service = service
     problems.install(app)
     for room in (jobs, runs, planning, stream, observability, key_routes, reference):
-        app.include_router(room.router)
+        app.include_router(room.router, dependencies=[Depends(check_query)])
     app.add_middleware(
         Guard,
         rules=service,
