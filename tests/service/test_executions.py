@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -115,3 +116,16 @@ async def test_an_attempt_without_an_error_says_how_it_ended(api: Api, outcome: 
     assert told["errorMessage"]
     if outcome is Outcome.LOST:
         assert told["errorMessage"] == "the worker died or lost its lease"
+
+
+async def test_a_duration_is_in_whole_milliseconds(working: Api) -> None:
+    await finished(working, name="nobody")
+    for path in ("/api/jobs/greet/executions", "/api/observability/failures"):
+        [one] = (await working.ok("GET", path))["data"]
+        assert type(one["duration"]) is int
+    began = (await working.scheduler.list_runs()).items[0]
+    attempt = began.attempts[0]
+    for span, shown in ((2000, 2000), (3.111, 3), (0.6, 1)):
+        ended = attempt.started_at + timedelta(milliseconds=span)
+        run = replace(began, attempts=(replace(attempt, finished_at=ended),))
+        assert executions(run)[0]["duration"] == shown

@@ -209,7 +209,7 @@ class Execution(Document):
     status: Literal["success", "failure", "running"]
     started_at: Time
     completed_at: Time | None
-    duration: Milliseconds | None
+    duration: int | None
     response_code: int | None
     response_body: str | None
     truncated: Annotated[bool, Field(description="Whether responseBody is a part of it.")]

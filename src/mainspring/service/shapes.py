@@ -290,7 +290,7 @@ def _execution(run: Run, attempt: Attempt) -> dict[str, Any]:
         "status": "success" if good else "failure",
         "startedAt": when(attempt.started_at),
         "completedAt": when(attempt.finished_at),
-        "duration": ms(attempt.finished_at - attempt.started_at),
+        "duration": round((attempt.finished_at - attempt.started_at) / MILLISECOND),
         "responseCode": response.get("status"),
         "responseBody": response.get("body"),
         "truncated": response.get("truncated", False),

@@ -120,7 +120,7 @@ _EXECUTION = {
     "status": "Whether the answer was a success.",
     "startedAt": "When it began.",
     "completedAt": "When it was over.",
-    "duration": "In milliseconds.",
+    "duration": "In whole milliseconds.",
     "responseCode": "Null where no answer came.",
     "responseBody": "The beginning of the answer.",
     "errorMessage": "Why it failed.",
