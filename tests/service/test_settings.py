@@ -40,6 +40,18 @@ scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
         ("RATE_LIMIT", "1e7", "RATE_LIMIT is at most 1000000, not '1e7'"),
         ("PORT", "70000", "PORT is at most 65535, not '70000'"),
         ("BODY_LIMIT", "1MB", "BODY_LIMIT is a whole number, not '1MB'"),
+        *(
+            ("ALLOWED_HOSTS", text, "ALLOWED_HOSTS is a list of names such as jobs.example.org")
+            for text in (
+                *("jobs.example.org:8443", "https://jobs.example.org", "*", ".example.org"),
+                *(
+                    "a.example, *.example.org",
+                    "jobs.example.org/x",
+                    "[2001:db8::1]",
+                    "büro.example",
+                ),
+            )
+        ),
     ],
 )
 def test_a_setting_that_is_wrong_says_what_it_takes(
@@ -48,6 +60,12 @@ def test_a_setting_that_is_wrong_says_what_it_takes(
     monkeypatch.setenv(name, text)
     with pytest.raises(InvalidInput, match=f"^{re.escape(words)}"):
         ServiceSettings.read()
+
+
+def test_names_that_may_be_asked_for() -> None:
+    given = "Jobs.example.org, other,, my_box.local ,2001:db8::1, 192.0.2.7"
+    names = {"jobs.example.org", "other", "my_box.local", "2001:db8::1", "192.0.2.7"}
+    assert ServiceSettings.read(allowed_hosts=given).hosts == names
 
 
 @pytest.fixture

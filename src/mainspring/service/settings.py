@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from datetime import timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mainspring.durations import duration
@@ -15,6 +16,7 @@ from mainspring.errors import InvalidInput
 __all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]
 
 KIB = 1024
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?", re.IGNORECASE | re.ASCII)
 
 
 def _span(given: Any) -> timedelta:
@@ -22,6 +24,25 @@ def _span(given: Any) -> timedelta:
         return duration(given)
     except InvalidInput:
         raise ValueError("a span with its unit, such as 12h or 30d") from None
+
+
+def _hosts(given: str) -> str:
+    """What can match no Host would refuse every request, and say nothing."""
+    for name in filter(None, map(str.strip, given.split(","))):
+        if not _NAME.fullmatch(name) and not _is_address(name):
+            raise ValueError(
+                "a list of names such as jobs.example.org, with commas between them:"
+                " each in full, without scheme, port or *"
+            )
+    return given
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 class ServiceSettings(BaseSettings):
@@ -41,7 +62,7 @@ class ServiceSettings(BaseSettings):
     header_timeout: int = Field(10_000, ge=100, le=600_000)
     """How long a connection may take to bring a request's headers."""
     max_connections: int = Field(1000, ge=10, le=1_000_000)
-    allowed_hosts: str = ""
+    allowed_hosts: Annotated[str, AfterValidator(_hosts)] = ""
     """Names beside loopback's own that requests may ask for, with commas: those of a proxy. With
     them an API key is needed."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
