@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from mainspring.store import RunQuery
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, refused
 
@@ -62,3 +64,29 @@ async def test_a_dry_run_that_is_asked_for_twice_does_nothing(
 async def test_probes_take_whatever_a_monitor_adds(api: Api) -> None:
     for path in ("/livez", "/readyz", "/metrics", "/docs"):
         assert (await api.get(f"{path}?_=1&verbose")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("since", "instant"),
+    [
+        ("2026-11-16T04:00:00+02:00", "2026-11-16T02:00:00Z"),
+        ("2026-11-16T04:00:00.5+0200", "2026-11-16T02:00:00.5Z"),
+        ("20261116T04+02", "2026-11-16T02:00:00Z"),
+        ("2026-11-16+04:00:00+02:00", "2026-11-16T02:00:00Z"),
+        ("2026-11-16T04:00:00-02:00", "2026-11-16T06:00:00Z"),
+        ("2026-11-16+04:00", "2026-11-16T04:00:00Z"),  # a day and a time
+    ],
+)
+async def test_a_plus_that_came_as_a_space_is_read_as_it_was_meant(
+    api: Api, since: str, instant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    find = api.scheduler.store.find
+
+    async def look(query: RunQuery) -> Any:
+        asked.append(query)
+        return await find(query)
+
+    monkeypatch.setattr(api.scheduler.store, "find", look)
+    await api.ok("GET", f"/api/runs?since={since}")
+    assert asked[0].since == datetime.fromisoformat(instant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/runs", tags=["runs"])
 
 Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 date-time.")]
+
+_OFFSET = re.compile(r"([T ]\d\d[^ ]*) (\d\d(?::?\d\d)?)$", re.ASCII)
 
 
 @router.get("", response_model=docs.RunPage, summary="List runs, newest first")
@@ -120,6 +123,8 @@ async def _whole(service: Service, run_id: str) -> Response:
 
 
 def _moment(text: str | None, what: str) -> datetime | None:
+    if text is not None:  # a + that was not written as %2B came as a space
+        text = _OFFSET.sub(r"\1+\2", text)
     try:
         return moment_of(text, what)
     except InvalidInput as error:
