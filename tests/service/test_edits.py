@@ -131,3 +131,20 @@ async def test_a_job_that_is_over_is_resumed_by_no_way(api: Api) -> None:
     bulk = await api.ok("POST", "/api/jobs/bulk", json={"action": "resume", "ids": [job_id]})
     assert bulk["data"][0]["error"] == resume["error"]
     assert (await job(api, job_id))["enabled"] is False
+
+
+async def test_a_header_that_is_there_can_be_marked_by_its_name(api: Api) -> None:
+    headers = {"X-P": "s3cret", "X-Q": "plain", "Authorization": "Bearer me"}
+    job_id = await created(api, headers=headers)
+    path = f"/api/jobs/{job_id}"
+    edited = (await api.ok("PUT", path, json={"secretHeaders": ["x-p"]}))["data"]
+    masked = {"X-P": "********", "Authorization": "********"}
+    assert edited["headers"] == {"X-Q": "plain", **masked}
+    assert sorted(edited["secretHeaders"]) == ["Authorization", "X-P"]
+    stored = await api.scheduler.get_job(job_id)
+    made = api.scheduler.webhooks.preview(stored, await api.scheduler.now())
+    assert {name: made.headers.get(name) for name in headers} == headers
+    marked = edited["secretHeaders"]
+    again = await api.ok("PUT", path, json={"secretHeaders": marked, "priority": 3})
+    assert (again["data"]["priority"], again["data"]["headers"]) == (3, edited["headers"])
+    await refused(api, "PUT", path, 422, json={"secretHeaders": ["X-Nowhere"]})

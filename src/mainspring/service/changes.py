@@ -38,7 +38,7 @@ from mainspring.service.problems import FieldError, Problem
 from mainspring.service.settings import ServiceSettings
 from mainspring.service.spans import span
 from mainspring.service.together import slug
-from mainspring.webhooks.desk import Webhooks
+from mainspring.webhooks.desk import Webhooks, shown_headers
 from mainspring.webhooks.headers import MASK
 
 __all__ = ["arguments", "check_webhook", "edits", "job_id", "named"]
@@ -92,7 +92,7 @@ def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
 
 def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
     """What `update_job` takes: only what differs from the job as it is read."""
-    body = _only_changes(job, body)
+    body = _with_marked(job, _only_changes(job, body))
     given = _common(body, body)
     given |= _rescheduled(job.schedule, body)
     if webhook := _webhook(body):
@@ -182,6 +182,14 @@ def _only_changes(job: Job, body: JobUpdateBody) -> JobUpdateBody:
     )
 
 
+def _with_marked(job: Job, body: JobUpdateBody) -> JobUpdateBody:
+    """Headers that are marked by their names alone are those that the job has."""
+    sent = body.model_fields_set
+    if "secret_headers" not in sent or "headers" in sent or job.webhook is None:
+        return body
+    return body.model_copy(update={"headers": shown_headers(job.webhook)})
+
+
 def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
     """What is the same in a new job and in a change. A null asks for the default."""
     given: dict[str, Any] = {}
@@ -248,7 +256,8 @@ def _webhook(body: JobFields) -> dict[str, Any]:
     }
     if made.get("url", "") is None:
         raise Problem.of_field("endpoint", "is an address such as https://example.org/hook")
-    marked = {name.lower() for name in body.secret_headers or ()}
+    sent = "secret_headers" in body.model_fields_set
+    marked = {name.lower() for name in body.secret_headers or ()} if sent else set()
     if marked:
         headers: Mapping[str, str] = body.headers or {}
         if missing := together.missing_headers(body.secret_headers, headers):
