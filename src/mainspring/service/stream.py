@@ -1,7 +1,8 @@
 """`/api/events`: what happens in this process, as server-sent events.
 
-Each client has a bounded queue. One that does not keep up is dropped, and may come back; it never
-costs more memory than that, nor holds anybody else up.
+Each client has a queue of so many bytes, already written: an event that waits keeps no job alive,
+and is written once for all that listen. Who does not keep up is cut off, and may come back; they
+never cost more memory than that, nor hold anybody else up.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ router = APIRouter(prefix="/api", tags=["events"])
 HEARTBEAT = 15.0
 LOOK = 1.0
 """Seconds between looks at the key of who listens: no revoked one hears for longer than `FRESH`."""
-QUEUE = 1000
+QUEUE = 4 * 1024 * 1024
+"""Bytes that may wait for a client; one event alone may be larger."""
 MOST_CLIENTS = 200
 
 
@@ -100,7 +102,8 @@ class EventStream(Response):
         self._patterns = patterns
         self._job = job
         self._key_id = key_id
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
         self._news = asyncio.Event()
         self._too_slow = asyncio.Event()
 
@@ -131,10 +134,12 @@ class EventStream(Response):
     def _take(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
             return
-        if len(self._waiting) >= QUEUE:
+        line = _line(self._service, event)
+        if self._waiting and self._size + len(line) > QUEUE:
             self._too_slow.set()
-        else:
-            self._waiting.append(event)
+            return
+        self._waiting.append(line)
+        self._size += len(line)
         self._news.set()
 
     async def _shut_out(self) -> None:
@@ -151,7 +156,8 @@ class EventStream(Response):
         while True:
             self._news.clear()
             while self._waiting:
-                await _send(send, _line(self._waiting.popleft()))
+                await _send(send, self._waiting[0])
+                self._size -= len(self._waiting.popleft())
             try:
                 async with asyncio.timeout(HEARTBEAT):
                     await self._news.wait()
@@ -168,5 +174,9 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _line(event: Event) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (event.name.encode(), written(event_document(event)))
+def _line(service: Service, event: Event) -> bytes:
+    """Who listens is told of an event one after the other: all wait for the same bytes."""
+    if service.told[0] is not event:
+        text = b"event: %s\ndata: %s\n\n" % (event.name.encode(), written(event_document(event)))
+        service.told = (event, text)
+    return service.told[1]
