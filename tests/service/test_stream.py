@@ -170,8 +170,8 @@ async def test_a_heartbeat_keeps_the_line_open(api: Api, monkeypatch: Any) -> No
     assert client.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_there_is_room_for_so_many(api: Api, monkeypatch: Any) -> None:
-    monkeypatch.setattr(stream, "MOST_CLIENTS", 1)
+async def test_there_is_room_for_so_many(api: Api) -> None:
+    api.app.state.service.most_streams = 1
     client = Client(api)
     await client.begun()
     refused = await api.get("/api/events")

@@ -44,6 +44,7 @@ class Service:
     clock: Clock = field(default_factory=SystemClock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0
+    most_streams: int = 200
     told: tuple[Event | None, bytes] = (None, b"")
     """The last event that event streams were told, as they send it."""
 

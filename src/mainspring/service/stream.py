@@ -33,7 +33,8 @@ LOOK = 1.0
 """Seconds between looks at the key of who listens: no revoked one hears for longer than `FRESH`."""
 QUEUE = 4 * 1024 * 1024
 """Bytes that may wait for a client; one event alone may be larger."""
-MOST_CLIENTS = 200
+END_SECONDS = 5.0
+"""How long a client may take to take the end of its stream."""
 
 
 @router.get(
@@ -53,10 +54,10 @@ async def events(
 ) -> Response:
     for pattern in event or ():
         _check(pattern)
-    if service.streams >= MOST_CLIENTS:
+    if service.streams >= service.most_streams:
         raise Problem(
             503,
-            f"{MOST_CLIENTS} clients listen already; try again later",
+            f"{service.most_streams} clients listen already; try again later",
             headers={"Retry-After": "30"},
         )
     if service.draining.is_set():
@@ -109,7 +110,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        service.streams += 1
+        service.streams += 1  # until its connection is free for the next request, or gone
+        try:
+            await self._tell(receive, send)
+            if self._too_slow.is_set() or not await _ended(send):
+                await _cut_off(scope, receive)
+        finally:
+            service.streams -= 1
+
+    async def _tell(self, receive: Receive, send: Send) -> None:
+        service = self._service
         forget = [service.scheduler.on(one, self._take) for one in self._patterns]
         ways = [self._sending(send), _gone(receive), service.draining.wait(), self._too_slow.wait()]
         if not service.open:
@@ -121,15 +131,12 @@ class EventStream(Response):
             if sender in done:
                 sender.result()
         finally:
-            service.streams -= 1
             for one in forget:
                 one()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._too_slow.is_set():  # a slow one is cut off: it would not take this either
-            with contextlib.suppress(OSError):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._waiting.clear()
 
     def _take(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
@@ -167,6 +174,25 @@ class EventStream(Response):
 
 async def _send(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
+
+
+async def _ended(send: Send) -> bool:
+    """Whether the client took the end; who does not read takes none."""
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+async def _cut_off(scope: Scope, receive: Receive) -> None:
+    """A server that only closes waits until all is taken, which such a client may never do."""
+    if (cut_off := scope.get("state", {}).get("cut_off")) is not None:
+        cut_off()
+        await _gone(receive)
 
 
 async def _gone(receive: Receive) -> None:
