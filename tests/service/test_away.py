@@ -4,7 +4,10 @@ nobody else."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
+from sqlite3 import connect
 from typing import Any, cast
 
 import httpx
@@ -185,3 +188,24 @@ def test_a_server_that_does_not_answer_is_told_before_a_scrape_ends(
             finally:
                 servers.server.resume()
             until(lambda: "mainspring_store_up 1" in scraped(client))
+
+
+def test_a_file_that_another_program_has_locked_is_named_as_the_cause(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """It can be read all the while; but nothing is claimed."""
+    served = serve()
+    job = {"id": "often", "every": "1s", "endpoint": "https://example.com/"}
+    with served.client() as client, closing(connect(tmp_path / "mainspring.db")) as other:
+        assert client.post("/api/jobs", json=job).status_code == 201
+        assert client.get("/readyz").status_code == 200
+        other.execute("BEGIN IMMEDIATE")
+        ready = until(lambda: (got := client.get("/readyz")).status_code == 503 and got)
+        assert ready.json()["status"].startswith("the store is away: it fails at ")
+        health = client.get("/api/observability/health").json()
+        assert (health["success"], health["status"], health["store"]) == (False, "degraded", "away")
+        until(lambda: "mainspring_store_up 0" in scraped(client))
+        other.execute("ROLLBACK")
+        until(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: "mainspring_store_up 1" in scraped(client))
+        assert client.get("/api/observability/health").json()["store"] == "ok"

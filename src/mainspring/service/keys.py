@@ -127,6 +127,7 @@ class Keys:
                 raise NotFound(f"there is no key {key_id!r}")
             key = _read(note)
             if key.revoked_at is not None:
+                self._known[key_id] = (self._clock.monotonic(), key)
                 return key
             key = _replaced(key, await self._notes.now())
             if await self._notes.put_note(

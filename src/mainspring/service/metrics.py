@@ -89,7 +89,7 @@ class Metrics:
         self.running = Gauge("mainspring_runs_running", "Runs at work in this process.")
         self.workers = Gauge("mainspring_workers", "Runs that this process can work on at once.")
         self.leader = Gauge("mainspring_leader", "1 where this process leads.")
-        self.up = Gauge("mainspring_store_up", "1 where the store answers.")
+        self.up = Gauge("mainspring_store_up", "1 where the store does what it is asked.")
         self.stored = Gauge("mainspring_runs", "Runs in the store.", ["state"])
         self.due = Gauge("mainspring_runs_due", "Runs that are due and not begun.", ["handler"])
         self.oldest = Gauge(

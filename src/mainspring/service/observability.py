@@ -136,6 +136,8 @@ async def _unready(service: Service) -> str | None:
         return f"the engine did not answer within {OLDEST_LOOP:.0f} s"
     except MainspringError as error:
         return str(error)
+    if found.failing:
+        return f"the store is away: it fails at {', '.join(found.failing)}"
     if found.store != "ok":
         return "the store is away"
     return None if found.status == "healthy" else "degraded: its threads are stuck"
