@@ -29,11 +29,11 @@ DAY = timedelta(days=1)
 async def health(service: ServiceDep) -> Response:
     scheduler = service.scheduler
     found = await scheduler.health()
-    fine = found.status == "healthy"
+    status = "stopping" if service.draining.is_set() else found.status
     return shapes.answer(
         {
-            "success": fine,
-            "status": found.status,
+            "success": status == "healthy",
+            "status": status,
             "timestamp": shapes.when(service.clock.now()),
             "store": found.store if found.store == "ok" else "away",
             "scheduler": {
