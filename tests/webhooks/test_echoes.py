@@ -101,3 +101,19 @@ def test_more_secrets_than_can_be_looked_for_mask_the_whole_answer() -> None:
     assert many.redacted("nothing of it") == "********"
     assert many.redacted_bytes(b"nothing of it") == b"********"
     assert (many.redacted(""), many.redacted_bytes(b"")) == ("", b"")
+
+
+@pytest.mark.parametrize(
+    "secret", ["k" * 260, "pässwörd-geheim", 'it\'s-a-"secret"-word', "shorter"]
+)
+async def test_an_answer_that_cannot_be_read_is_not_quoted(secret: str) -> None:
+    """aiohttp shows what it stumbled over, cut and written as Python writes it."""
+
+    def echo(request: Request) -> bytes:
+        return response(200, b"", f"X-Was: {secret}\x00")
+
+    async with endpoint(echo) as made, scheduler() as mainspring:
+        webhook = {"url": made.url, "headers": {"Authorization": secret}}
+        await mainspring.add_job("call", webhook=webhook, retries=0)
+        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+    assert str(run.error).endswith("did not answer in HTTP that can be read: Invalid HTTP header")

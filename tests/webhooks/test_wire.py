@@ -8,16 +8,20 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mainspring.errors import WebhookFailed
+from mainspring.errors import Snooze, WebhookFailed
 from mainspring.webhooks import Prepared
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.client import Client
+from mainspring.webhooks.client import Client, _Places
 from mainspring.webhooks.heard import Heard
+from mainspring.webhooks.wire import _Protocol
 from tests.webhooks.kit import (
     Behaviour,
     Request,
@@ -215,6 +219,144 @@ async def test_what_is_answered_to_a_call_that_was_cut_off_is_nobodys() -> None:
     assert call.cancelled()
 
 
+@pytest.mark.parametrize("junk", [b"", b"junk\r\n\r\n"])
+async def test_a_flood_of_interim_answers_is_soon_enough(junk: bytes) -> None:
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 6_000 + junk)
+        await reader.read()
+
+    async with serving(serve) as port, client() as made:
+        with pytest.raises(WebhookFailed, match="too many interim answers"):
+            await asked(made, port)
+
+
+async def test_a_status_that_is_none_is_an_answer() -> None:
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+
+    async with serving(serve) as port, client() as made:
+        assert (await asked(made, port)).status == 99
+
+
+async def test_a_call_that_is_cut_off_sends_no_more() -> None:
+    """And holds neither its socket nor its body until the other side cares to read."""
+    begun, over, ended, got = asyncio.Event(), asyncio.Event(), asyncio.Event(), 0
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        nonlocal got
+        await reader.readuntil(b"\r\n\r\n")
+        begun.set()
+        await over.wait()
+        with suppress(ConnectionError):
+            while part := await reader.read(1_000_000):
+                got += len(part)
+        ended.set()
+
+    async with serving(serve) as port, client() as made:
+        call = asyncio.create_task(asked(made, port, BIG))
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        over.set()
+        await ended.wait()
+    assert got < len(BIG)
+
+
+async def test_those_who_did_not_wait_for_a_place_leave_nothing() -> None:
+    async with client() as made:
+        made._places = places = _Places(1)
+        assert places.take("host")
+        for _ in range(100):
+            with pytest.raises(Snooze):
+                await places.wait_for("host", 0.0001)
+        assert not places._waiting["host"]
+        places.free("host")
+        assert places.take("host")
+
+
+# -- one answer, in whatever parts it comes -------------------------------------------------
+
+
+class Pipe(asyncio.Transport):
+    """The end of a connection that a protocol holds."""
+
+    closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "heard", "again"),
+    [
+        (OK, (200, b"ok"), True),
+        (CHUNKED, (200, b"ok"), True),
+        (EMPTY, (204, b""), True),
+        (b"\r\n\r\n" + OK, (200, b"ok"), True),
+        (b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * 3 + OK, (200, b"ok"), True),
+        (OK + b"\n<!-- made in 3 ms -->", (200, b"ok"), False),
+        (OK + b"H", (200, b"ok"), False),
+        (OK + b"HTTP/1.1 200 OK\r\nContent-Le", (200, b"ok"), False),
+        (OK + OK, (200, b"ok"), False),
+        (CHUNKED + b"junk", (200, b"ok"), False),
+        (CHUNKED + b"HTTP/1.1 200 OK\r\n", (200, b"ok"), False),
+        (EMPTY + b"junk", (204, b""), False),
+        (b"HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\nhello", (204, b""), False),
+        (b"HTTP/1.1 204 No\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", (204, b""), False),
+        (b"HTTP/1.1 200 OK\r\nX: HTTP/1.1 418 no\r\nContent-Length: 0\r\n\r\nX", (200, b""), False),
+        (
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok!",
+            (200, b"ok"),
+            False,
+        ),
+    ],
+    ids=range(16),
+)
+@given(data=st.data())
+def test_an_answer_is_the_same_in_whatever_parts_it_comes(
+    answer: bytes, heard: tuple[int, bytes], again: bool, data: st.DataObject
+) -> None:
+    cuts = data.draw(st.sets(st.integers(1, len(answer) - 1), max_size=6))
+    places = [0, *sorted(cuts), len(answer)]
+    parts = [answer[begin:end] for begin, end in pairwise(places)]
+
+    async def read() -> tuple[int, bytes]:
+        protocol, pipe = _Protocol(asyncio.get_running_loop()), Pipe()
+        protocol.connection_made(pipe)
+        protocol.expect(answer_to="GET")
+        for part in parts:
+            if not pipe.closing:
+                protocol.data_received(part)
+        message, content = await protocol.read()
+        while message.code == 103:
+            message, content = await protocol.read()
+        body = await content.read()
+        assert (protocol.clean and not protocol.should_close and not pipe.closing) is again
+        return message.code, body
+
+    assert asyncio.run(read()) == heard
+
+
+# -- over TLS -------------------------------------------------------------------------------
+
+
 CALLER = """
 import asyncio, sys
 from mainspring.webhooks import Prepared
@@ -224,9 +366,9 @@ from mainspring.webhooks.heard import Heard
 
 async def main():
     client = Client(AllowList.of(["127.0.0.0/8", "::1"]), 1)
-    for body in (b"one", b"two" * 100_000):
+    for size in sys.argv[2:]:
         heard = Heard()
-        await client.send(Prepared("POST", sys.argv[1], {}, body), heard, patience=1)
+        await client.send(Prepared("POST", sys.argv[1], {}, bytes(int(size))), heard, patience=1)
         print(heard.status, heard.body.decode())
     await client.close()
 
@@ -234,9 +376,25 @@ asyncio.run(main())
 """
 
 
-async def test_a_server_that_proves_itself_is_called_over_tls(tmp_path: Path) -> None:
-    """By the certificates that the system trusts, which `SSL_CERT_FILE` names here."""
-    context, certificate = self_signed(tmp_path)
+async def called_over_tls(folder: Path, behaviour: Behaviour, *sizes: int) -> list[str]:
+    """What a program says that sends bodies of these sizes. Certificates are checked against those
+    that the system trusts, which `SSL_CERT_FILE` names here."""
+    context, certificate = self_signed(folder)
+    async with serving(behaviour, ssl=context, family=socket.AF_INET) as port:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            CALLER,
+            f"https://localhost:{port}/",
+            *map(str, sizes),
+            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await asyncio.wait_for(process.communicate(), 30)
+    return said.decode().splitlines()
+
+
+async def test_a_server_that_proves_itself_is_called(tmp_path: Path) -> None:
     connections = 0
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -246,15 +404,20 @@ async def test_a_server_that_proves_itself_is_called_over_tls(tmp_path: Path) ->
             writer.write(response(200, str(len(request.body)).encode()))
             await writer.drain()
 
-    async with serving(serve, ssl=context, family=socket.AF_INET) as port:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            CALLER,
-            f"https://localhost:{port}/",
-            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        said, _ = await asyncio.wait_for(process.communicate(), 30)
-    assert said.decode().splitlines() == ["200 3", "200 300000"]
-    assert connections == 1
+    said = await called_over_tls(tmp_path, serve, 3, 5_000, 300_000, 0)
+    assert said == ["200 3", "200 5000", "200 300000", "200 0"]
+    assert connections == 2, "one is not used again after a body of which nobody knows that it left"
+
+
+async def test_an_answer_before_the_body_is_read_costs_its_connection(tmp_path: Path) -> None:
+    connections = 0
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response(413 if connections == 1 else 200, b"!"))
+        await asyncio.Event().wait()
+
+    assert await called_over_tls(tmp_path, serve, len(BIG), 0) == ["413 !", "200 !"]
+    assert connections == 2

@@ -2,8 +2,9 @@
 and for handlers of Mainspring itself the engine's own.
 
 The engine deals work onto the deck and lends places; a place draws from the deck until it is
-empty, and is given back then. So a thousand short handlers cost one hand-over to the program's
-loop and one back, not one for every few places: that was an eighth of a worker's time.
+empty, and is given back then, or when it is recalled for the other loop's work. So a thousand
+short handlers cost one hand-over to the program's loop and one back, not one for every few places:
+that was an eighth of a worker's time.
 
 A place is a task. Handlers that end without waiting for anything share it, one after another;
 one that waits has the rest of its task to itself. So no handler finds what another left in its
@@ -69,9 +70,11 @@ class Home:
         # Drawn from by the program's loop, added to and taken back from by the engine's: each of
         # a deque's methods is one step to other threads.
         self._deck: deque[Work] = deque()
+        self.lent = 0  # places that were lent and are not back, as the engine knows
         self._dealt = 0  # works that were dealt and are not over, as the engine knows
-        self._lent = 0  # places that were lent and are not back, as the engine knows
+        self._recalled = 0  # of those places, as the engine knows
         self._shut = 0  # places that were lent and stand empty, as the program's loop knows
+        self._owed = 0  # places that are to be given back with work on the deck, as that loop knows
         self._outbox: deque[Work | None] = deque()  # None: a place comes back
         self._collecting = False
 
@@ -79,15 +82,26 @@ class Home:
     def unbegun(self) -> int:
         return len(self._deck)
 
-    def deal(self, works: list[Work], free: int) -> int:
-        """Have these run, on up to `free` places more; says how many of them it took."""
+    @property
+    def wants(self) -> int:
+        """How many places more it has work for."""
+        return max(self._dealt - self.lent, 0)
+
+    def deal(self, works: list[Work]) -> None:
+        """Have these run, on the places that were lent and will be."""
         self._deck.extend(works)
         self._dealt += len(works)
-        places = max(min(free, self._dealt - self._lent), 0)
-        if places:
-            self._lent += places
-            self.call(self._lend, places)
-        return places
+
+    def lend(self, places: int) -> None:
+        self.lent += places
+        self.call(self._lend, places)
+
+    def recall(self, places: int) -> None:
+        """Have so many places back soon, whatever is on the deck."""
+        more = min(places, self.lent) - self._recalled
+        if more > 0:
+            self._recalled += more
+            self.call(self._owe, more)
 
     def take_back(self, work: Work) -> bool:
         """Take a work from the deck; False if it has begun."""
@@ -119,7 +133,8 @@ class Home:
             else:
                 work.ended = True
                 works.append(work)
-        self._lent -= places
+        self.lent -= places
+        self._recalled = max(self._recalled - places, 0)
         self._dealt -= len(works)
         self._over(works, places)
 
@@ -129,15 +144,24 @@ class Home:
         self._shut += places
         self._open(1)
 
+    def _owe(self, places: int) -> None:
+        self._owed += places
+        self._open(0)
+
     def _open(self, places: int) -> None:
-        """Open so many of the empty places, as far as there is work for them; where there is
-        none, all that stand empty go back."""
+        """Open so many of the empty places, as far as there is work for them and they are not
+        recalled; where there is none, all that stand empty go back."""
         if self.loop.is_closed():  # a coroutine may be closed after its loop
             return
+        while self._owed and self._shut:
+            self._owed -= 1
+            self._shut -= 1
+            self._hand_over(None)
         for _ in range(min(places, self._shut, len(self._deck))):
             self._shut -= 1
             self.loop.create_task(self._draw(), context=self._context.copy())
         if not self._deck:
+            self._owed = 0
             while self._shut:
                 self._shut -= 1
                 self._hand_over(None)
@@ -149,7 +173,7 @@ class Home:
         now = self._monotonic()
         turn_ends = now + YIELD_AFTER
         try:
-            while self._deck:
+            while self._deck and not self._owed:
                 if now > turn_ends:
                     await asyncio.sleep(0)
                     now = self._monotonic()
@@ -162,13 +186,20 @@ class Home:
                 began, now = now, self._monotonic()
                 work.took = now - began
                 self._hand_over(work)
-                if work.waited and work.handler.built_in and not task.cancelling():
-                    turn_ends = now + YIELD_AFTER
-                elif work.waited or contextvars.copy_context() != self._context:
+                if task.cancelling() or not self._left_clean(work):
                     break
+                if work.waited:
+                    turn_ends = now + YIELD_AFTER
         finally:
             self._shut += 1
             self._open(1)
+
+    def _left_clean(self, work: Work) -> bool:
+        if work.handler.built_in:
+            return True
+        if work.waited or work.problem is not None:
+            return False
+        return contextvars.copy_context() == self._context
 
     async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
         if work.stop is None and not self._safe(work):
@@ -192,7 +223,6 @@ class Home:
                     answer = await answer
             work.result = answer
         except BaseException as error:  # SystemExit too: a handler must not end the program
-            work.waited = True
             work.problem = Problem.of(error, plain=work.handler.built_in)
         work.task = None
         self._deadlines.forget(work)

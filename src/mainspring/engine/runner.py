@@ -47,6 +47,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._home = home
         self._built_in = built_in
+        self._latest = built_in  # who was lent a place last
         self._time = time
         self._inline = inline
         self._over = over
@@ -83,8 +84,26 @@ class Runner:
             else:
                 self._begin_in_thread(work)
         taken = len(works) - len(homely) - len(ours)
-        taken += self._built_in.deal(ours, free - taken)
-        return taken + self._home.deal(homely, free - taken)
+        self._home.deal(homely)
+        self._built_in.deal(ours)
+        return taken + self._lend(max(free - taken, 0))
+
+    def _lend(self, free: int) -> int:
+        """Places go to both loops alike, and to one what the other has no work for. A loop whose
+        deck never empties would keep all it has: the other's share is recalled."""
+        both = (self._home, self._built_in)
+        few, many = sorted(both, key=lambda home: (home.lent, home is self._latest))
+        even = (few.lent + many.lent + free + 1) // 2
+        left = free
+        for home, most in ((few, even - few.lent), (many, free), (few, free)):
+            places = min(home.wants, max(most, 0), left)
+            if places:
+                home.lend(places)
+                left -= places
+                self._latest = home
+        if few.wants:
+            many.recall(min(few.wants, max((many.lent - few.lent) // 2, few.lent == 0)))
+        return free - left
 
     def take_back(self, work: Work) -> bool:
         """Take back what has not begun; False if it has."""

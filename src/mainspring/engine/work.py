@@ -100,7 +100,7 @@ class Work(Struct, eq=False):
     """What its transaction commits; None again where that was refused."""
     committed: bool = False
     waited: bool = False
-    """The handler gave way to others on the program's loop, or failed there."""
+    """The handler gave way to others on its loop."""
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     """Cancels the task once more."""

@@ -262,7 +262,7 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("enabled" if query.enabled else "NOT enabled")
     if query.text is not None:
         where.append(
-            "(instr(lower(id), lower(?)) OR instr(lower(json_extract(body, '$[6]')), lower(?)))"
+            "(instr(small(id), small(?)) OR instr(small(json_extract(body, '$[6]')), small(?)))"
         )
         parameters += [query.text, query.text]
     total = _total(connection, where, parameters) if query.counted else None

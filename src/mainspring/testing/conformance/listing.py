@@ -34,10 +34,11 @@ class ListingJobs(Suite):
 
     async def test_a_part_of_the_id_or_the_description(self, store: Store) -> None:
         await store.put_job(self.job("Mail.daily", description="Sends (all) letters"))
-        await store.put_job(self.job("report", description="100% of the DAILY numbers"))
+        await store.put_job(self.job("report", description="100% of the DAILY ärger"))
         await store.put_job(self.job("other"))
         assert await self.listed(store, text="daily", counted=True) == (["Mail.daily", "report"], 2)
         assert (await self.listed(store, text="(ALL)"))[0] == ["Mail.daily"]
         assert (await self.listed(store, text="100%"))[0] == ["report"]
+        assert (await self.listed(store, text="ÄRGER"))[0] == ["report"]
         assert (await self.listed(store, text=".*"))[0] == []
         assert (await self.listed(store, text="daily", tag="none", counted=True)) == ([], 0)
