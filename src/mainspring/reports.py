@@ -32,8 +32,12 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerHealth:
+    """`store` is "ok", or says what is wrong with it; one may answer, and yet fail at what the
+    engine asks of it (a file that another program has locked): `failing` names that."""
+
     status: Literal["healthy", "degraded"]
     store: str
+    failing: tuple[str, ...]
     running_here: int
     workers: int
     stuck_threads: int
@@ -87,15 +91,17 @@ async def stats(engine: Engine, settings: Settings) -> Stats:
 
 
 async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
-    store = "ok"
+    failing = engine.failing
+    store = "ok" if not failing else f"it fails at {', '.join(failing)}"
     try:
         await engine.control.jobs(JobQuery(limit=1))
     except StoreError as error:
         store = str(error)
-    fine = store == "ok" and not engine.away and engine.worker.stuck < max(settings.workers, 1)
+    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1)
     return SchedulerHealth(
         status="healthy" if fine else "degraded",
         store=store,
+        failing=failing,
         running_here=engine.worker.running,
         workers=settings.workers,
         stuck_threads=engine.worker.stuck,

@@ -177,6 +177,9 @@ def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
         until(lambda: client.get("/readyz").status_code == 503)
         # It answers still, and takes what is to be kept; but it begins nothing any more.
         assert client.get("/livez").status_code == 200
+        health = client.get("/api/observability/health").json()
+        assert (health["success"], health["status"]) == (False, "stopping")
+        assert health["scheduler"]["isRunning"] is False
         kept = client.post("/api/jobs/shout/trigger", json={"payload": {"text": "x"}})
         assert kept.status_code == 202
         assert _state(client, run_id) == "running"

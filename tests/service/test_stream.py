@@ -59,6 +59,17 @@ class Client:
             await asyncio.sleep(0)
 
 
+def told(client: Client) -> int:
+    """How many bytes of events it took."""
+    return sum(len(one["body"]) for one in client.messages[2:])
+
+
+async def settled() -> None:
+    """A stream that ends does so in a few turns of the loop."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def enqueue(api: Api, count: int) -> None:
     await api.scheduler.enqueue_many("greet", [{"name": "x"}] * count)
 
@@ -74,14 +85,64 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
         sent += 200
         while len(quick.messages) < 2 + sent:
             await asyncio.sleep(0)
-        assert sent <= stream.QUEUE + 1000
-    assert sent > stream.QUEUE
+        await settled()
+        assert told(quick) <= stream.QUEUE + 200 * 2000
+    assert told(quick) > stream.QUEUE
     # It got no end of its response: the server cuts such a connection off.
     assert all(message.get("more_body", True) for message in slow.messages)
     assert not quick.task.done()
     quick.gone.set()
     await quick.task
     assert api.app.state.service.streams == 0
+
+
+async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> None:
+    """What waits is bounded in bytes: a few hundred jobs of 250 KB would else be kept for one."""
+    slow, quick = Client(api), Client(api)
+    await slow.begun()
+    await quick.begun()
+    slow.taking.clear()
+    await api.scheduler.add_job("large", handler="greet")
+    for n in range(1, 100):
+        await api.scheduler.update_job("large", payload={"name": f"{n}" * 100_000})
+        while len(quick.messages) < 3 + n:
+            await asyncio.sleep(0)
+        await settled()
+        if slow.task.done():
+            break
+    largest = max(len(one.get("body", b"")) for one in quick.messages)
+    assert slow.task.done()
+    assert stream.QUEUE - largest < told(quick) < stream.QUEUE + 2 * largest
+    quick.gone.set()
+    await quick.task
+
+
+async def test_one_event_may_be_larger_than_the_queue(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "QUEUE", 10)
+    client = Client(api, "event=job.*")
+    await client.begun()
+    for name in ("one", "two"):
+        await api.scheduler.add_job(name, handler="greet")
+        while name.encode() not in client.messages[-1]["body"]:
+            await asyncio.sleep(0)
+    client.gone.set()
+    await client.task
+
+
+async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:
+    clients = [Client(api, "event=job.*"), Client(api, "job=one")]
+    for client in clients:
+        await client.begun()
+    await api.scheduler.add_job("one", handler="greet")
+    for client in clients:
+        while len(client.messages) < 3:
+            await asyncio.sleep(0)
+    assert clients[0].messages[2]["body"] is clients[1].messages[2]["body"]
+    for client in clients:
+        client.gone.set()
+        await client.task
 
 
 async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None:
@@ -117,8 +178,8 @@ async def test_a_heartbeat_keeps_the_line_open(api: Api, monkeypatch: Any) -> No
     assert client.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_there_is_room_for_so_many(api: Api, monkeypatch: Any) -> None:
-    monkeypatch.setattr(stream, "MOST_CLIENTS", 1)
+async def test_there_is_room_for_so_many(api: Api) -> None:
+    api.app.state.service.most_streams = 1
     client = Client(api)
     await client.begun()
     refused = await api.get("/api/events")

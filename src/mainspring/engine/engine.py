@@ -78,9 +78,9 @@ class Engine:
         return self._parts.time
 
     @property
-    def away(self) -> bool:
-        """Whether the store failed the last call."""
-        return self._parts.patience.away
+    def failing(self) -> tuple[str, ...]:
+        """What it asked of the store that has failed and not worked since."""
+        return self._parts.patience.failing
 
     async def start(
         self, home: asyncio.AbstractEventLoop, drafts: Sequence[Job], *, inline: bool

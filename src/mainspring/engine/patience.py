@@ -35,9 +35,9 @@ class Patience:
         self._since = 0.0
 
     @property
-    def away(self) -> bool:
-        """Whether something the engine asked of the store has failed and not worked since."""
-        return bool(self._failing)
+    def failing(self) -> tuple[str, ...]:
+        """What the engine asked of the store that has failed and not worked since."""
+        return tuple(sorted(self._failing))
 
     async def first(self, longest: timedelta, operation: Callable[[], Awaitable[T]]) -> T:
         """The first call of all: what is away may come, but not for ever. Other errors (a wrong
@@ -74,7 +74,7 @@ class Patience:
 
     def failed(self, what: str, error: Exception) -> None:
         """Say so, unless it was said: one outage is one message, however many calls it fails."""
-        said = self.away
+        said = bool(self._failing)
         self._failing.add(what)
         if said:
             return

@@ -11,6 +11,7 @@ from pydantic import AfterValidator
 
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import JobNotFound, RunNotFound
+from mainspring.events import Event
 from mainspring.model import Job
 from mainspring.scheduler import Scheduler
 from mainspring.service.ids import can_be_job, can_be_run
@@ -43,6 +44,9 @@ class Service:
     clock: Clock = field(default_factory=SystemClock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0
+    most_streams: int = 200
+    told: tuple[Event | None, bytes] = (None, b"")
+    """The last event that event streams were told, as they send it."""
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.scheduler, self.clock)

@@ -312,7 +312,7 @@ class SchedulerHealth(SchedulerState):
 
 class Health(Document):
     success: bool
-    status: Literal["healthy", "degraded"]
+    status: Literal["healthy", "degraded", "stopping"]
     timestamp: Time
     store: Literal["ok", "away"]
     scheduler: SchedulerHealth

@@ -6,17 +6,18 @@ SHA-256 of it is as good as a slow hash, and is compared in constant time.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
 from mainspring.clock import CarriedClock, Clock, SystemClock
-from mainspring.errors import Conflict, InvalidInput, NotFound
+from mainspring.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from mainspring.model import Note, Page
 
 __all__ = ["SCOPES", "Key", "Keys", "Notes", "Scope"]
@@ -30,6 +31,11 @@ FRESH = 5.0
 """Seconds that what was read of a key holds: the longest that a revoked one still opens."""
 
 MOST_KNOWN = 10_000
+ASK_SECONDS = 2.0
+"""How long who may come in by what is known waits for what the store says. Drivers wait longer for
+a store that is away, and Prometheus ends a scrape after ten seconds."""
+
+T = TypeVar("T")
 
 
 class Notes(Protocol):
@@ -100,7 +106,7 @@ class Keys:
         )
         if await self._notes.put_note(Note(kind=KIND, name=key.id, value=_value(key))) is None:
             raise Conflict("a key of that id is there already; try again")
-        self._any = None
+        self._any = (self._clock.monotonic(), True)
         return key, f"ms_{key.id}_{secret}"
 
     async def list(self) -> list[Key]:
@@ -121,19 +127,28 @@ class Keys:
                 raise NotFound(f"there is no key {key_id!r}")
             key = _read(note)
             if key.revoked_at is not None:
+                self._known[key_id] = (self._clock.monotonic(), key)
                 return key
             key = _replaced(key, await self._notes.now())
             if await self._notes.put_note(
                 Note(kind=KIND, name=key_id, value=_value(key), version=note.version)
             ):
-                self._known.pop(key_id, None)
+                self._known[key_id] = (self._clock.monotonic(), key)
                 return key
 
-    async def exist(self, fresh: float = FRESH) -> bool:
-        """Whether a key was ever made: from then on none may be left out."""
+    async def exist(self, fresh: float = FRESH, *, away: bool = False) -> bool:
+        """Whether a key was ever made: from then on none may be left out. `away` as in `check`."""
+        known = self._any
+        if known is None:
+            return await self._read_any()
+        if self._clock.monotonic() - known[0] <= fresh:
+            return known[1]
+        return await (_asked(self._read_any(), known[1]) if away else self._read_any())
+
+    async def _read_any(self) -> bool:
         now = self._clock.monotonic()
-        if self._any is None or now - self._any[0] > fresh:
-            page = await self._notes.list_notes(KIND, limit=1)
+        page = await self._notes.list_notes(KIND, limit=1)
+        if self._any is None or self._any[0] <= now:  # else it was overtaken
             self._any = (now, bool(page.items))
         return self._any[1]
 
@@ -145,11 +160,13 @@ class Keys:
         now = await self._notes.now()
         return any(key.usable(now) for key in await self.list())
 
-    async def check(self, text: str) -> Key | None:
-        """The key that a text is, if it opens anything now."""
+    async def check(self, text: str, *, away: bool = False) -> Key | None:
+        """The key that a text is, if it opens anything now. With `away`, what was last read of it
+        stands for as long as the store does not answer, but never beyond its expiry."""
         prefix, _, rest = text.partition("_")
         key_id, _, secret = rest.partition("_")
-        known = await self._key(key_id) if prefix == "ms" and key_id.isascii() else None
+        fits = prefix == "ms" and key_id.isascii()
+        known = await self._key(key_id, away=away) if fits else None
         # Compared in any case, so that the time taken tells nothing of which ids there are.
         same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
         if known is None or not known.usable(self._time.now()):
@@ -172,18 +189,37 @@ class Keys:
         """Whether a text names a key that opened something here when it was last looked at."""
         return text.partition("_")[2].partition("_")[0] in self._used
 
-    async def _key(self, key_id: str, fresh: float = FRESH) -> Key | None:
+    async def _key(self, key_id: str, fresh: float = FRESH, *, away: bool = False) -> Key | None:
         if len(key_id) != 12:
             return None
+        read_at, known = self._known.get(key_id, (None, None))
+        if read_at is not None and self._clock.monotonic() - read_at <= fresh:
+            return known
+        if away and known is not None:
+            return await _asked(self._read_key(key_id), known)
+        return await self._read_key(key_id)
+
+    async def _read_key(self, key_id: str) -> Key | None:
         now = self._clock.monotonic()
+        note = await self._notes.note(KIND, key_id)
+        self._time.correct(await self._notes.now())
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
         known = self._known.get(key_id)
-        if known is None or now - known[0] > fresh:
-            note = await self._notes.note(KIND, key_id)
-            self._time.correct(await self._notes.now())
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
+        if known is None or known[0] <= now:  # else it was overtaken
             known = self._known[key_id] = (now, None if note is None else _read(note))
         return known[1]
+
+
+async def _asked(asking: Coroutine[Any, Any, T], known: T) -> T:
+    """What the store says, or what is known where it says nothing. One that is only slow is heard
+    to the end, so that the next who asks knows better."""
+    task = asyncio.ensure_future(asking)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([task], timeout=ASK_SECONDS)
+    if not task.done() or isinstance(task.exception(), StoreUnavailable):
+        return known
+    return task.result()
 
 
 def _hash(secret: str) -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from mainspring import __version__
 from mainspring.clock import Clock
-from mainspring.errors import MainspringError
+from mainspring.errors import MainspringError, StoreUnavailable
 from mainspring.events import Event
 from mainspring.model import Attempt, Job, Outcome, Run, State
 from mainspring.scheduler import Scheduler
@@ -89,7 +89,7 @@ class Metrics:
         self.running = Gauge("mainspring_runs_running", "Runs at work in this process.")
         self.workers = Gauge("mainspring_workers", "Runs that this process can work on at once.")
         self.leader = Gauge("mainspring_leader", "1 where this process leads.")
-        self.up = Gauge("mainspring_store_up", "1 where the store answers.")
+        self.up = Gauge("mainspring_store_up", "1 where the store does what it is asked.")
         self.stored = Gauge("mainspring_runs", "Runs in the store.", ["state"])
         self.due = Gauge("mainspring_runs_due", "Runs that are due and not begun.", ["handler"])
         self.oldest = Gauge(
@@ -162,7 +162,6 @@ class Metrics:
             now = self._clock.monotonic()
             if self._read_at is not None and now - self._read_at < FRESH:
                 return
-            self._read_at = now
             self.workers.put([((), self._scheduler.workers)])
             self.leader.put([((), self._scheduler.is_leader)])
             try:
@@ -171,10 +170,14 @@ class Metrics:
                 self.up.put([((), 0)])
             else:
                 self.up.put([((), 1)])
+            self._read_at = self._clock.monotonic()  # of one that is away it took its time
 
     async def _read_store(self) -> None:
         scheduler = self._scheduler
-        self.running.put([((), (await scheduler.health()).running_here)])
+        found = await scheduler.health()
+        self.running.put([((), found.running_here)])
+        if found.store != "ok":  # what else is asked would wait for it, and a scraper does not
+            raise StoreUnavailable(found.store)
         counts, now = await scheduler.counts(), await scheduler.now()
         self.stored.put([((str(state),), counts.total(state)) for state in State])
         self.due.put([((name,), due.count) for name, due in counts.due.items()])

@@ -29,11 +29,11 @@ DAY = timedelta(days=1)
 async def health(service: ServiceDep) -> Response:
     scheduler = service.scheduler
     found = await scheduler.health()
-    fine = found.status == "healthy"
+    status = "stopping" if service.draining.is_set() else found.status
     return shapes.answer(
         {
-            "success": fine,
-            "status": found.status,
+            "success": status == "healthy",
+            "status": status,
             "timestamp": shapes.when(service.clock.now()),
             "store": found.store if found.store == "ok" else "away",
             "scheduler": {
@@ -136,6 +136,8 @@ async def _unready(service: Service) -> str | None:
         return f"the engine did not answer within {OLDEST_LOOP:.0f} s"
     except MainspringError as error:
         return str(error)
+    if found.failing:
+        return f"the store is away: it fails at {', '.join(found.failing)}"
     if found.store != "ok":
         return "the store is away"
     return None if found.status == "healthy" else "degraded: its threads are stuck"

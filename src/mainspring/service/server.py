@@ -65,7 +65,9 @@ async def serve(
             service: Service = app.state.service
             if (not loopback or settings.hosts) and not await service.keys.any_usable():
                 raise InvalidInput(_needs_key(settings, first_key))
-            await _until_signal(service, _server(app, settings), bound, greet, url_of(bound))
+            lobby = Lobby(settings.patience.total_seconds(), settings.max_connections)
+            service.most_streams = min(service.most_streams, lobby.most // 2)
+            await _until_signal(service, _server(app, lobby), bound, greet, url_of(bound))
 
 
 def _needs_key(settings: ServiceSettings, first_key: str) -> str:
@@ -116,8 +118,7 @@ def url_of(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _server(app: object, settings: ServiceSettings) -> _Server:
-    lobby = Lobby(settings.patience.total_seconds(), settings.max_connections)
+def _server(app: object, lobby: Lobby) -> _Server:
     return _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]

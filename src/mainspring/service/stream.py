@@ -1,7 +1,8 @@
 """`/api/events`: what happens in this process, as server-sent events.
 
-Each client has a bounded queue. One that does not keep up is dropped, and may come back; it never
-costs more memory than that, nor holds anybody else up.
+Each client has a queue of so many bytes, already written: an event that waits keeps no job alive,
+and is written once for all that listen. Who does not keep up is cut off, and may come back; they
+never cost more memory than that, nor hold anybody else up.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ router = APIRouter(prefix="/api", tags=["events"])
 HEARTBEAT = 15.0
 LOOK = 1.0
 """Seconds between looks at the key of who listens: no revoked one hears for longer than `FRESH`."""
-QUEUE = 1000
-MOST_CLIENTS = 200
+QUEUE = 4 * 1024 * 1024
+"""Bytes that may wait for a client; one event alone may be larger."""
+END_SECONDS = 5.0
+"""How long a client may take to take the end of its stream."""
 
 
 @router.get(
@@ -51,10 +54,10 @@ async def events(
 ) -> Response:
     for pattern in event or ():
         _check(pattern)
-    if service.streams >= MOST_CLIENTS:
+    if service.streams >= service.most_streams:
         raise Problem(
             503,
-            f"{MOST_CLIENTS} clients listen already; try again later",
+            f"{service.most_streams} clients listen already; try again later",
             headers={"Retry-After": "30"},
         )
     if service.draining.is_set():
@@ -100,13 +103,23 @@ class EventStream(Response):
         self._patterns = patterns
         self._job = job
         self._key_id = key_id
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
         self._news = asyncio.Event()
         self._too_slow = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        service.streams += 1
+        service.streams += 1  # until its connection is free for the next request, or gone
+        try:
+            await self._tell(receive, send)
+            if self._too_slow.is_set() or not await _ended(send):
+                await _cut_off(scope, receive)
+        finally:
+            service.streams -= 1
+
+    async def _tell(self, receive: Receive, send: Send) -> None:
+        service = self._service
         forget = [service.scheduler.on(one, self._take) for one in self._patterns]
         ways = [self._sending(send), _gone(receive), service.draining.wait(), self._too_slow.wait()]
         if not service.open:
@@ -118,23 +131,22 @@ class EventStream(Response):
             if sender in done:
                 sender.result()
         finally:
-            service.streams -= 1
             for one in forget:
                 one()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._too_slow.is_set():  # a slow one is cut off: it would not take this either
-            with contextlib.suppress(OSError):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._waiting.clear()
 
     def _take(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
             return
-        if len(self._waiting) >= QUEUE:
+        line = _line(self._service, event)
+        if self._waiting and self._size + len(line) > QUEUE:
             self._too_slow.set()
-        else:
-            self._waiting.append(event)
+            return
+        self._waiting.append(line)
+        self._size += len(line)
         self._news.set()
 
     async def _shut_out(self) -> None:
@@ -151,7 +163,8 @@ class EventStream(Response):
         while True:
             self._news.clear()
             while self._waiting:
-                await _send(send, _line(self._waiting.popleft()))
+                await _send(send, self._waiting[0])
+                self._size -= len(self._waiting.popleft())
             try:
                 async with asyncio.timeout(HEARTBEAT):
                     await self._news.wait()
@@ -163,10 +176,33 @@ async def _send(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
 
 
+async def _ended(send: Send) -> bool:
+    """Whether the client took the end; who does not read takes none."""
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+async def _cut_off(scope: Scope, receive: Receive) -> None:
+    """A server that only closes waits until all is taken, which such a client may never do."""
+    if (cut_off := scope.get("state", {}).get("cut_off")) is not None:
+        cut_off()
+        await _gone(receive)
+
+
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _line(event: Event) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (event.name.encode(), written(event_document(event)))
+def _line(service: Service, event: Event) -> bytes:
+    """Who listens is told of an event one after the other: all wait for the same bytes."""
+    if service.told[0] is not event:
+        text = b"event: %s\ndata: %s\n\n" % (event.name.encode(), written(event_document(event)))
+        service.told = (event, text)
+    return service.told[1]

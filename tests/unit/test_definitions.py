@@ -1,0 +1,23 @@
+"""What stores keep of the definitions that they read: short ones, and nothing of long ones."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mainspring.model import Webhook
+from mainspring.stores.definitions import read_webhook
+
+
+def text(body: str) -> str:
+    return msgspec.json.encode(Webhook(url="https://example.com/", body=body)).decode()
+
+
+def test_a_short_one_is_read_once() -> None:
+    assert read_webhook(text("short")) is read_webhook(text("short"))
+
+
+def test_a_long_one_is_not_kept() -> None:
+    """Each edit of a large body makes another: thousands of them would fill the memory."""
+    first, second = read_webhook(text("x" * 100_000)), read_webhook(text("x" * 100_000))
+    assert first == second
+    assert first is not second
