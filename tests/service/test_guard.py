@@ -206,6 +206,8 @@ async def test_elsewhere_nothing_is_open_without_a_key(make: Make) -> None:
         assert await code(api, method, path) == 401
     for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
         assert await code(api, "GET", path) == 200
+    for path in ("/livez", "/readyz"):  # some probes ask for the head alone
+        assert await code(api, "HEAD", path) == 200
 
 
 async def test_scopes(make: Make) -> None:

@@ -110,12 +110,14 @@ async def metrics(service: ServiceDep) -> Response:
 # -- probes ---------------------------------------------------------------------------------
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", response_model=docs.Probe, summary="The process answers")
 async def livez() -> Response:
     """Never touches the store: a store that is away is no reason to kill the process."""
     return shapes.answer({"status": "ok"})
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_model=docs.Probe, summary="It can do its work")
 async def readyz(service: ServiceDep) -> Response:
     why = await _unready(service)
