@@ -77,6 +77,7 @@ async def test_running_leading_losing_and_rescuing_are_told(make: Make) -> None:
     await until(partial(comes, "mainspring_ownership_lost_total"))
     await until(partial(comes, 'mainspring_runs_rescued_total{job="forever"}'))
     weather.foul.clear()
+    await api.scheduler.stop(graceful=False)
 
 
 async def test_what_is_due_is_told_by_handler(api: Api) -> None:
