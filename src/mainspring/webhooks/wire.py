@@ -79,7 +79,7 @@ class Wire:
             ttl_dns_cache=NAME_SECONDS,
             keepalive_timeout=IDLE_SECONDS,
         )
-        # What the connector reads where to connect to from; the requests are written here.
+        # By these the connector knows where to connect to; requests are written by `_write`.
         self._origin = lru_cache(MOST_ORIGINS)(
             partial(aiohttp.ClientRequest, "GET", loop=asyncio.get_running_loop())
         )
@@ -201,12 +201,13 @@ class _Protocol(ResponseHandler):
         )
 
     def data_received(self, data: bytes) -> None:
-        while data and not self.answered and self._exception is None:
-            data = self._head_received(data)
-        if data and self.answered and (self._payload is None or self._payload.is_eof()):
+        rest = data
+        while rest and not self.answered and self._exception is None:
+            rest = self._head_received(rest)
+        if rest and self.answered and (self._payload is None or self._payload.is_eof()):
             self._cut_off()
-        elif self._exception is None:
-            self._pass_on(data)
+        elif (rest or not data) and self._exception is None:  # no data: aiohttp itself goes on
+            self._pass_on(rest)
 
     def _head_received(self, data: bytes) -> bytes:
         """Read to the end of a head, if it is here; gives what stands behind it."""
