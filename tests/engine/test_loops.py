@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
+from mainspring import Event, RunContext, Scheduler, State
 from mainspring.stores.memory import MemoryStore
 from tests.webhooks.kit import endpoint, scheduler
 
@@ -24,11 +24,11 @@ async def test_work_of_one_loop_that_never_ends_leaves_places_to_the_other(
     async def mine(ctx: RunContext) -> None:
         await asyncio.sleep(0.001)
 
-    mainspring.on("run.succeeded", lambda event: count())
-
-    def count() -> None:
+    def count(event: Event) -> None:
         nonlocal ended
         ended += 1
+
+    mainspring.on("run.succeeded", count)
 
     async with endpoint() as made, mainspring:
         await mainspring.add_job("hook", webhook=made.url)
@@ -49,6 +49,58 @@ async def test_work_of_one_loop_that_never_ends_leaves_places_to_the_other(
         run = await mainspring.enqueue(alone, priority=9)
         run = await mainspring.wait(run.id, timeout=20)
         assert not crowding.done()
+        crowding.cancel()
+        await mainspring.stop(graceful=False)
+    assert run.state is State.SUCCEEDED
+
+
+async def test_a_place_is_recalled_also_where_nothing_waits_for_it() -> None:
+    """Its loop has no work that waits when it is asked for the place, and then without end."""
+    mainspring = scheduler(workers=2)
+    go_on, holding = asyncio.Event(), 0
+    ended = 0
+
+    @mainspring.job(id="mine")
+    async def mine(ctx: RunContext) -> None:
+        await asyncio.sleep(0.001)
+
+    @mainspring.job(id="hold")
+    async def hold(ctx: RunContext) -> None:
+        nonlocal holding
+        holding += 1
+        await go_on.wait()
+
+    def count(event: Event) -> None:
+        nonlocal ended
+        ended += 1
+
+    mainspring.on("run.succeeded", count)
+    async with endpoint() as made, mainspring:
+        await mainspring.add_job("hook", webhook=made.url)
+        await mainspring.enqueue_many("mine", [None] * 400)  # so that it claims ahead
+        while ended < 400:
+            await asyncio.sleep(0.01)
+        await mainspring.enqueue_many("hold", [None] * 2)
+        while holding < 2:
+            await asyncio.sleep(0.01)
+        hook = await mainspring.enqueue("hook", priority=9)
+        while (await mainspring.get_run(hook.id)).state is State.PENDING:
+            await asyncio.sleep(0.01)
+        added = 402
+
+        async def flood() -> None:
+            nonlocal added
+            while True:
+                if added - ended < 800:
+                    await mainspring.enqueue_many("mine", [None] * 400)
+                    added += 400
+                await asyncio.sleep(0.01)
+
+        crowding = asyncio.create_task(flood())
+        while added < 802:
+            await asyncio.sleep(0.01)
+        go_on.set()
+        run = await mainspring.wait(hook.id, timeout=20)
         crowding.cancel()
         await mainspring.stop(graceful=False)
     assert run.state is State.SUCCEEDED

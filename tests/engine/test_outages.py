@@ -280,3 +280,23 @@ async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: st
         gate.set()
         async with asyncio.timeout(LONG):
             assert (await waiting).result == "done"
+
+
+async def test_what_fails_no_more_because_nothing_is_left_of_it_is_told_no_more(make: Make) -> None:
+    """A lease that could not be renewed is lost, and there may be none to renew ever after."""
+    weather = Weather()
+    scheduler = make(FaultyStore(MemoryStore(), weather), poll="20ms", lease="1s")
+
+    @scheduler.job(id="long", delivery="at_most_once")
+    async def long() -> None:
+        await asyncio.Event().wait()
+
+    async with scheduler:
+        run = await scheduler.enqueue("long")
+        weather.foul = {"renew"}
+        await ended(scheduler, run)
+        weather.foul = set()
+        async with asyncio.timeout(LONG):
+            while (await scheduler.health()).failing:
+                await asyncio.sleep(0.01)
+        assert (await scheduler.health()).status == "healthy"

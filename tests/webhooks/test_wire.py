@@ -231,6 +231,18 @@ async def test_a_flood_of_interim_answers_is_soon_enough(junk: bytes) -> None:
             await asked(made, port)
 
 
+async def test_what_cannot_be_read_is_told_in_whole_words() -> None:
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        both = "Content-Length: 1\r\nTransfer-Encoding: chunked"
+        writer.write(f"HTTP/1.1 200 OK\r\n{both}\r\n\r\n".encode())
+        await reader.read()
+
+    async with serving(serve) as port, client() as made:
+        with pytest.raises(WebhookFailed, match=r"can't be present with Content-Length$"):
+            await asked(made, port)
+
+
 async def test_a_status_that_is_none_is_an_answer() -> None:
     async def serve(reader: Reader, writer: Writer) -> None:
         await read_request(reader)

@@ -161,7 +161,6 @@ class Home:
             self._shut -= 1
             self.loop.create_task(self._draw(), context=self._context.copy())
         if not self._deck:
-            self._owed = 0
             while self._shut:
                 self._shut -= 1
                 self._hand_over(None)

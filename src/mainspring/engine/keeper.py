@@ -116,11 +116,13 @@ class Keeper:
             every = LEADER_SWEEP if self.leads else FOLLOWER_SWEEP
             if monotonic() - rescued_at >= every:
                 rescued_at = monotonic()
-                await self._guarded(self._rescue)
-            await self._guarded(self._unblock_waiting)
+                await self._guarded("rescue", self._rescue)
+            await self._guarded("unblock", self._unblock_waiting)
             if self.leads and monotonic() - pruned_at >= PRUNE_EVERY:
                 pruned_at = monotonic()
-                await self._guarded(self._prune)
+                await self._guarded("prune", self._prune)
+            elif not self.leads:
+                self._parts.patience.succeeded("prune")  # it is another's to do
             await asyncio.sleep(STEP_REST if self._any_waiting else HINT_REST)
             await rest(self._unblock, rescued_at + every - monotonic())
 
@@ -265,11 +267,11 @@ class Keeper:
     async def _call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         return await self._parts.patience.call(what, operation)
 
-    async def _guarded(self, sweep: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, what: str, sweep: Callable[[], Awaitable[None]]) -> None:
         """One sweep that fails is tried again with the next: none may stop the others."""
         try:
             await sweep()
         except Exception as error:
-            self._parts.patience.failed(sweep.__name__, error)
+            self._parts.patience.failed(what, error)
         else:
-            self._parts.patience.succeeded(sweep.__name__)
+            self._parts.patience.succeeded(what)

@@ -84,7 +84,7 @@ class Leases:
         answered = True
         while True:
             await asyncio.sleep(lease / (12 if answered else 60))
-            answered = not self._held or await self._renew()
+            answered = await self._renew()
 
     async def guarding(self) -> None:
         """Stop handlers before their lease lapses, also while a renewal hangs."""
@@ -116,7 +116,8 @@ class Leases:
         sent = self._parts.clock.monotonic()
         young = sent - lease.total_seconds() * YOUNG
         works = [work for work in self._held.values() if _wants_renewal(work, young)]
-        if not works:
+        if not works:  # what could not be renewed is over: that fails no more
+            self._parts.patience.succeeded("renew")
             return True
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         try:

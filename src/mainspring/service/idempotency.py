@@ -66,7 +66,8 @@ class Once:
     @property
     def dedupe(self) -> dict[str, Any]:
         """What holds the run that is made under this key, for as long as the key is known."""
-        return {"dedupe_key": f"{KIND}:{self._note.name}", "dedupe_for": HELD}
+        name, body = self._note.name, self._note.value["body"]
+        return {"dedupe_key": f"{KIND}:{name}:{body}", "dedupe_for": HELD}
 
     @property
     def answer(self) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ webhooks need too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import socket
@@ -112,7 +113,8 @@ def _cut_off(transport: asyncio.Transport) -> None:
     """For a request's `state`: end its connection now. What the client has not taken is thrown
     away, also by the system, which would else keep megabytes of it for minutes."""
     at_once = struct.pack("ii", 1, 0)
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+    with contextlib.suppress(OSError):  # it may have gone by itself
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
     transport.abort()
 
 

@@ -25,7 +25,7 @@ from mainspring.webhooks.wire import Refusal, Wire
 
 __all__ = ["Client"]
 
-_QUOTED = re.compile(r"""[:\s]*(\n|\bb?['"]|\bwhen reading\b)""")
+_QUOTED = re.compile(r"""[:\s]*(\n|(?<!\w)b?['"]|\bwhen reading\b)""")
 
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
