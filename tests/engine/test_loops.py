@@ -11,41 +11,47 @@ from mainspring.stores.memory import MemoryStore
 from tests.webhooks.kit import endpoint, scheduler
 
 
+class Crowd:
+    """A scheduler with a handler `mine`, and runs that never run out."""
+
+    def __init__(self, workers: int) -> None:
+        self.mainspring = scheduler(workers=workers)
+        self.added = self.ended = 0
+
+        @self.mainspring.job(id="mine")
+        async def mine(ctx: RunContext) -> None:
+            await asyncio.sleep(0.001)
+
+        self.mainspring.on("run.succeeded", self._count)
+
+    def _count(self, event: Event) -> None:
+        self.ended += 1
+
+    async def add(self, job: str, count: int = 400) -> None:
+        await self.mainspring.enqueue_many(job, [None] * count)
+        self.added += count
+
+    async def flood(self, job: str) -> None:
+        while True:
+            if self.added - self.ended < 800:
+                await self.add(job)
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("crowd", ["hook", "mine"])
+@pytest.mark.parametrize("many", ["hook", "mine"])
 async def test_work_of_one_loop_that_never_ends_leaves_places_to_the_other(
-    crowd: str, workers: int
+    many: str, workers: int
 ) -> None:
     """A loop kept its places while it had work, and so the other's waited for ever."""
-    mainspring = scheduler(workers=workers)
-    ended = 0
-
-    @mainspring.job(id="mine")
-    async def mine(ctx: RunContext) -> None:
-        await asyncio.sleep(0.001)
-
-    def count(event: Event) -> None:
-        nonlocal ended
-        ended += 1
-
-    mainspring.on("run.succeeded", count)
-
+    crowd = Crowd(workers)
+    mainspring = crowd.mainspring
     async with endpoint() as made, mainspring:
         await mainspring.add_job("hook", webhook=made.url)
-        added = 0
-
-        async def flood() -> None:
-            nonlocal added
-            while True:
-                if added - ended < 400:
-                    await mainspring.enqueue_many(crowd, [None] * 400)
-                    added += 400
-                await asyncio.sleep(0.01)
-
-        crowding = asyncio.create_task(flood())
-        while ended < 400:
+        crowding = asyncio.create_task(crowd.flood(many))
+        while crowd.ended < 400:
             await asyncio.sleep(0.01)
-        [alone] = {"hook", "mine"} - {crowd}
+        [alone] = {"hook", "mine"} - {many}
         run = await mainspring.enqueue(alone, priority=9)
         run = await mainspring.wait(run.id, timeout=20)
         assert not crowding.done()
@@ -56,13 +62,9 @@ async def test_work_of_one_loop_that_never_ends_leaves_places_to_the_other(
 
 async def test_a_place_is_recalled_also_where_nothing_waits_for_it() -> None:
     """Its loop has no work that waits when it is asked for the place, and then without end."""
-    mainspring = scheduler(workers=2)
+    crowd = Crowd(workers=2)
+    mainspring = crowd.mainspring
     go_on, holding = asyncio.Event(), 0
-    ended = 0
-
-    @mainspring.job(id="mine")
-    async def mine(ctx: RunContext) -> None:
-        await asyncio.sleep(0.001)
 
     @mainspring.job(id="hold")
     async def hold(ctx: RunContext) -> None:
@@ -70,37 +72,23 @@ async def test_a_place_is_recalled_also_where_nothing_waits_for_it() -> None:
         holding += 1
         await go_on.wait()
 
-    def count(event: Event) -> None:
-        nonlocal ended
-        ended += 1
-
-    mainspring.on("run.succeeded", count)
     async with endpoint() as made, mainspring:
         await mainspring.add_job("hook", webhook=made.url)
-        await mainspring.enqueue_many("mine", [None] * 400)  # so that it claims ahead
-        while ended < 400:
+        await crowd.add("mine")  # so that it claims ahead
+        while crowd.ended < 400:
             await asyncio.sleep(0.01)
-        await mainspring.enqueue_many("hold", [None] * 2)
+        await crowd.add("hold", 2)
         while holding < 2:
             await asyncio.sleep(0.01)
         hook = await mainspring.enqueue("hook", priority=9)
         while (await mainspring.get_run(hook.id)).state is State.PENDING:
             await asyncio.sleep(0.01)
-        added = 402
-
-        async def flood() -> None:
-            nonlocal added
-            while True:
-                if added - ended < 800:
-                    await mainspring.enqueue_many("mine", [None] * 400)
-                    added += 400
-                await asyncio.sleep(0.01)
-
-        crowding = asyncio.create_task(flood())
-        while added < 802:
+        crowding = asyncio.create_task(crowd.flood("mine"))
+        while crowd.added < 802:
             await asyncio.sleep(0.01)
         go_on.set()
         run = await mainspring.wait(hook.id, timeout=20)
+        assert not crowding.done()
         crowding.cancel()
         await mainspring.stop(graceful=False)
     assert run.state is State.SUCCEEDED

@@ -282,10 +282,12 @@ async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: st
             assert (await waiting).result == "done"
 
 
-async def test_what_fails_no_more_because_nothing_is_left_of_it_is_told_no_more(make: Make) -> None:
+async def test_what_fails_no_more_because_nothing_is_left_of_it_is_told_no_more(
+    make: Make, place: str | Store
+) -> None:
     """A lease that could not be renewed is lost, and there may be none to renew ever after."""
     weather = Weather()
-    scheduler = make(FaultyStore(MemoryStore(), weather), poll="20ms", lease="1s")
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="1s")
 
     @scheduler.job(id="long", delivery="at_most_once")
     async def long() -> None:

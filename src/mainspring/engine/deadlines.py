@@ -1,7 +1,7 @@
 """The timeouts of attempts.
 
 Of attempts with the same timeout the first to begin is the first whose time is up: one timer for
-each length of time is enough, and costs a busy worker nothing.
+each length of time is enough, however many attempts there are.
 """
 
 from __future__ import annotations

@@ -171,8 +171,10 @@ class _Protocol(ResponseHandler):
     def sent(self, size: int) -> bool:
         """Whether all of a request has gone out. Below TLS nobody tells; as much as the system
         takes at once has."""
-        if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
-            return self.transport is not None and size <= SENT_AT_ONCE
+        if self.transport is None:
+            return False
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return size <= SENT_AT_ONCE
         return self.transport.get_write_buffer_size() == 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
