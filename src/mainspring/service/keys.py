@@ -30,7 +30,6 @@ KIND = "api-key"
 FRESH = 5.0
 """Seconds that what was read of a key holds: the longest that a revoked one still opens."""
 
-MOST_KNOWN = 10_000
 ASK_SECONDS = 2.0
 """How long who may come in by what is known waits for what the store says. Drivers wait longer for
 a store that is away, and Prometheus ends a scrape after ten seconds."""
@@ -82,8 +81,7 @@ class Keys:
         self._notes = notes
         self._clock = clock or SystemClock()
         self._time = CarriedClock(self._clock)
-        self._known: dict[str, tuple[float, Key | None]] = {}
-        self._used: set[str] = set()
+        self._known: dict[str, tuple[float, Key]] = {}
         self._any: tuple[float, bool] | None = None
 
     async def create(
@@ -169,13 +167,7 @@ class Keys:
         known = await self._key(key_id, away=away) if fits else None
         # Compared in any case, so that the time taken tells nothing of which ids there are.
         same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
-        if known is None or not known.usable(self._time.now()):
-            self._used.discard(key_id)
-            return None
-        if not same:
-            return None
-        self._used.add(key_id)
-        return known
+        return known if same and known is not None and known.usable(self._time.now()) else None
 
     async def opens_still(self, key_id: str | None, fresh: float) -> bool:
         """Whether who came in with that key, or with none, might come in now, by what was read at
@@ -184,10 +176,6 @@ class Keys:
             return not await self.exist(fresh)
         known = await self._key(key_id, fresh)
         return known is not None and known.usable(self._time.now())
-
-    def in_use(self, text: str) -> bool:
-        """Whether a text names a key that opened something here when it was last looked at."""
-        return text.partition("_")[2].partition("_")[0] in self._used
 
     async def _key(self, key_id: str, fresh: float = FRESH, *, away: bool = False) -> Key | None:
         if len(key_id) != 12:
@@ -202,12 +190,14 @@ class Keys:
     async def _read_key(self, key_id: str) -> Key | None:
         now = self._clock.monotonic()
         note = await self._notes.note(KIND, key_id)
+        if note is None:
+            # Not remembered: made-up ids would push out the keys that are in use.
+            self._known.pop(key_id, None)
+            return None
         self._time.correct(await self._notes.now())
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
         known = self._known.get(key_id)
-        if known is None or known[0] <= now:  # else it was overtaken
-            known = self._known[key_id] = (now, None if note is None else _read(note))
+        if known is None or known[0] <= now:  # else a later read overtook this one
+            known = self._known[key_id] = (now, _read(note))
         return known[1]
 
 
