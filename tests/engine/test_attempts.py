@@ -14,7 +14,7 @@ import pytest
 from mainspring import Backoff, GiveUp, Retry, RunContext, State
 from mainspring.model import Outcome
 from tests.engine.conftest import Make
-from tests.engine.kit import Heard, ended
+from tests.engine.kit import Heard, ended, until
 
 
 async def test_success_is_recorded_with_its_result(make: Make) -> None:
@@ -342,6 +342,11 @@ VALUES = {
 }
 
 
+class UnprintableResult:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
 async def test_payloads_and_results_come_back_as_they_were(make: Make) -> None:
     scheduler = make()
 
@@ -360,26 +365,46 @@ async def test_payloads_and_results_come_back_as_they_were(make: Make) -> None:
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (object(), "the result is not JSON: it holds a object"),
+        ({1, 2}, "the result is not JSON: it holds a set"),
         ({1: 2}, "the key 1 is int"),
         (float("nan"), "not JSON"),
         ("x" * 300_000, "at most 262,144 are kept"),
+        ({"a": UnprintableResult()}, "not JSON"),
     ],
+    ids=["set", "int key", "nan", "too large", "unprintable"],
 )
-async def test_a_result_that_cannot_be_kept_is_a_clear_failure(
-    make: Make, result: Any, words: str
+@pytest.mark.parametrize("isolation", ["auto", "thread"])
+async def test_a_result_that_cannot_be_kept_is_kept_as_text_and_its_run_succeeds(
+    make: Make, caplog: pytest.LogCaptureFixture, result: Any, words: str, isolation: str
 ) -> None:
     scheduler = make()
+    sent: list[str] = []
+    heard: list[Any] = []
 
-    @scheduler.job()
     async def give() -> Any:
+        sent.append("mail")
         return result
 
+    def on_success(ctx: RunContext, result: Any) -> None:
+        heard.append(result)
+
+    job = scheduler.job(retries=3, isolation=isolation, on_success=on_success)(give)
     async with scheduler:
-        done = await ended(scheduler, await give.enqueue())
-    assert done.state is State.FAILED
-    assert done.error is not None
-    assert words in done.error
+        done = await ended(scheduler, await job.enqueue())
+        await until(lambda: heard)
+    assert (done.state, sent, done.error) == (State.SUCCEEDED, ["mail"], None)
+    assert done.result.keys() == {"kept_as", "repr"}
+    assert done.result["kept_as"] == "text"
+    if isinstance(result, dict) and "a" in result:
+        assert done.result["repr"] == "<a dict, whose __repr__ raises ZeroDivisionError>"
+    else:
+        assert repr(result).startswith(done.result["repr"].removesuffix("…"))
+    assert len(done.result["repr"]) <= 8_000
+    assert heard == [done.result]
+    [line] = done.attempts[0].log
+    assert "job give returned a result that is kept as text only" in line
+    assert words in line
+    assert any("job give" in r.getMessage() for r in caplog.records if r.levelname == "WARNING")
 
 
 class SpeechlessError(Exception):

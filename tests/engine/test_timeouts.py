@@ -202,8 +202,10 @@ async def test_memory_limit_steering_and_odd_results_in_a_process(make: Make) ->
     assert (retry.state, retry.result) == (State.SUCCEEDED, 2)
     assert (give_up.state, give_up.attempt) == (State.FAILED, 1)
     assert give_up.error == "GiveUp: hopeless"
-    assert odd.error is not None
-    assert "the result is not JSON" in odd.error
+    assert (odd.state, odd.attempt) == (State.SUCCEEDED, 1)
+    assert odd.result["kept_as"] == "text"
+    assert odd.result["repr"].startswith("<object object at ")
+    assert "job odd returned a result that is kept as text only" in odd.attempts[0].log[0]
 
 
 async def test_hooks_hear_of_process_runs(make: Make) -> None:

@@ -368,9 +368,7 @@ async def test_those_who_come_after_it_are_freed_with_its_result(
     assert event.run.result == 42
 
 
-async def test_a_result_that_cannot_be_kept_fails_the_attempt(
-    make: Make, place: str | Store
-) -> None:
+async def test_a_result_that_cannot_be_kept_is_kept_as_text(make: Make, place: str | Store) -> None:
     scheduler = make()
 
     @scheduler.job(delivery="effect_once")
@@ -381,8 +379,9 @@ async def test_a_result_that_cannot_be_kept_fails_the_attempt(
 
     async with scheduler:
         done = await ended(scheduler, await send.enqueue())
-    assert (done.state, effects(place)) == (State.FAILED, [])
-    assert "InvalidPayload" in str(done.error)
+    assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
+    assert done.result == {"kept_as": "text", "repr": "{1, 2}"}
+    assert "job send returned a result that is kept as text only" in done.attempts[0].log[0]
 
 
 async def test_they_do_not_nest(make: Make, place: str | Store) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mainspring.engine.processes import ProcessPool, Target
+from mainspring.engine.results import LONGEST_REPR
 from mainspring.errors import InvalidInput, InvalidPayload
 from mainspring.model import Progress
 from tests.unit import process_handlers as handlers
@@ -76,9 +77,14 @@ async def test_give_up(pool: ProcessPool) -> None:
     assert (failure.kind, failure.message) == ("give_up", "GiveUp: no such customer")
 
 
-async def test_a_result_that_cannot_be_kept_is_an_error(pool: ProcessPool) -> None:
-    assert "the result is not JSON" in (await error(pool, handlers.not_json)).message
-    assert "at most 262,144 are kept" in (await error(pool, handlers.huge)).message
+async def test_a_result_that_cannot_be_kept_is_kept_as_text(pool: ProcessPool) -> None:
+    odd = await result(pool, handlers.not_json)
+    assert odd["kept_as"] == "text"
+    assert odd["repr"].startswith("<object object at ")
+    huge = await result(pool, handlers.huge)
+    assert huge["kept_as"] == "text"
+    assert huge["repr"].startswith("'xxx")
+    assert len(huge["repr"]) == LONGEST_REPR
 
 
 async def test_arguments_that_are_not_json_are_refused_before_a_process_is_used(

@@ -30,6 +30,7 @@ from typing import Any, Final
 from mainspring.codec import decode, encode
 from mainspring.context import MAX_LOG_BYTES, RunContext
 from mainspring.durations import duration
+from mainspring.engine.results import storable_result
 from mainspring.errors import GiveUp, MainspringError, Retry, Snooze
 from mainspring.model import Run
 from mainspring.policy import error_names
@@ -201,6 +202,7 @@ class _Server:
             handler = _load(**order["target"])
             with _memory_limit(order["memory_limit"]):
                 result = _call(handler, context if order["takes_context"] else None, order)
+            result = storable_result(result, context)
             return {"type": "done", "result": encode(result, what="result")}
         except BaseException as error:
             if self._stopping:

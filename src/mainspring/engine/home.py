@@ -26,6 +26,7 @@ from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.deadlines import Deadlines
 from mainspring.engine.hooks import call_hook
 from mainspring.engine.portal import soon
+from mainspring.engine.results import storable_result
 from mainspring.engine.tracing import Tracing, traced
 from mainspring.engine.work import Problem, Stop, Work
 
@@ -220,7 +221,8 @@ class Home:
                 elif inspect.isawaitable(answer):
                     self._give_way(work)
                     answer = await answer
-            work.result = answer
+            built_in = work.handler.built_in
+            work.result = answer if built_in else storable_result(answer, work.context)
         except BaseException as error:  # SystemExit too: a handler must not end the program
             work.problem = Problem.of(error, plain=work.handler.built_in)
         work.task = None

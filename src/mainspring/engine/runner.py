@@ -17,6 +17,7 @@ from mainspring.engine.home import Home
 from mainspring.engine.hooks import Hook, call_hook, start_hook
 from mainspring.engine.portal import soon
 from mainspring.engine.processes import ProcessPool, Target
+from mainspring.engine.results import storable_result
 from mainspring.engine.threads import Threads
 from mainspring.engine.tracing import Tracing, traced
 from mainspring.engine.work import Problem, Stop, Work
@@ -150,6 +151,7 @@ class Runner:
                 result = work.handler.call(work.context, work.run.payload)
                 if inspect.isawaitable(result):  # an async handler that asked for a thread
                     result = asyncio.run(_awaited(result))
+            result = storable_result(result, work.context)
         except BaseException as error:
             problem = Problem.of(error)
         soon(self._loop, self._thread_over, work, result, problem)

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from mainspring import codec, states
+from mainspring import states
 from mainspring.durations import duration, humanize
+from mainspring.engine.results import storable_result
 from mainspring.engine.work import Problem, Stop, Work
 from mainspring.errors import InvalidInput, InvalidState, RunTimeout, TransactionAborted
 from mainspring.model import (
@@ -55,7 +56,7 @@ def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
             return Verdict(_given_back(run, work, now))
         case Stop.TIMEOUT:
             return _failed(run, work, now, rng, _timed_out(work))
-    problem = work.problem or _unfit(work) or _untransacted(work)
+    problem = work.problem or _untransacted(work)
     if problem is not None and isinstance(problem.exception, TransactionAborted):
         return Verdict(_aborted(run, work, now, rng, problem))
     if problem is not None and problem.snoozes:
@@ -70,7 +71,8 @@ def completed(work: Work, now: datetime) -> Change:
     """The change that a handler's transaction commits with its writes."""
     run, context = _as_it_went(work), work.context
     now = max(now, run.started_at or now)
-    return states.succeeded(run, now, context.result, context.log_lines, context.detail)
+    result = storable_result(context.result, context)
+    return states.succeeded(run, now, result, context.log_lines, context.detail)
 
 
 def _as_it_went(work: Work) -> Run:
@@ -130,17 +132,6 @@ def _asked_delay(problem: Problem) -> timedelta | None:
 
 def _later(now: datetime, wait: timedelta) -> datetime:
     return now + wait if wait < _FAR - now else _FAR
-
-
-def _unfit(work: Work) -> Problem | None:
-    """A result that cannot be kept is a failure, and says so."""
-    if work.result is None or work.handler.built_in:
-        return None
-    try:
-        codec.encode(work.result, what="result")
-    except InvalidInput as error:
-        return Problem.of(error)
-    return None
 
 
 def _untransacted(work: Work) -> Problem | None:

@@ -1,0 +1,50 @@
+"""What a handler returned, as it can be kept with its run.
+
+A handler that returns has done its work. A result that is not JSON, or too large, must not fail
+the run: it would be retried, and the work done again. Such a result is kept as text, marked so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mainspring import codec
+from mainspring.context import RunContext
+
+__all__ = ["LONGEST_REPR", "storable_result"]
+
+LONGEST_REPR = 8_000
+"""Characters that are kept of the `repr` of a result that cannot be kept as it is."""
+
+
+def storable_result(result: Any, context: RunContext) -> Any:
+    """The result itself where it can be stored, else `{"kept_as": "text", "repr": "…"}`.
+
+    A marked result comes with a warning in the attempt's log, which names the job. Called where
+    the handler runs: a `__repr__` of the program must not block the engine's loop.
+    """
+    if result is None:
+        return None
+    try:
+        codec.encode(result, what="result")
+    except BaseException as error:  # the result's own methods may raise anything
+        context.log.warning(
+            "job %s returned a result that is kept as text only: %s", context.job_id, _words(error)
+        )
+        return {"kept_as": "text", "repr": _repr(result)}
+    return result
+
+
+def _repr(result: Any) -> str:
+    try:
+        text = repr(result)
+    except BaseException as error:
+        return f"<a {type(result).__name__}, whose __repr__ raises {type(error).__name__}>"
+    return text if len(text) <= LONGEST_REPR else text[: LONGEST_REPR - 1] + "…"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except BaseException:
+        return type(error).__name__
