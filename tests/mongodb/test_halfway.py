@@ -121,6 +121,19 @@ async def test_what_nobody_asks_for_again_is_swept_up(
     assert await store._db.runs.count_documents({}) == 1
 
 
+async def test_a_half_made_run_that_has_ended_is_not_counted(
+    store: MongoStore, clock: FakeClock
+) -> None:
+    """A skipped run of a slot is written with its end while it is still half made: the counts of
+    what has ended failed for as long as one was left (`'reserved' is not a valid State`)."""
+    skipped = run(clock, "skipped", state=State.SKIPPED, finished_at=clock.now())
+    await reserved.reserve(store._db, await adding.documents(store._db, [skipped]))
+    await store.add([run(clock, "over", state=State.SUCCEEDED, finished_at=clock.now())])
+    counts = await store.counts(since=clock.now() - timedelta(hours=1))
+    assert counts.ended == {State.SUCCEEDED: 1}
+    assert counts.runs == {"job": {State.SUCCEEDED: 1}}
+
+
 async def test_what_is_decided_is_not_kept_waiting_by_what_is_not(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

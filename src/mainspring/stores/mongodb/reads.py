@@ -23,7 +23,14 @@ from mainspring.stores.mongodb.database import (
     chunks,
 )
 from mainspring.stores.mongodb.limits import lapsed
-from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, STATES, read_job, read_run
+from mainspring.stores.mongodb.rows import (
+    LIVE_STATES,
+    RESERVED,
+    STATE_OF,
+    STATES,
+    read_job,
+    read_run,
+)
 from mainspring.stores.mongodb.schema import UNTRIED
 from mainspring.stores.mongodb.times import read_moment
 
@@ -179,7 +186,8 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
 
 
 async def counts(db: Database, since: datetime | None = None) -> Counts:
-    """Walks along indexes, without a look at the documents."""
+    """Walks along indexes, without a look at the documents. Runs that are half made
+    (`reserved`), or in a state that this version does not know, are not counted."""
     now = to_us(await db.now())  # also: whether anybody answers, within the usual time
     with pymongo.timeout(COUNTING):
         return await _counts(db, now, since)
@@ -188,8 +196,8 @@ async def counts(db: Database, since: datetime | None = None) -> Counts:
 async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
-        if group["_id"]["state"] != RESERVED:
-            runs[group["_id"]["job"]][State(group["_id"]["state"])] = group["count"]
+        if (state := STATE_OF.get(group["_id"]["state"])) is not None:
+            runs[group["_id"]["job"]][state] = group["count"]
     due: dict[str, Due] = {}
     async for group in await db.runs.aggregate(counted_due(now), hint="due"):
         handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
@@ -198,8 +206,11 @@ async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
         due[handler] = Due(seen.count + group["count"], min(seen.oldest, oldest))
     if since is None:
         return Counts(runs, due)
-    walk = await db.runs.aggregate(counted_ended(since), hint="ended")
-    return Counts(runs, due, {State(group["_id"]): group["count"] async for group in walk})
+    ended: dict[State, int] = {}
+    async for group in await db.runs.aggregate(counted_ended(since), hint="ended"):
+        if (state := STATE_OF.get(group["_id"])) is not None:
+            ended[state] = group["count"]
+    return Counts(runs, due, ended)
 
 
 def counted_ended(since: datetime) -> list[Document]:

@@ -39,6 +39,7 @@ __all__ = [
     "RESERVED",
     "RUN_FIELDS",
     "STATES",
+    "STATE_OF",
     "encode_fields",
     "expecting",
     "job_document",
@@ -59,7 +60,7 @@ from its own. More of them would be more walks for who claims alone."""
 STATES = tuple(str(state) for state in State)
 LIVE_STATES = tuple(str(state) for state in State if state in LIVE)
 
-_STATE = {str(state): state for state in State}
+STATE_OF = {str(state): state for state in State}
 _SOURCE = {str(source): source for source in Source}
 _DAY = 86_400_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -177,7 +178,7 @@ def read_run(kept: Document) -> Run:
         queue=lane["q"],
         priority=kept["priority"],
         payload=codec.decode(get("payload")),
-        state=_STATE[kept["state"]],
+        state=STATE_OF[kept["state"]],
         attempt=kept["attempt"],
         failures=kept["failures"],
         lapses=kept["lapses"],
