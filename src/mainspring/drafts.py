@@ -22,7 +22,7 @@ from mainspring.model import (
     replace,
 )
 from mainspring.policy import Delivery, Isolation, Policy
-from mainspring.schedules import Schedule
+from mainspring.schedules import Interval, Schedule
 from mainspring.webhooks.desk import HANDLER, Webhooks
 
 __all__ = ["draft_job", "edited", "new_job", "stored_as"]
@@ -58,7 +58,7 @@ def draft_job(
         created_at=EPOCH,
         updated_at=EPOCH,
         payload=payload,
-        schedule=_schedule(schedule, timezone or default_zone, jitter),
+        schedule=_schedule(schedule, timezone, default_zone, jitter),
         policy=Policy.make(**given),
         enabled=enabled,
         owner=owner,
@@ -144,12 +144,13 @@ def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
     return same and webhooks.alike(draft, job)
 
 
-def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:
+def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -> Schedule | None:
+    """What was given as a schedule: in its own zone, else in the job's, else in the default."""
     if spec is None:
         if jitter is not None:
             raise InvalidInput("jitter spreads a schedule's slots: it needs a schedule")
         return None
-    schedule = schedules.parse(spec, timezone=zone)
+    schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
     if jitter is not None:
         schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
     return schedule
@@ -158,13 +159,19 @@ def _schedule(spec: Any, zone: str, jitter: Any) -> Schedule | None:
 def _rescheduled(
     job: Job, fresh: Mapping[str, Any], default_zone: str, now: datetime
 ) -> Schedule | None:
-    old = job.schedule
-    zone = fresh.get("timezone") or (old.timezone if old else default_zone)
-    schedule = _schedule(fresh.get("schedule", old), zone, None)
+    """The schedule after an edit. Another schedule that names no zone stays in the job's, and
+    another zone alone moves the wall times that the schedule names."""
+    old, timezone = job.schedule, fresh.get("timezone")
+    if "schedule" in fresh:
+        keeps_zone = old is not None and not (isinstance(old, Interval) and old.timezone == "UTC")
+        zone = old.timezone if old is not None and keeps_zone else default_zone
+        schedule = _schedule(fresh["schedule"], timezone, zone, None)
+    else:
+        schedule = old
+        if old is not None and timezone is not None:
+            schedule = dataclasses.replace(old, timezone=timezone)
     if schedule is None:
         return None
-    if "timezone" in fresh and "schedule" not in fresh:
-        schedule = dataclasses.replace(schedule, timezone=zone)
     jitter = fresh.get("jitter", old.jitter if old and "schedule" not in fresh else None)
     if jitter is not None:
         schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))

@@ -25,6 +25,20 @@ def test_preview(run: Run) -> None:
     ]
 
 
+def test_a_schedule_that_names_a_zone_is_shown_in_it(run: Run) -> None:
+    answer = run("schedule", "CRON_TZ=Asia/Kolkata 0 9 * * 1-5", "-n", "1")
+    assert "2026-11-16T09:00:00+05:30  2026-11-16T03:30:00Z" in answer.out
+    refused = run("schedule", "CRON_TZ=Asia/Kolkata 0 9 * * *", "--tz", "Europe/Berlin")
+    assert refused.code == 2
+    assert "Asia/Kolkata" in refused.err
+    assert "Europe/Berlin" in refused.err
+
+
+def test_a_moment_without_an_offset_is_read_in_the_zone(run: Run) -> None:
+    answer = run("schedule", "2030-01-01T09:00", "--tz", "Asia/Kolkata")
+    assert "2030-01-01T09:00:00+05:30  2030-01-01T03:30:00Z" in answer.out
+
+
 def test_json(run: Run) -> None:
     document = run("schedule", "0 9 * * 1-5", "--tz", "Asia/Kolkata", "-n", "10", "--json").json
     assert len(document["upcoming"]) == 10

@@ -23,7 +23,8 @@ from tests.service.test_jobs import created, job, refused
 async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
     api: Api, lines: str
 ) -> None:
-    first = await job(api, await created(api, schedule=lines, timezone="Europe/Berlin"))
+    zone = {} if "TZID" in lines else {"timezone": "Europe/Berlin"}
+    first = await job(api, await created(api, schedule=lines, **zone))
     read = {name: first[name] for name in ("schedule", "timezone")}
     second = await job(api, await created(api, **read))
     stored = [await api.scheduler.get_job(one["_id"]) for one in (first, second)]
@@ -32,6 +33,44 @@ async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
     seen = await api.ok("POST", "/api/schedules/preview", json={**read, "count": 5})
     assert seen["data"]["schedule"] == first["schedule"]
     assert [one["utc"] for one in seen["data"]["slots"]] == [shapes.when(one) for one in slots[0]]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "CRON_TZ=Asia/Tokyo 0 9 * * *",
+        "DTSTART;TZID=Asia/Tokyo:20990101T090000\nRRULE:FREQ=DAILY",
+    ],
+)
+async def test_a_schedule_that_names_a_zone_beside_another_is_refused(api: Api, lines: str) -> None:
+    made = await created(api, schedule=lines)
+    assert (await job(api, made))["timezone"] == "Asia/Tokyo"
+    assert (await job(api, await created(api, schedule=lines, timezone="Asia/Tokyo")))[
+        "every"
+    ] is None
+    sent = {"schedule": lines, "timezone": "Europe/Berlin"}
+    for method, path in (
+        ("POST", "/api/jobs"),
+        ("PUT", f"/api/jobs/{made}"),
+        ("POST", "/api/schedules/preview"),
+    ):
+        body = {**WEBHOOK, **sent} if path == "/api/jobs" else sent
+        told = await refused(api, method, path, 422, json=body)
+        assert "Asia/Tokyo" in told["error"]
+        assert "Europe/Berlin" in told["error"]
+    for path in ("/api/schedules/preview",):
+        seen = (await api.ok("POST", path, json={"schedule": lines, "count": 1}))["data"]
+        assert seen["timezone"] == "Asia/Tokyo"
+        assert seen["slots"][0]["local"].endswith("T09:00:00.000+09:00")
+
+
+async def test_a_moment_without_an_offset_is_in_the_zone_that_was_sent(api: Api) -> None:
+    sent = {"schedule": None, "runAt": "2099-01-01T09:00:00", "timezone": "Asia/Kolkata"}
+    made = await job(api, await created(api, **sent))
+    assert made["nextRunAt"] == "2099-01-01T03:30:00.000Z"
+    body = {"runAt": sent["runAt"], "timezone": sent["timezone"]}
+    seen = (await api.ok("POST", "/api/schedules/preview", json=body))["data"]
+    assert seen["slots"][0]["utc"] == "2099-01-01T03:30:00.000Z"
 
 
 @pytest.mark.parametrize(

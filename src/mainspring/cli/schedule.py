@@ -39,7 +39,11 @@ def schedule(
     ],
     tz: Annotated[
         str | None,
-        typer.Option("--tz", metavar="ZONE", help="The zone it is read in. Default: UTC"),
+        typer.Option(
+            "--tz",
+            metavar="ZONE",
+            help="The zone it is read in. Default: the one it names, else UTC",
+        ),
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many.")] = 5,
     json: JsonOption = False,
@@ -49,8 +53,8 @@ def schedule(
     from mainspring.schedules import parse
 
     now = utcnow()
-    made = parse(expression, timezone=tz or "UTC")
-    zone = tz or made.timezone
+    made = parse(expression, timezone=tz)
+    zone = made.timezone
     slots = made.upcoming(count, now)
     warnings = made.warnings(now, now + LOOK_AHEAD)
     output = Output(as_json=json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, ClassVar, Self
@@ -23,6 +23,10 @@ class Schedule(ABC):
     `start` and `end` bound the slots, both inclusive. `jitter` does not move slots: it is the
     longest that a run may be put off, and `delay` says by how much. `key` is the job that the
     schedule was bound to.
+
+    `floating` is None where the schedule was given a zone. Otherwise no zone was given, its wall
+    times count as UTC until `in_zone` places them, and `floating` names the moments (`start`,
+    `end`, `when`) that were given without an offset.
     """
 
     kind: ClassVar[str]
@@ -32,6 +36,28 @@ class Schedule(ABC):
     end: datetime | None = None
     jitter: timedelta | None = None
     key: str = ""
+    floating: frozenset[str] | None = field(default=None, compare=False, repr=False)
+
+    def in_zone(self, timezone: str) -> Self:
+        """This schedule with its wall times in `timezone`. `InvalidSchedule` where it was made
+        with another zone: one of the two must be wrong."""
+        if self.floating is not None:
+            zone_named(timezone)
+            return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
+        if zone_named(timezone) is zone_named(self.timezone):
+            return self
+        raise InvalidSchedule(
+            f"the schedule is in {self.timezone}, and timezone {timezone} was given beside it:"
+            " leave out one of them",
+            field="timezone",
+        )
+
+    def _moved(self, timezone: str) -> dict[str, Any]:
+        """The fields that were given as wall times without a zone, as they are in this one."""
+        return {
+            name: moment(getattr(self, name).replace(tzinfo=None), timezone, name)
+            for name in self.floating or ()
+        }
 
     def next(self, after: datetime) -> datetime | None:
         """The first slot strictly later than `after`, in UTC; None when there is no more."""

@@ -47,6 +47,10 @@ class Interval(Schedule):
                 f" end is {iso(self.end)}"
             )
 
+    def in_zone(self, timezone: str) -> Self:
+        """Real time needs no zone, so none contradicts it; a naive `start` or `end` is placed."""
+        return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
+
     def bind(self, key: str, anchor: datetime) -> Self:
         in_utc(anchor, "anchor")
         return replace(self, key=key, anchor=None if self.start is not None else anchor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,7 +33,7 @@ Span = str | int | float | timedelta
 
 def cron(
     expr: str,
-    tz: str = "UTC",
+    tz: str | None = None,
     *,
     start: Moment = None,
     end: Moment = None,
@@ -41,41 +42,54 @@ def cron(
     """The times that a cron expression matches in a zone: `cron("0 9 * * 1-5", "Asia/Kolkata")`.
 
     Macros (`@daily`) are expressions too; `@every 5m` gives an interval. A leading
-    `CRON_TZ=Zone` names the zone inside the text.
+    `CRON_TZ=Zone` names the zone inside the text. Without a zone it takes the job's, then the
+    scheduler's, and by itself UTC.
     """
     text = _short(_text(expr, "a cron expression")).strip()
     if zoned := _ZONED.fullmatch(text):
-        tz, text = zoned.groups()
+        tz, text = _same_zone(zoned[1], tz), zoned[2]
     if match := _EVERY.fullmatch(text):
-        return every(match[1], start=start, end=end, jitter=jitter)
-    _text(tz, "a timezone")
+        interval = every(match[1], start=start, end=end, jitter=jitter)
+        return interval if tz is None else interval.in_zone(_text(tz, "a timezone"))
+    zone = _zone_or_utc(tz)
     return Cron(
         expression=text,
-        timezone=tz,
-        start=_moment(start, tz, "start"),
-        end=_moment(end, tz, "end"),
+        timezone=zone,
+        start=_moment(start, zone, "start"),
+        end=_moment(end, zone, "end"),
         jitter=_span(jitter),
+        floating=_floating(tz, start=start, end=end),
     )
 
 
 def every(
     interval: Span, *, start: Moment = None, end: Moment = None, jitter: Span | None = None
 ) -> Interval:
-    """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`."""
+    """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`.
+
+    A `start` without an offset is wall time in the job's zone, then the scheduler's; by itself
+    in UTC.
+    """
     return Interval(
         interval=_interval(interval),
         start=_moment(start, "UTC", "start"),
         end=_moment(end, "UTC", "end"),
         jitter=_span(jitter),
+        floating=_floating(None, start=start, end=end),
     )
 
 
 def at(when: datetime | str, *, tz: str | None = None, jitter: Span | None = None) -> Once:
-    """One moment. A naive date-time is wall time in `tz` (UTC unless given)."""
+    """One moment. Without an offset it is wall time in `tz`, else in the job's zone, then the
+    scheduler's; by itself in UTC."""
     own = getattr(getattr(when, "tzinfo", None), "key", None)
-    name = tz or own or "UTC"
+    name = tz if tz is not None else own
+    zone = _zone_or_utc(name)
     return Once(
-        when=moment(when, _text(name, "a timezone"), "when"), timezone=name, jitter=_span(jitter)
+        when=moment(when, zone, "when"),
+        timezone=zone,
+        jitter=_span(jitter),
+        floating=_floating(name, when=when),
     )
 
 
@@ -83,16 +97,20 @@ def rrule(
     rule: object,
     *,
     start: Moment = None,
-    tz: str = "UTC",
+    tz: str | None = None,
     end: Moment = None,
     jitter: Span | None = None,
 ) -> Recurrence:
     """An RFC 5545 rule, as text or as a `dateutil.rrule.rrule`.
 
-    It counts from its DTSTART, else from `start`, else from the moment it is bound. A TZID of
-    the DTSTART comes before `tz`.
+    It counts from its DTSTART, else from `start`, else from the moment it is bound. The zone is
+    `tz` or the TZID of its DTSTART; without either it takes the job's, then the scheduler's, and
+    by itself UTC.
     """
-    recipe = read_recipe(_rule_text(rule), _text(tz, "a timezone"))
+    text = _rule_text(rule)
+    recipe = read_recipe(text, _zone_or_utc(tz))
+    if recipe.zoned:
+        tz = _same_zone(recipe.timezone, tz)
     zone = zone_named(recipe.timezone)
     first = _moment(start, recipe.timezone, "start")
     dtstart = recipe.dtstart
@@ -107,25 +125,38 @@ def rrule(
         start=first,
         end=_moment(end, recipe.timezone, "end"),
         jitter=_span(jitter),
+        floating=_floating(tz, start=start, end=end),
+        source=text if tz is None else None,
     )
 
 
-def parse(spec: object, *, timezone: str = "UTC") -> Schedule:
+def parse(spec: object, *, timezone: str | None = None, default_timezone: str = "UTC") -> Schedule:
     """Whatever a user may write for a schedule, as one.
 
     A `Schedule`; a cron expression or macro; an interval (`"5m"`, `"PT5M"`, a number of seconds,
-    a `timedelta`); a date-time (ISO 8601 text or `datetime`, naive in `timezone`); an RRULE.
+    a `timedelta`); a date-time (ISO 8601 text or `datetime`); an RRULE. Where it names no zone
+    itself, its wall times are in `timezone`, else in `default_timezone`. Where it names another
+    than `timezone`, it is refused.
     """
+    schedule = _read(spec)
+    if timezone is not None:
+        return schedule.in_zone(_text(timezone, "a timezone"))
+    if schedule.floating is None or (isinstance(schedule, Interval) and not schedule.floating):
+        return schedule
+    return schedule.in_zone(default_timezone)
+
+
+def _read(spec: object) -> Schedule:
     if isinstance(spec, Schedule):
         return spec
     if isinstance(spec, datetime):
-        return at(spec, tz=timezone if spec.tzinfo is None else None)
+        return at(spec)
     if isinstance(spec, timedelta | int | float) and not isinstance(spec, bool):
         return every(spec)
     if isinstance(spec, str):
-        return _parse_text(spec, timezone)
+        return _parse_text(spec)
     if type(spec).__module__ == "dateutil.rrule":
-        return rrule(spec, tz=timezone)
+        return rrule(spec)
     raise InvalidSchedule(f"{_shown(spec)} is no schedule: {_FORMS}")
 
 
@@ -169,16 +200,16 @@ _FORMS = (
 )
 
 
-def _parse_text(text: str, timezone: str) -> Schedule:
+def _parse_text(text: str) -> Schedule:
     if _RULE.match(text):
-        return rrule(text, tz=timezone)
+        return rrule(text)
     stripped = _short(text).strip()
     if stripped.startswith("@") or _ZONED.fullmatch(stripped):
-        return cron(stripped, timezone)
+        return cron(stripped)
     if _DATE.fullmatch(stripped):
-        return at(stripped, tz=timezone)
+        return at(stripped)
     if len(stripped.split()) >= 5 or stripped[:1] in ("*", "?"):
-        return cron(stripped, timezone)
+        return cron(stripped)
     try:
         span = duration(stripped, what="interval")
     except InvalidInput as error:
@@ -223,6 +254,34 @@ def _interval(value: Span) -> timedelta:
 
 def _span(value: Span | None) -> timedelta | None:
     return None if value is None else duration(value, what="jitter")
+
+
+def _zone_or_utc(tz: str | None) -> str:
+    return "UTC" if tz is None else _text(tz, "a timezone")
+
+
+def _same_zone(named: str, tz: str | None) -> str:
+    """The zone that the text names; another one given beside it is refused."""
+    if tz is not None and zone_named(_text(tz, "a timezone")) is not zone_named(named):
+        raise InvalidSchedule(
+            f"the text names the zone {named}, and {tz} was given beside it: leave out one of them",
+            field="timezone",
+        )
+    return named
+
+
+def _floating(tz: str | None, **moments: Moment) -> frozenset[str] | None:
+    """Which of the moments have no offset, where no zone was given; None where one was."""
+    if tz is not None:
+        return None
+    return frozenset(name for name, value in moments.items() if _is_naive(value))
+
+
+def _is_naive(value: Moment) -> bool:
+    if isinstance(value, str):
+        with suppress(ValueError):  # told where the moment is read
+            value = datetime.fromisoformat(value.strip())
+    return isinstance(value, datetime) and value.utcoffset() is None
 
 
 def _moment(value: Moment, timezone: str, what: str) -> datetime | None:

@@ -10,7 +10,7 @@ from mainspring.errors import InvalidSchedule
 from mainspring.schedules import dst
 from mainspring.schedules.base import Wall, in_utc, iso
 from mainspring.schedules.describe import rule_in_words
-from mainspring.schedules.rrule_syntax import Freq
+from mainspring.schedules.rrule_syntax import Freq, read_recipe
 from mainspring.schedules.rrule_walls import RuleWalls, rule_walls
 from mainspring.schedules.zones import zone_named
 
@@ -36,6 +36,8 @@ class Recurrence(Wall):
     dtstart: datetime | None = None
     exdates: tuple[datetime, ...] = ()
     rdates: tuple[datetime, ...] = ()
+    source: str | None = field(default=None, compare=False, repr=False)
+    """The text it was read from, where no zone was given: its UTC times are read once more."""
     _walls: RuleWalls = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +56,18 @@ class Recurrence(Wall):
                 f"{self.rule!r} can never fire: no time of it was found"
                 f" {self._bounds_text() or f'from {dtstart} on'}"
             )
+
+    def _moved(self, timezone: str) -> dict[str, Any]:
+        moved = Wall._moved(self, timezone)
+        if self.source is None:
+            return moved
+        recipe = read_recipe(self.source, timezone)
+        dtstart = recipe.dtstart
+        start = moved.get("start", self.start)
+        if dtstart is None and start is not None:
+            dtstart = dst.wall_of(start, zone_named(timezone)).replace(microsecond=0, fold=0)
+        stamps = {"dtstart": dtstart, "exdates": recipe.exdates, "rdates": recipe.rdates}
+        return {**moved, **stamps, "source": None}
 
     def bind(self, key: str, anchor: datetime) -> Self:
         wall = dst.wall_of(in_utc(anchor, "anchor"), zone_named(self.timezone))

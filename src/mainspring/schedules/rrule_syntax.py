@@ -64,6 +64,7 @@ class Recipe:
 
     rule: str
     timezone: str
+    zoned: bool  # whether the text names the zone itself
     dtstart: datetime | None
     exdates: tuple[datetime, ...]
     rdates: tuple[datetime, ...]
@@ -97,13 +98,14 @@ def read_recipe(text: str, timezone: str) -> Recipe:
         raise InvalidSchedule("EXRULE is not supported (RFC 5545 dropped it): list gaps as EXDATE")
     if len(found.get("RRULE", [])) != 1 or len(found.get("DTSTART", [])) > 1:
         raise InvalidSchedule("a recurrence has one RRULE line, and at most one DTSTART line")
-    dtstart = None
+    dtstart, zoned = None, False
     for options, value in found.get("DTSTART", []):
-        timezone = _zone_option(options) or timezone
+        if own := _zone_option(options):
+            timezone, zoned = own, True
         dtstart = read_stamp(value, timezone, "DTSTART")
     exdates = _stamps("EXDATE", found.get("EXDATE", []), timezone)
     rdates = _stamps("RDATE", found.get("RDATE", []), timezone)
-    return Recipe(found["RRULE"][0][1].upper(), timezone, dtstart, exdates, rdates)
+    return Recipe(found["RRULE"][0][1].upper(), timezone, zoned, dtstart, exdates, rdates)
 
 
 def _stamps(name: str, lines: list[tuple[str, str]], timezone: str) -> tuple[datetime, ...]:

@@ -349,7 +349,7 @@ class PreviewBody(Body):
     schedule: Annotated[str, _checked(lambda text: schedules.parse(text))] | None = None
     every: Annotated[Span, _positive_span_of("every")] | None = None
     run_at: Annotated[Moment, _moment_of("runAt")] | None = None
-    timezone: Annotated[Word, _checked(zone_named)] = "UTC"
+    timezone: Annotated[Word, _checked(zone_named)] | None = None
     count: Annotated[int, Field(ge=1, le=1000)] = 10
     after: Annotated[Moment, _moment_of("after")] | None = None
 

@@ -68,7 +68,7 @@ def job_id(body: JobBody) -> str:
 def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
     """What `add_job` takes beside the id. Of a webhook, what the page promises: it is retried."""
     given = _common(body, body)
-    if (schedule := _schedule(body, body.timezone or "UTC")) is not None:
+    if (schedule := _schedule(body)) is not None:
         given["schedule"] = schedule
     if body.endpoint is not None:
         given["webhook"] = _webhook(body)
@@ -142,8 +142,7 @@ def _rescheduled(old: Schedule | None, body: JobUpdateBody) -> dict[str, Any]:
     given: dict[str, Any] = {}
     sent = body.model_fields_set
     if {"schedule", "every", "run_at"} & sent:
-        zone = body.timezone or (old.timezone if old is not None else "UTC")
-        given["schedule"] = _schedule(body, zone)
+        given["schedule"] = _schedule(body, old.timezone if old is not None else "UTC")
         if given["schedule"] is not None and "jitter" not in sent and old is not None:
             given["jitter"] = old.jitter
     elif "jitter" in sent and body.jitter is None and old is not None:
@@ -228,14 +227,17 @@ def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
     return given
 
 
-def _schedule(body: JobFields, zone: str) -> Schedule | None:
+def _schedule(body: JobFields, default_zone: str = "UTC") -> Schedule | None:
+    """What was sent as a schedule: in the zone that was sent, or that its text names."""
     with named(body):
         if body.schedule is not None:
-            return schedules.parse(body.schedule, timezone=zone)
+            return schedules.parse(
+                body.schedule, timezone=body.timezone, default_timezone=default_zone
+            )
         if body.every is not None:
             return every(span(body.every, "every"))
         if body.run_at is not None:
-            return at(body.run_at, tz=zone)
+            return at(body.run_at, tz=body.timezone or default_zone)
     return None
 
 

@@ -33,7 +33,7 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
         if body.every is not None:
             schedule = every(span(body.every, "every")).bind("", now)
         elif body.run_at is not None:
-            schedule = at(body.run_at, tz=body.timezone)
+            schedule = at(body.run_at, tz=body.timezone or "UTC")
         else:
             schedule = schedules.parse(body.schedule, timezone=body.timezone).bind("", now)
         slots = schedule.upcoming(body.count, now)
