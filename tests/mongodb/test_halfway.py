@@ -66,8 +66,8 @@ class Death:
 
 
 def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
-    return Run(id=run_id, job_id="job", handler="work", **{**times, **fields})
+    given: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
+    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **given, **fields})
 
 
 async def job(store: MongoStore, clock: FakeClock, **policy: Any) -> Job:
@@ -314,7 +314,7 @@ def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Fi
     )
 
 
-@pytest.mark.parametrize("step", ["_advance", "fill"])
+@pytest.mark.parametrize("step", ["_advance", "_bring_to_life"])
 async def test_a_firing_that_was_cut_off(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -325,7 +325,7 @@ async def test_a_firing_that_was_cut_off(
         await store.fire([fired])
     assert await store.get([fired.runs[0].id]) == {}
     [again] = await store.fire([fired])
-    advanced = step == "fill"
+    advanced = step == "_bring_to_life"
     assert again.done is not advanced
     await store.find(RunQuery(lapsed=True))
     assert [held.id for held in await store.claim(CLAIM)] == [fired.runs[0].id]
@@ -337,7 +337,7 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
 ) -> None:
     made = await job(store, clock)
     first = firing_of(made, clock, overlap)
-    Death(monkeypatch, firing, "fill")
+    Death(monkeypatch, firing, "_bring_to_life")
     with pytest.raises(StoreUnavailable):
         await store.fire([first])
     clock.advance(60)
@@ -352,6 +352,46 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
     }
     earlier = (await store.get([first.runs[0].id]))[first.runs[0].id]
     assert (earlier.state, second.runs[0].state) == expected[overlap]
+
+
+@pytest.mark.parametrize("step", ["_advance", "_replace_earlier", "_bring_to_life", "add"])
+async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Each with a follower, one of them left reserved by another plan, one edited meanwhile."""
+    at = clock.now()
+    names = [f"job{n}" for n in range(5)]
+    for name in names:
+        made = Job(id=name, handler="work", created_at=at, updated_at=at, next_run_at=at)
+        assert await store.put_job(made)
+    left = {"intent": reserved.intent({"state": "skipped"}), "state": "reserved"}
+    [other] = await adding.documents(store._db, [run(clock, "job1@slot", job_id="job1")])
+    await store._db.runs.insert_one({**other, **left})
+
+    def slot(name: str) -> Firing:
+        root = run(clock, f"{name}@slot", job_id=name, source=Source.SCHEDULE)
+        after = run(clock, f"{name}-after", source=Source.AFTER, state=State.WAITING)
+        return replace(
+            firing_of(made, clock),
+            job_id=name,
+            version=1,
+            runs=(root, replace(after, after=(root.id,))),
+        )
+
+    [edited] = (await store.jobs(JobQuery(ids=frozenset({"job4"})))).items
+    assert await store.put_job(edited)
+    firings = [slot(name) for name in names]
+    death = Death(monkeypatch, firing, step)
+    with pytest.raises(StoreUnavailable):
+        await store.fire(firings)
+    assert death.met
+    seen = {one.id for one in (await store.find(RunQuery())).items}
+    assert step == "add" or not seen
+    again = await store.fire(firings)
+    assert [one.done for one in again] == [step == "_advance"] * 4 + [False]
+    expected = {one.id for name in names[:4] for one in slot(name).runs}
+    assert await sweep(store) == expected
+    assert len(await store.claim(CLAIM)) == 4
 
 
 async def test_what_a_plan_left_that_never_came_true_does_not_count(

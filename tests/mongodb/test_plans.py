@@ -350,6 +350,56 @@ async def test_firing_sees_only_slots(store: MongoStore, sent: Sent) -> None:
     await store.drop_runs(["slot"])
 
 
+@pytest.mark.parametrize("count", [1, 60])
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
+    store: MongoStore, sent: Sent, count: int, overlap: str
+) -> None:
+    """One job after another was 4 commands a slot, and 80 slots a second the most there was."""
+    now = await store.now()
+    names = [f"batch{n:03}" for n in range(count)]
+    policy = Policy.make(overlap=overlap)
+    for name in names:
+        job = Job(id=name, handler="work", created_at=now, updated_at=now, next_run_at=now)
+        assert await store.put_job(replace(job, policy=policy))
+
+    def slot(name: str, version: int) -> Firing:
+        run = Run(
+            id=f"{name}@{version}",
+            job_id=name,
+            handler="batched",
+            source=Source.SCHEDULE,
+            created_at=now,
+            scheduled_at=now,
+            run_at=now,
+        )
+        return Firing(
+            job_id=name,
+            version=version,
+            runs=(run,),
+            overlap=policy.overlap,
+            next_run_at=now,
+            last_run_at=now,
+        )
+
+    for version, most in ((1, 8), (2, 10)):  # the second meets the first ones' runs and records
+        sent.commands.clear()
+        fired = await store.fire([slot(name, version) for name in names])
+        assert all(one.done for one in fired)
+        commands = [one for one in sent.commands if "insert" not in one or "runs" in str(one)]
+        assert len(commands) <= most
+        plans = await explained(store, sent)
+        assert max(plan.keys for plan in plans) <= 7 * count
+        by_ids(plans, count)
+    sent.commands.clear()
+    chains = [slot(name, version) for name in names for version in (3, 4)]
+    assert all(one.done for one in await store.fire(chains))
+    assert len(sent.commands) <= 22
+    for name in names:
+        assert await store.drop_job(name)
+    await store._db.runs.delete_many({"_id": {"$regex": "^batch"}})
+
+
 async def test_pruning_walks_what_is_old(store: MongoStore, sent: Sent) -> None:
     assert await store.prune(await store.now() - timedelta(days=1), 20) == 20
     plans = await explained(store, sent)

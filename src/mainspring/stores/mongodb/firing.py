@@ -1,21 +1,24 @@
 """Jobs: kept by compare-and-set, and advanced together with the runs of their slots.
 
-A slot fires in three steps, and the second decides:
+A batch of slots fires in three steps, each of a few commands whatever the size of the batch. The
+second step decides:
 
-1. Places for its runs are reserved (reserved.py).
-2. The job advances by compare-and-set on its version, and its document says what it fired:
-   `firing: {by, runs, replaces, made}`.
-3. What is to be replaced is cancelled, and the runs become what they are `made` to be. What a
-   reserved run says of itself does not count: it may be left from a plan that never came true,
-   and the slot may be part of a gap by now, or overlap.
+1. The runs are inserted as reserved (reserved.py), marked with the id of this batch.
+2. Each job advances by compare-and-set on its version, and its document says what it fired:
+   `firing: {by, runs, replaces, made}`. `by` is the id of the batch.
+3. The runs that a slot replaces are cancelled, and the reserved runs become visible.
+
+A reserved run counts only for the batch that marked it. It may be left from a plan that never came
+true, and the slot may be part of a gap by now, or overlap. Where such a run is found in step 1, the
+job's document holds the whole new run under `made`, and step 3 puts that in its place.
 
 A plan holds until a moment (`valid_until`), but a write cannot be guarded by time (times.py), and
 one that was sent in time may arrive when its sender has long been frozen. So the server stamps the
 second step (`fired_at`), and if it came too late, whoever would take the third puts the job back to
 what it was `before` instead.
 
-A crash before the second step leaves reserved runs, which the next firing of the slot takes up or
-a sweep deletes; the job has not moved. A crash behind it leaves the third step to whoever fires,
+A crash before the second step leaves reserved runs, which the next firing of the slot replaces or
+a sweep deletes; the job has not moved. A crash after it leaves the third step to whoever fires,
 edits or drops the job next, or to the sweep that goes with every look for lapsed leases. So a
 slot gives its run exactly when the job advances, and overlap is exact: an earlier slot's run is
 whole before the next one is decided.
@@ -23,11 +26,12 @@ whole before the next one is decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bson import ObjectId
-from pymongo import UpdateOne
+from pymongo import ReplaceOne, UpdateMany, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from mainspring import states
@@ -43,16 +47,25 @@ from mainspring.stores.mongodb.changes import commit
 from mainspring.stores.mongodb.claims import stamp_lanes
 from mainspring.stores.mongodb.database import BY_ID, Database, Document
 from mainspring.stores.mongodb.reads import get
-from mainspring.stores.mongodb.reserved import fill, reserve
-from mainspring.stores.mongodb.rows import LIVE_STATES, RESERVED, job_document, read_run, to_us
+from mainspring.stores.mongodb.reserved import reserve
+from mainspring.stores.mongodb.rows import (
+    LIVE_STATES,
+    RESERVED,
+    RUN_FIELDS,
+    job_document,
+    read_run,
+    to_us,
+)
 from mainspring.stores.mongodb.times import read_moment
-from mainspring.stores.waves import waves
 
 __all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job", "sweep"]
 
 TRIES = 20
 _MOMENTS = ("next_run_at", "last_run_at")
 _SHOWN = dict.fromkeys(("version", "limit", "firing", "fired_at", *_MOMENTS), 1)
+_HALF = {"intent": 1}
+_LARGE = ("payload", "result", "attempts", "progress", "error")
+_THIN = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE), 1)
 
 
 async def put_job(db: Database, job: Job) -> bool:
@@ -66,7 +79,7 @@ async def put_job(db: Database, job: Job) -> bool:
         except DuplicateKeyError:
             return await _refused(db, job.id, 0)
     else:
-        await _finish(db, stored)
+        await _finish(db, [stored])
         result = await db.jobs.replace_one({"_id": job.id, "version": job.version}, made)
         if not result.matched_count:
             return await _refused(db, job.id, job.version)
@@ -96,7 +109,7 @@ async def drop_job(db: Database, job_id: str, version: int | None = None) -> boo
         stored = await db.jobs.find_one({"_id": job_id}, _SHOWN)
         if stored is None or version not in (None, stored["version"]):
             return await _refused(db, job_id, version)
-        await _finish(db, stored)
+        await _finish(db, [stored])
         gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})
         if gone.deleted_count:
             if "limit" in stored:
@@ -125,9 +138,9 @@ async def sweep(db: Database) -> None:
 async def _carry_out_decided(db: Database, runs: Sequence[Document]) -> set[str]:
     pointed = await keys.carry_out_pointed(db, runs)
     fired = {"_id": {"$in": [run["job_id"] for run in runs]}, "firing": {"$exists": True}}
-    async for job in db.jobs.find(fired, _SHOWN):
-        await _finish(db, job)  # which also cancels what the slot replaces
-        pointed |= set(job["firing"]["runs"])
+    jobs = [job async for job in db.jobs.find(fired, _SHOWN)]
+    await _finish(db, jobs)  # which also cancels what the slots replace
+    pointed |= {run_id for job in jobs for run_id in job["firing"]["runs"]}
     return pointed | await carry_out_followers(db, runs)
 
 
@@ -135,16 +148,31 @@ async def _carry_out_decided(db: Database, runs: Sequence[Document]) -> set[str]
 
 
 async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
+    """Firings of one job are a chain and fire one after another; those of different jobs together.
+    So the first ones of all jobs are one batch, the second ones the next batch, and so on."""
     fired = [Fired(False)] * len(firings)
     broken: set[str] = set()
-    for wave in waves(firings, lambda firing: firing.job_id):
-        chained = {at: firings[at] for at in wave if firings[at].job_id not in broken}
-        fired_now = await _fire(db, chained)
+    for batch in _batches(firings):
+        chained = {at: firings[at] for at in batch if firings[at].job_id not in broken}
+        fired_now = await _fire(db, chained) if chained else {}
         for at, firing in chained.items():
             fired[at] = fired_now.get(at, Fired(False))
             if not fired[at].done:
                 broken.add(firing.job_id)
     return fired
+
+
+def _batches(firings: Sequence[Firing]) -> list[list[int]]:
+    """Positions of the firings that can fire together: no job twice in a batch."""
+    batches: list[list[int]] = []
+    earlier: Counter[str] = Counter()
+    for at, firing in enumerate(firings):
+        turn = earlier[firing.job_id]
+        earlier[firing.job_id] += 1
+        if turn == len(batches):
+            batches.append([])
+        batches[turn].append(at)
+    return batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +186,14 @@ class _Plan:
     changes: list[Change]
     made: list[Document]
 
-    def record(self, by: ObjectId) -> Document:
+    def record(self, by: ObjectId, there: Container[str]) -> Document:
+        """What the job's document says of this firing. `there` are the runs that were reserved
+        already, by another plan."""
         return {
             "by": by,
             "runs": [run.id for run in self.runs],
             "replaces": [change.id for change in self.changes],
-            "made": self.made,
+            "made": [made for made in self.made if made["_id"] in there],
             "before": self.before,
             "until": None if (until := self.firing.valid_until) is None else to_us(until),
         }
@@ -173,24 +203,30 @@ async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]
     plans = await _plans(db, firings)
     if not plans:
         return {}
-    nonce = ObjectId()
-    await reserve(db, [made for plan in plans.values() for made in plan.made])
-    won = await _advance(db, plans, nonce)
-    replaced: dict[int, tuple[Run, ...]] = {}
-    for at in won:
-        plan = plans[at]
-        done = await commit(db, plan.changes) if plan.changes else []
-        gone = await _finish(db, {"_id": plan.firing.job_id, "firing": plan.record(nonce)})
-        replaced[at] = (*ended(plan.earlier, plan.changes, done), *gone)
-        await add(db, [run for run in plan.runs if run.dedupe_key is not None])
-    fired = {}
-    for at in won:
-        ids = [run.id for run in plans[at].runs]
-        stored = await get(db, ids)
-        await add(db, [run for run in plans[at].runs if run.id not in stored])  # swept away
-        runs = tuple(stored.get(run.id, run) for run in plans[at].runs)
-        fired[at] = Fired(True, runs, replaced[at])
-    return fired
+    by = ObjectId()
+    there = await reserve(db, [made for plan in plans.values() for made in plan.made], by)
+    records = {at: plan.record(by, there) for at, plan in plans.items()}
+    won = {at: plans[at] for at in await _advance(db, plans, records)}
+    replaced = await _replace_earlier(db, won)
+    whole = await _bring_to_life(
+        db, [_Places(records[at], {made["_id"]: made for made in won[at].made}) for at in won]
+    )
+    await add(db, [run for plan in won.values() for run in plan.runs if run.dedupe_key is not None])
+    stored = await _as_stored(db, list(won.values()), whole=whole)
+    return {
+        at: Fired(True, tuple(stored[run.id] for run in plan.runs), replaced[at])
+        for at, plan in won.items()
+    }
+
+
+async def _as_stored(db: Database, plans: Sequence[_Plan], *, whole: bool) -> dict[str, Run]:
+    """The runs of these plans as they are stored, by id. `whole`: each is as it was made."""
+    known = [made for plan in plans for made in plan.made] if whole else []
+    stored = {made["_id"]: read_run(made) for made in known}
+    runs = {run.id: run for plan in plans for run in plan.runs if run.id not in stored}
+    stored |= await get(db, runs)
+    await add(db, [run for run_id, run in runs.items() if run_id not in stored])  # swept away
+    return runs | stored
 
 
 async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan]:
@@ -203,13 +239,8 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
         for at, firing in firings.items()
         if firing.job_id in jobs and _may_fire(firing, jobs[firing.job_id])
     }
-    for firing in due.values():
-        await _finish(db, jobs[firing.job_id])
-    asking = [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW]
-    unfinished: dict[str, list[Run]] = {}
-    if asking:
-        async for run in db.runs.find(live_slots(asking)).sort("created_at", 1):
-            unfinished.setdefault(run["job_id"], []).append(read_run(run))
+    await _finish(db, [jobs[firing.job_id] for firing in due.values()])
+    unfinished = await _unfinished(db, due.values())
     plans = {}
     for at, firing in due.items():
         job, earlier = jobs[firing.job_id], unfinished.get(firing.job_id, [])
@@ -229,6 +260,19 @@ def _may_fire(firing: Firing, job: Document) -> bool:
     return firing.valid_until is None or job["now"] <= to_us(firing.valid_until)
 
 
+async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list[Run]]:
+    """The unfinished runs of earlier slots, oldest first, by job. They are read whole only where
+    they may be replaced: a thousand payloads are a lot to read for a yes or no."""
+    replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
+    others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
+    unfinished: dict[str, list[Run]] = {}
+    for job_ids, shown in ((replacing, None), (others, _THIN)):
+        if job_ids:
+            async for run in db.runs.find(live_slots(job_ids), shown).sort("created_at", 1):
+                unfinished.setdefault(run["job_id"], []).append(read_run(run))
+    return unfinished
+
+
 def live_slots(job_ids: Sequence[str]) -> Document:
     return {
         "job_id": {"$in": list(job_ids)},
@@ -237,19 +281,23 @@ def live_slots(job_ids: Sequence[str]) -> Document:
     }
 
 
-async def _advance(db: Database, plans: Mapping[int, _Plan], nonce: ObjectId) -> list[int]:
+async def _advance(
+    db: Database, plans: Mapping[int, _Plan], records: Mapping[int, Document]
+) -> list[int]:
     """Move the jobs on; give the positions of those that had not moved before."""
     moves = []
-    for plan in plans.values():
+    for at, plan in plans.items():
         firing = plan.firing
         moments = {name: moment for name in _MOMENTS if (moment := getattr(firing, name))}
         kept = {name: to_us(moment) for name, moment in moments.items()}
-        change = db.time.stamped(_moved(kept, {"firing": plan.record(nonce)}), "fired_at")
+        change = db.time.stamped(_moved(kept, {"firing": records[at]}), "fired_at")
         moves.append(UpdateOne({"_id": firing.job_id, "version": firing.version}, change))
     await db.jobs.bulk_write(moves, ordered=False)
     ids = [plan.firing.job_id for plan in plans.values()]
-    mine = {"_id": {"$in": ids}, "firing.by": nonce}
-    won = {job["_id"]: job async for job in db.jobs.find(mine, _SHOWN)}
+    [by] = {record["by"] for record in records.values()}
+    shown = {"fired_at": 1, "firing.by": 1, "firing.until": 1, "firing.before": 1}
+    mine = {"_id": {"$in": ids}, "firing.by": by}
+    won = {job["_id"]: job async for job in db.jobs.find(mine, shown)}
     for job in won.values():
         if _too_late(job):
             await _take_back(db, job)
@@ -270,7 +318,7 @@ def _too_late(job: Document) -> bool:
 
 
 async def _take_back(db: Database, job: Document) -> None:
-    """The job is what it was before a firing that came too late, but for its version. The places
+    """The job is what it was before a firing that came too late, but for its version. The runs
     stay reserved: the next firing of the slot may be counting on them already."""
     firing = job["firing"]
     change = _moved(firing["before"], {})
@@ -280,22 +328,80 @@ async def _take_back(db: Database, job: Document) -> None:
     await db.jobs.update_one({"_id": job["_id"], "firing.by": firing["by"]}, change)
 
 
-async def _finish(db: Database, job: Document) -> list[Run]:
-    """Carry out what a job's document says it fired, unless that was done; give the runs that
-    were cancelled for it."""
-    firing = job.get("firing")
-    if firing is None:
-        return []
-    if _too_late(job):
-        await _take_back(db, job)
-        return []
-    waiting = {"_id": {"$in": firing["runs"]}, "state": RESERVED}
-    reserved = {run["_id"] async for run in db.runs.find(waiting, {"_id": 1}, hint=BY_ID)}
-    if not reserved:
-        return []
-    replaced = await _replace(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
-    await fill(db, [made for made in firing["made"] if made["_id"] in reserved])
+async def _replace_earlier(db: Database, won: Mapping[int, _Plan]) -> dict[int, tuple[Run, ...]]:
+    """Cancel what these firings replace; the runs that ended by it, for each firing."""
+    changes = [change for plan in won.values() for change in plan.changes]
+    done = dict(zip((change.id for change in changes), await commit(db, changes), strict=True))
+    replaced = {}
+    for at, plan in won.items():
+        kept = [done[change.id] for change in plan.changes]
+        moved = [change.id for change in plan.changes if not done[change.id]]
+        gone = await _replace(db, moved, f"replaced by {plan.runs[0].id}")
+        replaced[at] = (*ended(plan.earlier, plan.changes, kept), *gone)
     return replaced
+
+
+async def _finish(db: Database, jobs: Sequence[Document]) -> None:
+    """Carry out what the jobs' documents say they fired, unless that was done."""
+    fired = [job for job in jobs if "firing" in job]
+    for job in fired:
+        if _too_late(job):
+            await _take_back(db, job)
+    in_time = [job["firing"] for job in fired if not _too_late(job)]
+    ids = [run_id for record in in_time for run_id in record["runs"]]
+    if not ids:
+        return
+    waiting = {"_id": {"$in": ids}, "state": RESERVED}
+    half = {run["_id"]: run async for run in db.runs.find(waiting, _HALF, hint=BY_ID)}
+    places = []
+    for record in in_time:
+        if half.keys().isdisjoint(record["runs"]):
+            continue
+        await _replace(db, record["replaces"], f"replaced by {record['runs'][0]}")
+        made = {run["_id"]: run for run in record["made"]}
+        for run_id in record["runs"]:
+            intent = half[run_id]["intent"] if run_id in half else {}
+            if run_id not in made and intent.get("by") == record["by"]:
+                made[run_id] = {"_id": run_id, "state": intent["put"]["state"]}
+        places.append(_Places(record, {run_id: made[run_id] for run_id in half if run_id in made}))
+    await _bring_to_life(db, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """A firing's record, and those of its runs that are to become visible, by id. Of a run that
+    the record's own batch has reserved only the state counts here."""
+
+    record: Document
+    runs: Mapping[str, Document]
+
+
+async def _bring_to_life(db: Database, places: Sequence[_Places]) -> bool:
+    """Make reserved runs visible, none before what it waits for; say whether it was so for all.
+
+    A run comes behind those that it waits for in its firing. So the first runs of all firings
+    are changed together, then the second ones, and so on, in one ordered command.
+    """
+    steps: list[UpdateMany | ReplaceOne[Document]] = []
+    count = 0
+    for position in range(max((len(place.record["runs"]) for place in places), default=0)):
+        alike: dict[tuple[ObjectId, str], list[str]] = {}
+        for place in places:
+            run_id = "".join(place.record["runs"][position : position + 1])
+            if run_id not in place.runs:
+                continue
+            run, count = place.runs[run_id], count + 1
+            if any(made["_id"] == run_id for made in place.record["made"]):
+                steps.append(ReplaceOne({"_id": run_id, "state": RESERVED}, run))
+            else:
+                alike.setdefault((place.record["by"], run["state"]), []).append(run_id)
+        for (by, state), ids in alike.items():
+            where = {"_id": {"$in": ids}, "state": RESERVED, "intent.by": by}
+            change = {"$set": {"state": state}, "$unset": {"intent": ""}}
+            steps.append(UpdateMany(where, change, hint=BY_ID))
+    if not steps:
+        return True
+    return (await db.runs.bulk_write(steps)).matched_count == count
 
 
 async def _replace(db: Database, ids: Sequence[str], reason: str) -> list[Run]:

@@ -63,9 +63,13 @@ async def insert(db: Database, documents: Sequence[Document]) -> set[str]:
     return there
 
 
-async def reserve(db: Database, documents: Sequence[Document]) -> set[str]:
-    """Insert new runs as reserved; give the ids that were there already, half made or whole."""
-    return await insert(db, [reserved(run) for run in documents])
+async def reserve(
+    db: Database, documents: Sequence[Document], by: ObjectId | None = None
+) -> set[str]:
+    """Insert new runs as reserved; give the ids that were there already, half made or whole. `by`
+    marks the intents of a whole batch, so that its maker can carry them out in one write."""
+    more = {} if by is None else {"by": by}
+    return await insert(db, [reserved(run, **more) for run in documents])
 
 
 def reserved(run: Document, **more: Any) -> Document:
