@@ -59,6 +59,7 @@ async def main() -> None:
                 "signing_secret": SECRET,
             },
             retries=3,
+            replace=True,  # at the next start too
         )
         run = await scheduler.trigger("notify")
         run = await scheduler.wait(run.id, timeout=30)

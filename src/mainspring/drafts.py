@@ -11,7 +11,7 @@ from mainspring import codec, schedules
 from mainspring.clock import EPOCH
 from mainspring.durations import duration
 from mainspring.engine.processes import Target
-from mainspring.errors import InvalidArguments, InvalidInput, InvalidSchedule
+from mainspring.errors import InvalidArguments, InvalidInput, InvalidSchedule, JobOwnedByCode
 from mainspring.handlers import Handler, Registry
 from mainspring.model import (
     Job,
@@ -25,7 +25,7 @@ from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Interval, Schedule
 from mainspring.webhooks.desk import HANDLER, Webhooks
 
-__all__ = ["draft_job", "edited", "new_job", "stored_as"]
+__all__ = ["draft_job", "edited", "new_job", "replaced", "stored_as"]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
@@ -36,7 +36,7 @@ LONGEST_WEBHOOK = timedelta(hours=1)
 
 def draft_job(
     job_id: str,
-    handler: Handler,
+    handler: Handler | str,
     owner: Owner,
     default_zone: str,
     *,
@@ -48,13 +48,14 @@ def draft_job(
     webhook: Webhook | None = None,
     **given: Any,
 ) -> Job:
-    """A job that was never stored: no times, no version."""
+    """A job that was never stored: no times, no version. A handler that another process has is
+    given by its name, and what its signature asks for is checked there."""
     if webhook is not None:
         given.setdefault("timeout", WEBHOOK_TIMEOUT)
     about = {name: given.pop(name) for name in _ABOUT if name in given}
     job = Job(
         id=check_job_id(job_id),
-        handler=handler.name,
+        handler=handler if isinstance(handler, str) else handler.name,
         created_at=EPOCH,
         updated_at=EPOCH,
         payload=payload,
@@ -65,7 +66,7 @@ def draft_job(
         webhook=webhook,
         **_about(about),
     )
-    _check(job, handler)
+    _check(job, None if isinstance(handler, str) else handler)
     return job
 
 
@@ -75,17 +76,31 @@ def new_job(
     webhooks: Webhooks,
     default_zone: str,
     *,
+    elsewhere: bool = False,
     handler: Any = None,
     webhook: Any = None,
     **given: Any,
 ) -> Job:
-    """A draft for a registered handler, by its name or as it was decorated, or for a webhook."""
+    """A draft for a registered handler, by its name or as it was decorated, or for a webhook.
+    `elsewhere`: handlers may be in other processes, so any name will do."""
     if webhook is not None and handler in (None, HANDLER):
         handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
     elif webhook is not None or handler in (None, HANDLER):
         raise InvalidInput("give a job a handler, or a webhook=… to call")
-    known = registry.get(getattr(handler, "id", handler))
-    return draft_job(job_id, known, Owner.API, default_zone, **given)
+    found = _handler(registry, handler, elsewhere=elsewhere)
+    return draft_job(job_id, found, Owner.API, default_zone, **given)
+
+
+def replaced(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
+    """The draft as `add_job(replace=True)` puts it in the place of a stored job. It keeps the
+    signing secret, unless it brings its `own_secret`: receivers have the former one."""
+    if stored.owner is Owner.CODE:
+        raise JobOwnedByCode(stored.id)
+    if (draft.webhook is None) is not (stored.webhook is None):
+        raise _other_kind(stored)
+    if draft.webhook is None:
+        return draft
+    return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
 
 
 def edited(
@@ -95,8 +110,11 @@ def edited(
     webhooks: Webhooks,
     default_zone: str,
     now: datetime,
+    *,
+    elsewhere: bool = False,
 ) -> Job:
-    """A stored job with changes; what is not named stays. A new schedule starts afresh."""
+    """A stored job with changes; what is not named stays. A new schedule starts afresh.
+    `elsewhere` is as for `new_job`."""
     given = dict(changes)
     if "webhook" in given:
         job = replace(job, webhook=webhooks.changed(job, given.pop("webhook")))
@@ -106,16 +124,16 @@ def edited(
     about = _about({name: given.pop(name) for name in _ABOUT if name in given})
     handler = registry.find(job.handler)
     if "handler" in given:
-        asked = given.pop("handler")
-        handler = registry.get(getattr(asked, "id", asked))
-        if (handler.name == HANDLER) is not (job.webhook is not None):
-            raise InvalidInput(f"a job is a webhook for good, or never: {job.id!r} keeps its kind")
+        found = _handler(registry, given.pop("handler"), elsewhere=elsewhere)
+        handler = None if isinstance(found, str) else found
+        job = replace(job, handler=found if isinstance(found, str) else found.name)
+        if (job.handler == HANDLER) is not (job.webhook is not None):
+            raise _other_kind(job)
     fresh = {name: given.pop(name) for name in _WHEN if name in given}
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
     after = replace(
         job,
-        handler=handler.name if handler else job.handler,
         payload=payload,
         policy=Policy.make(job.policy, **given),
         enabled=enabled,
@@ -142,6 +160,21 @@ def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
     made = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
     same = made.definition() == replace(job, webhook=None).definition()
     return same and webhooks.alike(draft, job)
+
+
+def _handler(registry: Registry, asked: Any, *, elsewhere: bool) -> Handler | str:
+    name = getattr(asked, "id", asked)
+    found = registry.find(name) if isinstance(name, str) else None
+    if found is not None:
+        return found
+    return check_job_id(name) if elsewhere and isinstance(name, str) else registry.get(name)
+
+
+def _other_kind(job: Job) -> InvalidInput:
+    kind = "a webhook job" if job.webhook is not None else "a job with a Python handler"
+    return InvalidInput(
+        f"job {job.id!r} is {kind}, and a job's kind cannot change: remove it and add a new one"
+    )
 
 
 def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -> Schedule | None:

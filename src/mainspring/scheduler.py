@@ -19,7 +19,7 @@ from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
 from mainspring.context import TRANSACTING
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited, new_job
+from mainspring.drafts import draft_job, edited, new_job, replaced
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
@@ -250,26 +250,44 @@ class Scheduler(Asking):
         webhook: Given | None = None,
         schedule: ScheduleLike = None,
         payload: Any = None,
+        replace: bool = False,
         dry_run: bool = False,
         **policy: Any,
     ) -> Job:
-        """Store a job for a registered handler, or for a webhook: a URL, or an object with url,
-        method, headers, body and so on (docs/webhooks.md). One of that id is an error. A
-        `dry_run` refuses what would be refused, and stores nothing."""
+        """Store a job for a handler, or for a webhook: a URL, or an object with url, method,
+        headers, body and so on (docs/webhooks.md).
+
+        If there is a job of that id, it raises `JobExists`; with `replace=True` it puts the new
+        definition in its place and keeps `enabled`, so a program may call it at every start. The
+        handler must be registered here, except in a producer (`workers=0`), which takes the name
+        of one that a worker has. A `dry_run` refuses what would be refused, and stores nothing.
+        """
         draft = self.draft(
             id, handler=handler, webhook=webhook, schedule=schedule, payload=payload, **policy
         )
-        return await self._call(self._running().control.create(draft, keep=not dry_run))
+        control = self._running().control
+        if not replace:
+            return await self._call(control.create(draft, keep=not dry_run))
+        own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
+
+        def adapt(draft: Job, stored: Job) -> Job:
+            return replaced(draft, stored, self.webhooks, own_secret=own_secret)
+
+        return await self._call(control.put(draft, adapt, keep=not dry_run))
 
     async def update_job(self, id: str, *, seen: Job | None = None, **changes: Any) -> Job:
         """Change fields of a job made by `add_job`; what is not named stays; a `signing_secret`
         takes the place of a webhook's own, as `rotate_secret` does it. With the job as it was
         `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
         zone = self._timezone
-        registry, webhooks = self._registry, self.webhooks
+        registry, webhooks, producer = self._registry, self.webhooks, not self.workers
         return await self._call(
             self._running().control.edit(
-                id, lambda job, now: edited(job, changes, registry, webhooks, zone, now), seen=seen
+                id,
+                lambda job, now: edited(
+                    job, changes, registry, webhooks, zone, now, elsewhere=producer
+                ),
+                seen=seen,
             )
         )
 
@@ -342,7 +360,14 @@ class Scheduler(Asking):
 
     def draft(self, id: str, **given: Any) -> Job:
         """What `add_job` would store, by the same arguments; nothing is asked of the store."""
-        return new_job(id, self._registry, self.webhooks, self._timezone, **given)
+        return new_job(
+            id,
+            self._registry,
+            self.webhooks,
+            self._timezone,
+            elsewhere=not self.workers,
+            **given,
+        )
 
     def store_time(self) -> datetime:
         """The store's time by its last reading; this machine's before start."""

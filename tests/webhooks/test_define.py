@@ -292,7 +292,7 @@ async def test_a_webhook_and_a_function_do_not_become_each_other() -> None:
     async with mainspring:
         await mainspring.add_job("call", webhook=URL)
         await mainspring.add_job("function", handler="work")
-        with pytest.raises(InvalidInput, match="keeps its kind"):
+        with pytest.raises(InvalidInput, match="kind cannot change"):
             await mainspring.update_job("call", handler="work")
         with pytest.raises(InvalidInput, match="it is no webhook"):
             await mainspring.update_job("function", webhook=URL)

@@ -51,6 +51,7 @@ TRIES = 20
 START_HELD = timedelta(seconds=60)
 
 Edit = Callable[[Job, datetime], Job]
+Adapt = Callable[[Job, Job], Job]
 
 
 class Control:
@@ -191,8 +192,26 @@ class Control:
         _refuse_over(job, now)
         free = await (self._parts.store.put_job(job) if keep else self._free(job.id))
         if not free:
-            raise JobExists(f"there is a job {job.id!r} already; update_job changes it")
+            raise JobExists(
+                f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
+                " place, update_job changes parts of it"
+            )
         return self._changed(job, "job.created") if keep else job
+
+    async def put(self, draft: Job, adapt: Adapt, *, keep: bool = True) -> Job:
+        """Store a new job, or put it in the place of the one that has its id, whose `enabled` and
+        creation stay. `adapt(draft, stored)` says what else of that one stays, or refuses.
+        An equal definition changes nothing. Not to `keep` it: only see whether it could be."""
+        stored = await self._stored(draft.id)
+        if stored is None or stored.policy.after != draft.policy.after:
+            await self._refuse_reorder(draft)
+        now = await self._parts.store.now()
+        job = _fresh(draft, now)
+        if stored is not None:
+            job = _merged(adapt(draft, stored), stored, now)
+        if stored is None or job.schedule != stored.schedule:
+            _refuse_over(job, now)
+        return await self.define(draft, adapt) if keep else job
 
     async def _free(self, job_id: str) -> bool:
         return await self._stored(job_id) is None
@@ -202,14 +221,16 @@ class Control:
         await self.refuse_disorder([draft], all_known=False)
         return await self.define(draft)
 
-    async def define(self, draft: Job) -> Job:
+    async def define(self, draft: Job, adapt: Adapt | None = None) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
-        operator (`enabled`) and to time (creation, slots already named)."""
+        operator (`enabled`) and to time (creation, slots already named). `adapt` is as for `put`.
+        """
         self._refuse_effect_once(draft)
         for _ in range(TRIES):
             now = await self._parts.store.now()
             stored = await self._stored(draft.id)
-            job = _fresh(draft, now) if stored is None else _merged(draft, stored, now)
+            wanted = adapt(draft, stored) if adapt is not None and stored is not None else draft
+            job = _fresh(draft, now) if stored is None else _merged(wanted, stored, now)
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
             if await self._parts.store.put_job(job):

@@ -161,6 +161,23 @@ class Webhooks:
         bare = [replace(_of(job), secret_headers={}, signing=()) for job in (one, other)]
         return bare[0] == bare[1] and self._clear(one) == self._clear(other)
 
+    def replaced(self, draft: Job, stored: Job, *, own_secret: bool) -> Webhook:
+        """The draft's webhook in the place of the stored one. What means the same stays as it is
+        stored, because sealing a secret once more gives another text."""
+        new, old = _of(draft), _of(stored)
+        if self.alike(draft, stored):
+            new = replace(old, signing=new.signing)
+        if own_secret and not self._same_signing(draft, stored):
+            return new
+        return replace(new, signing=old.signing or new.signing)
+
+    def _same_signing(self, draft: Job, stored: Job) -> bool:
+        texts = [
+            [self._signing_text(job.id, one) for one in _of(job).signing[:1]]
+            for job in (draft, stored)
+        ]
+        return texts[0] == texts[1]
+
     def resealed(self, job: Job) -> Job:
         """The job with every secret under the newest key."""
         webhook, opened = _of(job), self._clear(job)
