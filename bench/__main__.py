@@ -1,4 +1,4 @@
-"""`python -m bench NAME [--json]`: run one benchmark (or `all`) and print what it measured."""
+"""`python -m bench NAME [--json] [its options]`: run a benchmark, or `all`, and print figures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ BENCHMARKS = {
     "sqlite": "enqueue, drain and end to end on SQLite, beside the bare loop and Huey",
     "latency": "enqueue to start on an idle worker, beside a bare writer and polling reader",
     "punctual": "lateness of starts for 100 and 1,000 jobs that share each second",
+    "slots": "1,000 slots a second for a minute, on one instance and two: lost, twice, lateness",
     "cron": "time per `next`, beside croniter",
     "effects": "effect-once beside at-least-once with a commit of its own",
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
@@ -30,15 +31,26 @@ def main() -> None:
         help="; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items()),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
     names = list(BENCHMARKS) if options.name == "all" else [options.name]
-    report = {name: importlib.import_module(f"bench.{name}").run() for name in names}
+    report = {name: measured(name, more) for name in names}
     if options.json:
         print(json.dumps({"machine": machine(), **report}, indent=2))
         return
     for name, figures in report.items():
         print(f"\n{name}: {BENCHMARKS[name]}")
         show(figures, "  ")
+
+
+def measured(name: str, more: list[str]) -> object:
+    """The figures of one benchmark. Some have options of their own."""
+    module = importlib.import_module(f"bench.{name}")
+    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=module.__doc__)
+    if not hasattr(module, "add_options"):
+        parser.parse_args(more)
+        return module.run()
+    module.add_options(parser)
+    return module.run(parser.parse_args(more))
 
 
 def machine() -> dict[str, str]:

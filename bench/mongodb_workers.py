@@ -15,8 +15,8 @@ from mainspring import Scheduler
 from mainspring.cli.collector import calm_collector
 from mainspring.stores.mongodb import MongoStore
 
-__all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "idler", "listener",
-           "worker"]  # fmt: skip
+__all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "heard", "idler",
+           "listener", "worker"]  # fmt: skip
 
 WORKERS = 100
 IDLE_SECONDS = 10.0
@@ -70,14 +70,15 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
     await store.open()  # so that what is measured does not begin with indexes
     await store.close()
     pipe.send("ready")
-    await _heard(pipe)
+    await heard(pipe)
     async with scheduler:
         calm_collector()
-        await _heard(pipe)
+        await heard(pipe)
     pipe.send(json.dumps(done))
 
 
-async def _heard(pipe: Connection) -> str:
+async def heard(pipe: Connection) -> str:
+    """The next word that the parent sends."""
     word: str = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     return word
 
@@ -103,7 +104,7 @@ async def _listener(pipe: Connection, url: str) -> None:
 
     async with scheduler:
         pipe.send("ready")
-        await _heard(pipe)
+        await heard(pipe)
     pipe.send(json.dumps(taken))
 
 
