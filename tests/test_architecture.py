@@ -16,7 +16,7 @@ FLOORS: list[set[str]] = [
     {"service"},
     {"dashboard"},
     {"__init__"},  # what `from mainspring import …` gives
-    {"scheduler", "asking", "decorated", "blocking", "drafts", "reports", "signals"},
+    {"scheduler", "asking", "decorated", "blocking", "drafts", "reports", "signals", "announce"},
     {"testing", "copying"},
     {"engine"},
     {"webhooks"},

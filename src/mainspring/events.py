@@ -70,19 +70,30 @@ class Events:
 
     def __init__(self) -> None:
         self._listeners: dict[str, list[Listener]] = {}
+        self._conditional: dict[str, tuple[Callable[[], bool], Listener]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[Event] = deque()
         self._delivering = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def on(self, name: str, listener: Listener) -> Callable[[], None]:
-        """Listen; the answer takes the listener away again."""
+    def on(
+        self, name: str, listener: Listener, *, only_if: Callable[[], bool] | None = None
+    ) -> Callable[[], None]:
+        """Listen; the answer takes the listener away again.
+
+        A listener with `only_if` is called only while that is true, and on its own does not
+        cause events to be made while it is false. There is one for an event, and it stays.
+        """
         names = [n for n in EVENTS if _matches(name, n)]
         if not names:
             raise InvalidInput(
                 f"there is no event {name!r}; known are {', '.join(sorted(EVENTS))},"
                 " and patterns such as 'run.*' and '*'"
             )
+        if only_if is not None:
+            for n in names:
+                self._conditional[n] = (only_if, listener)
+            return lambda: None
         for n in names:
             self._listeners.setdefault(n, []).append(listener)
         return lambda: self._forget(names, listener)
@@ -93,7 +104,10 @@ class Events:
 
     def wanted(self, name: str) -> bool:
         """Whether anybody listens: the hot path makes no event that nobody wants."""
-        return bool(self._listeners.get(name))
+        if self._listeners.get(name):
+            return True
+        conditional = self._conditional.get(name)
+        return conditional is not None and conditional[0]()
 
     def emit(self, event: Event) -> None:
         if not self.wanted(event.name) or self._loop is None or self._loop.is_closed():
@@ -120,7 +134,11 @@ class Events:
             self._deliver(self._outbox.popleft())
 
     def _deliver(self, event: Event) -> None:
-        for listener in list(self._listeners.get(event.name, ())):
+        listeners = list(self._listeners.get(event.name, ()))
+        conditional = self._conditional.get(event.name)
+        if conditional is not None and conditional[0]():
+            listeners.append(conditional[1])
+        for listener in listeners:
             try:
                 answer = listener(event)
                 if inspect.isawaitable(answer):

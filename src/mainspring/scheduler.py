@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from importlib import import_module
 from typing import Any, Self, TypeVar, Unpack
 
+from mainspring.announce import announce
 from mainspring.asking import Asking
 from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
@@ -23,6 +24,7 @@ from mainspring.drafts import draft_job, edited, new_job, replaced
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
+from mainspring.engine.run_log import log_runs
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry, name_of
@@ -96,6 +98,7 @@ class Scheduler(Asking):
         if self.webhooks.available:
             self._registry.add(WebhookHandler(self.webhooks, self, self._clock))
         self._events = Events()
+        log_runs(self._events, lambda: self._settings.log_each_run)
         self._drafts: dict[str, Job] = {}
         self._portal: Portal | None = None
         self._engine: Engine | None = None
@@ -172,6 +175,11 @@ class Scheduler(Asking):
         return sorted(self._registry.names())
 
     @property
+    def decorated(self) -> list[str]:
+        """The ids of the jobs that this program's code defines."""
+        return sorted(self._drafts)
+
+    @property
     def started(self) -> bool:
         return self._engine is not None
 
@@ -228,7 +236,7 @@ class Scheduler(Asking):
 
     def run(self) -> None:
         """Start, and work until SIGTERM or SIGINT; a second signal ends at once."""
-        asyncio.run(run_until_signal(self))
+        asyncio.run(run_until_signal(self, started=lambda: announce(self, stops_on_signal=True)))
 
     def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
         """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
@@ -453,6 +461,7 @@ class Scheduler(Asking):
         self._home = LoopThread("mainspring-handlers")
         try:
             self._home.wait_for(self._start(self._home.loop))
+            announce(self)
         except BaseException:
             self._home.close()
             self._home = None

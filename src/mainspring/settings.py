@@ -25,6 +25,7 @@ class Choices(TypedDict, total=False):
     poll: Span | None
     retention: Span | None
     wait_for_store: Span | None
+    log_each_run: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class Settings:
     retention: timedelta = timedelta(days=30)
     leader_election: bool = True
     wait_for_store: timedelta = timedelta(seconds=30)
+    log_each_run: bool = True
+    """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
 
     @classmethod
     def make(
@@ -73,6 +76,7 @@ class Settings:
         poll: Span | None = None,
         retention: Span | None = None,
         wait_for_store: Span | None = None,
+        log_each_run: bool | None = None,
     ) -> Settings:
         """These settings with others in their place; None leaves what is there."""
         keep = self.retention if retention is None else retention
@@ -84,6 +88,7 @@ class Settings:
             poll=self.poll if poll is None else _poll(poll),
             retention=duration(keep, what="retention"),
             wait_for_store=duration(wait, what="wait_for_store"),
+            log_each_run=self.log_each_run if log_each_run is None else log_each_run,
         )
 
 

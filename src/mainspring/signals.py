@@ -21,13 +21,16 @@ log = logging.getLogger("mainspring")
 
 
 async def run_until_signal(
-    scheduler: Scheduler, *, watch: Callable[[], Awaitable[None]] | None = None
+    scheduler: Scheduler,
+    *,
+    watch: Callable[[], Awaitable[None]] | None = None,
+    started: Callable[[], None] | None = None,
 ) -> bool:
     """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once, also
     while a handler blocks the loop: what was running is rescued when its lease lapses.
 
-    `watch` goes on beside it; when it returns, the scheduler drains too. Gives whether a signal
-    came, be it during that drain.
+    `started` is called once the scheduler runs. `watch` goes on beside it; when it returns, the
+    scheduler drains too. Gives whether a signal came, be it during that drain.
     """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -47,6 +50,8 @@ async def run_until_signal(
     try:
         if await _started(scheduler, asked):
             try:
+                if started is not None:
+                    started()
                 await _first(asked, watch)
                 log.info("stopping: waiting for running work (signal again to end at once)")
             finally:

@@ -122,7 +122,7 @@ def test_a_database_that_is_not_there_is_not_made(
 
 def test_while_a_worker_works(run: Run, start: Start, folder: Path) -> None:
     worker = start("worker", "app:scheduler")
-    worker.says("Ctrl+C stops")
+    worker.says("Press Ctrl+C to stop")
     scheduler = load_scheduler("app:scheduler").configure(workers=0)
     with scheduler.blocking as blocking:
         blocking.enqueue("linger", {"until": str(folder / "end")})

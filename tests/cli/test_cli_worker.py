@@ -12,7 +12,7 @@ import pytest
 from mainspring.cli.collector import YOUNG
 from tests.cli.conftest import Run, Start, until
 
-READY = "Ctrl+C stops"
+READY = "Press Ctrl+C to stop"
 
 
 def test_works_until_sigterm_and_lets_running_work_end(
@@ -78,10 +78,14 @@ def test_failures_are_logged(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--verbose")
     worker.says(READY)
     run("enqueue", "send_email", '{"to": "nobody"}')
-    worker.says("send_email failed: ValueError: no such address")
+    worker.says("job send_email: attempt 1 failed, no attempt follows: ValueError: no such address")
+    worker.says('raise ValueError("no such address")')
     run("enqueue", "send_email", '{"to": "b"}')
-    worker.says("send_email succeeded in")
+    worker.says("job send_email: succeeded in")
     assert "writing to b" in worker.output
+    worker.popen.terminate()
+    assert worker.ends() == 0
+    assert worker.output.count("attempt 1 failed") == 1
 
 
 def test_json_tells_the_start_as_a_document_and_logs_as_lines(start: Start, run: Run) -> None:
@@ -92,9 +96,11 @@ def test_json_tells_the_start_as_a_document_and_logs_as_lines(start: Start, run:
     assert greeting["workers"] == 2
     assert "send_email" in [job["id"] for job in greeting["jobs"]]
     run("enqueue", "send_email", '{"to": "nobody"}')
-    worker.says("send_email failed")
+    worker.says("attempt 1 failed")
     lines = [json.loads(line) for line in worker.output.splitlines() if line.startswith('{"')]
-    assert any(line["level"] == "error" and "send_email" in line["message"] for line in lines)
+    [failure] = [line for line in lines if line["level"] == "error"]
+    assert (failure["job_id"], failure["attempt"]) == ("send_email", 1)
+    assert "in send_email" in failure["traceback"]
     worker.popen.terminate()
     assert worker.ends() == 0
 

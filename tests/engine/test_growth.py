@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -23,7 +24,10 @@ WATCHED = (Attempt, Change, Problem, Run, RunContext, Verdict, Work, asyncio.Tim
 
 
 @pytest.mark.parametrize("kind", ["plain", "timeout", "thread", "failing", "listening"])
-async def test_nothing_grows(kind: str) -> None:
+async def test_nothing_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Kept from pytest's own capture, which holds every record until the test's end.
+    monkeypatch.setattr(logging.getLogger("mainspring.run"), "propagate", False)
+    monkeypatch.setattr(logging.getLogger("mainspring.run"), "handlers", [logging.NullHandler()])
     store = MemoryStore()
     scheduler = Scheduler(store, workers=50)
     ran = 0

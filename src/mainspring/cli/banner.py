@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mainspring import __version__
+from mainspring.announce import HOW_TO_STOP
 from mainspring.cli import times
 from mainspring.cli.connect import Found
 from mainspring.clock import utcnow
@@ -64,7 +65,7 @@ def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
         console.print(f"  {job.id:{width}}  {_next(job)}", markup=False)
     if len(jobs) > MOST:
         console.print(f"  and {len(jobs) - MOST} more: mainspring jobs list", markup=False)
-    console.print("  Ctrl+C stops when running work has ended, twice at once", style="dim")
+    console.print(f"  {HOW_TO_STOP}", style="dim")
 
 
 def _next(job: Job) -> str:

@@ -88,7 +88,7 @@ def serve(
     scheduler = _scheduler(settings, where, allow_private or [])
     logs.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
-    logs.tell_events(scheduler, each_run=verbose or sys.stderr.isatty())
+    scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
 
     async def greet(url: str) -> None:
         calm_collector()
@@ -140,6 +140,7 @@ def _first_key(scheduler: Scheduler, where: Where) -> str:
 
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring import __version__
+    from mainspring.announce import HOW_TO_STOP
     from mainspring.cli.connect import Found
     from mainspring.cli.output import Output
 
@@ -162,4 +163,4 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     console.print(f"[bold]Mainspring {__version__}[/] on {url}", markup=True)
     console.print(f"  jobs in {store}; {scheduler.workers} runs at once; process {os.getpid()}")
     console.print(f"  the API's reference: {url}/docs")
-    console.print("  Ctrl+C stops when running work has ended, twice at once", style="dim")
+    console.print(f"  {HOW_TO_STOP}", style="dim")

@@ -134,8 +134,12 @@ def _prepared(command: Command) -> Scheduler:
 
     scheduler = load_scheduler(command.app)
     logs.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
-    logs.tell_events(scheduler, each_run=command.verbose or sys.stderr.isatty())
-    scheduler.configure(workers=command.workers, queues=command.queues)
+    scheduler.configure(
+        workers=command.workers,
+        queues=command.queues,
+        # One by one only where somebody looks on: a worker may do thousands a second.
+        log_each_run=command.verbose or sys.stderr.isatty(),
+    )
     if scheduler.workers == 0:
         raise CommandError(
             f"{command.app} has workers=0: it only enqueues",

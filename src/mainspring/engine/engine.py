@@ -118,6 +118,7 @@ class Engine:
                 self.keeper.sweeping,
             ):
                 self._go(part)
+            log.info("worker %s started", parts.settings.worker_id)
             parts.emit("worker.started", worker=parts.settings.worker_id)
             await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         parts.emit("scheduler.started")
@@ -145,6 +146,7 @@ class Engine:
         if parts.settings.workers > 0:
             await self.worker.drain(graceful=graceful, timeout=timeout)
             await self._flush()
+            log.info("worker %s stopped", parts.settings.worker_id)
             parts.emit("worker.stopped", worker=parts.settings.worker_id)
         # A store's driver may take a cancellation for an error of its own, and the part goes on:
         # it is sent until all have ended.

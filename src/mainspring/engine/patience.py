@@ -14,13 +14,41 @@ from mainspring.durations import humanize
 from mainspring.errors import StoreUnavailable
 from mainspring.events import Event, Events
 
-__all__ = ["Patience"]
+__all__ = ["OPERATIONS", "Patience", "reason_of"]
 
 log = logging.getLogger("mainspring")
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
+
+
+OPERATIONS = {
+    "claim": "claiming runs",
+    "commit": "recording outcomes of runs",
+    "elect": "electing the leader",
+    "fire": "firing schedules",
+    "get": "reading runs",
+    "jobs": "reading jobs",
+    "next due": "looking for the next due run",
+    "prune": "deleting old runs",
+    "renew": "renewing leases",
+    "rescue": "looking for lapsed leases",
+    "unblock": "looking for waiting runs",
+    "wait": "waiting for changes",
+}
+"""The engine's calls to the store, in words."""
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in words, also one that has none of its own."""
+    try:
+        text = str(error).strip()
+    except Exception:  # an error whose text cannot be made
+        text = ""
+    if isinstance(error, TimeoutError) and not text:
+        return "it did not answer in time"
+    return text or type(error).__name__
 
 
 class Patience:
@@ -81,9 +109,9 @@ class Patience:
         self._since = self._clock.monotonic()
         expected = isinstance(error, StoreUnavailable | TimeoutError)
         log.warning(
-            "the store failed (%s: %s); trying again until it answers",
-            what,
-            error or type(error).__name__,
+            "the store failed at %s: %s; this is tried again until it succeeds",
+            OPERATIONS.get(what, what),
+            reason_of(error),
             exc_info=not expected,
         )
         self._events.emit(Event("scheduler.error", self._time.now(), error=error))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from types import TracebackType
 
-__all__ = ["trace_of"]
+__all__ = ["trace_of", "without_engine_frames"]
 
 _HERE = str(Path(__file__).parent)
 _HANDLERS = str(Path(__file__).parent.parent / "handlers.py")
@@ -13,11 +14,16 @@ _HANDLERS = str(Path(__file__).parent.parent / "handlers.py")
 
 def trace_of(error: BaseException, most: int) -> str:
     """The newest `most` characters of a traceback, without the frames that led to the handler."""
+    shown = without_engine_frames(error)
+    return "".join(traceback.format_exception(type(error), error, shown))[-most:]
+
+
+def without_engine_frames(error: BaseException) -> TracebackType | None:
+    """The traceback from the handler's first frame on; all of it where it has no such frame."""
     frames = error.__traceback__
     while frames is not None and _ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    shown = frames or error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, shown))[-most:]
+    return frames or error.__traceback__
 
 
 def _ours(name: str) -> bool:
