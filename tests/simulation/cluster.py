@@ -25,6 +25,7 @@ class Bad:
     def __init__(self, rng: random.Random, span: float, slowest: float) -> None:
         self.on = True
         self.booting = True
+        self.forget: Callable[[], None] = lambda: None
         self._rng = rng
         calm = rng.random() < 0.15
         outages = []
@@ -48,6 +49,8 @@ class Bad:
         if not self.on:
             return Injection()
         drawn = self._plan.inject(method)
+        if method == "jobs" and self._rng.random() < 0.3:
+            self.forget()
         if self.booting and self._rng.random() < 0.9:
             return Injection(delay=drawn.delay)  # a start is many calls, and all must succeed
         return drawn
@@ -110,6 +113,7 @@ class Node:
         )
         self.author = name
         self.scheduler: Scheduler | None = None
+        self.bad.forget = self._forget_jobs
         self._monitor = monitor
         self._rng = rng
         self._register = register
@@ -176,6 +180,14 @@ class Node:
         self._monitor.note(author, "started")
         self.bad.booting = False
         self.scheduler = scheduler
+
+    def _forget_jobs(self) -> None:
+        """While it reads jobs, all that it knows of others is gone: as after edits in the same
+        process, or when it has known too many."""
+        if self.scheduler is not None and self.scheduler._engine is not None:
+            book = self.scheduler._engine._parts.jobs
+            for job_id in list(book._known):
+                book.forget(job_id)
 
     def _heard(self, event: Event) -> None:
         if not isinstance(event.error, StoreUnavailable | TimeoutError):

@@ -35,6 +35,7 @@ INVARIANTS = {
     "completion": "a run succeeds only by a handler that returned under the same token",
     "attempts": "an attempt counts if its handler began, and only then; retries are bounded",
     "cancel": "a cancel that was accepted ends the run as cancelled, whatever its handler does",
+    "removed": "a run is ended as its job's removal demands only where the job is gone",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
     "slots": "every slot of a schedule is accounted for by exactly one record",
@@ -290,9 +291,16 @@ class Monitor:
                 self.fail("rescue", f"{author} rescued {run.id} with a valid lease")
         elif not mine:
             self.fail("fence", f"{author} ended {run.id}, held by {old.worker}, as {run.state}")
+        if run.reason == "job removed" and self._has_job(run):
+            self.fail("removed", f"{run.id} was cancelled, but its job {run.job_id} is there")
         if old.cancel_requested and run.state is not State.CANCELLED:
             self.fail("cancel", f"{run.id} was to be cancelled and is {run.state}")
         self._check_verdict(old, run, outcome)
+
+    def _has_job(self, run: Run) -> bool:
+        """Whether the job that made a run is there: not another one that took its id since."""
+        job = self.store._jobs.get(run.job_id)
+        return job is not None and job.created_at <= run.created_at
 
     def _check_verdict(self, old: Run, run: Run, outcome: Outcome | None) -> None:
         key = (run.id, run.token)

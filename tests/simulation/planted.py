@@ -24,13 +24,14 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.leases import Leases
+from mainspring.engine.parts import JobBook
 from mainspring.engine.patience import Patience
 from mainspring.engine.transactions import Transacting
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
-from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
+from mainspring.store import Added, Claim, Fired, Firing, Held, JobQuery, RunQuery
 from mainspring.stores.memory import MemoryStore, values
 from mainspring.stores.memory import store as memory
 from tests.simulation.monitor import Proxy
@@ -355,12 +356,26 @@ def _aborted_without_fence() -> Patches:
     return [patch.object(states, "aborted", aborted)]
 
 
+def _forgotten_is_removed() -> Patches:
+    async def get(self: JobBook, ids: Any, newest: Any = ()) -> dict[str, Any]:
+        now, wanted = self._clock.monotonic(), set(ids)
+        stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.FRESH}
+        stale.update(newest)
+        if stale:
+            page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
+            self._known.update((job.id, (now, job)) for job in page.items)
+        known = {i: self._known[i][1] for i in wanted if i in self._known}
+        return {i: known.get(i) for i in wanted}
+
+    return [patch.object(JobBook, "get", get)]
+
+
 def _bugs() -> Iterator[Planted]:
     def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
         return Planted(name, story, frozenset(caught_by), **how)
 
-    yield bug("no fence", "a commit ignores what it expects", "fence", "finished", "cancel",
-              "attempts", "rescue", make_store=NoFence)  # fmt: skip
+    yield bug("no fence", "a commit ignores what it expects", "fence", "finished",
+              "completion", "cancel", "attempts", "rescue", make_store=NoFence)  # fmt: skip
     yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
     yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
               make_store=CountThenClaim)  # fmt: skip
@@ -403,6 +418,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
     yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
               patches=_overlap_unseen)  # fmt: skip
+    yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
+              " removed", "removed", "at most once", patches=_forgotten_is_removed)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
               make_store=EffectFirst)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",

@@ -141,7 +141,7 @@ class Control:
         """Those of the runs whose job was removed: tried again, they would only be cancelled."""
         ids = {run.job_id for run in runs}
         jobs = await self._parts.jobs.get(ids, newest=ids)
-        return {run.id for run in runs if is_orphan(run, jobs.get(run.job_id))}
+        return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
 
     async def run(self, run_id: str) -> Run:
         return await self._awaited.look(run_id)

@@ -202,7 +202,8 @@ class Keeper:
         jobs = await self._parts.jobs.get({run.job_id for run in page.items})
         changes = []
         for run in page.items:
-            job = jobs.get(run.job_id)
+            job = jobs[run.job_id]
+            # A removed job's run becomes pending, and is cancelled when it is claimed.
             delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
             changes.append(states.rescued(run, now, delivery))
         for run in await self._committed(page.items, changes):

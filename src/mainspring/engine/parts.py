@@ -59,41 +59,51 @@ class Parts:
 
 
 class JobBook:
-    """Job definitions as they were at most a second ago.
+    """Job definitions, as the store had them at most a second ago.
 
-    Policies are read from here for every run; what must be exact (limits, overlap, versions)
-    is decided inside the store instead.
+    The engine reads the policy of each run from here. What must be exact (limits, overlap,
+    versions) is decided inside the store instead.
     """
 
     FRESH = 1.0
+    MOST_KEPT = 10_000
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._known: dict[str, tuple[float, Job | None]] = {}
+        self._known: dict[str, tuple[float, Job]] = {}
         self._followers: tuple[float, list[Job]] | None = None
+        self._edits = 0
 
     async def get(self, ids: Iterable[str], newest: Iterable[str] = ()) -> dict[str, Job | None]:
-        """These jobs; those of `newest` are read again, however fresh they are. That one is not
-        there is never taken from memory: made since, its first runs would be ended for it."""
+        """One entry for each id: the job, or None if the store was read just now and has none.
+
+        Jobs of `newest` are read again, however fresh they are. The answer is built from what
+        this call has read or found fresh: `forget` may empty the memory while the read is on its
+        way, and a run must never be ended because its job was merely forgotten here.
+        """
         now = self._clock.monotonic()
-        wanted = set(ids)
-        stale = {
-            job_id
-            for job_id in wanted
-            if job_id not in self._known
-            or now - self._known[job_id][0] > self.FRESH
-            or self._known[job_id][1] is None
-        }
-        stale.update(newest)
+        answer: dict[str, Job | None] = {}
+        stale = set(newest)
+        for job_id in set(ids) - stale:
+            read_at, job = self._known.get(job_id, (now, None))
+            if job is None or now - read_at > self.FRESH:
+                stale.add(job_id)
+            else:
+                answer[job_id] = job
         if stale:
+            edits = self._edits
             page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
             found = {job.id: job for job in page.items}
-            if len(self._known) > 10_000:
-                self._known.clear()
-            for job_id in stale:
-                self._known[job_id] = (now, found.get(job_id))
-        return {job_id: self._known[job_id][1] for job_id in wanted if job_id in self._known}
+            answer.update((job_id, found.get(job_id)) for job_id in stale)
+            if edits == self._edits:  # otherwise these may be older than the edit
+                self._remember(found.values(), now)
+        return answer
+
+    def _remember(self, jobs: Iterable[Job], read_at: float) -> None:
+        if len(self._known) > self.MOST_KEPT:
+            self._known.clear()
+        self._known.update((job.id, (read_at, job)) for job in jobs)
 
     async def followers(self) -> list[Job]:
         """The jobs that come after others."""
@@ -101,14 +111,19 @@ class JobBook:
         if self._followers is None or now - self._followers[0] > self.FRESH:
             found: list[Job] = []
             cursor = None
+            edits = self._edits
             while True:
                 page = await self._store.jobs(JobQuery(follows=True, limit=1000, cursor=cursor))
                 found += page.items
                 if (cursor := page.cursor) is None:
                     break
+            if edits != self._edits:
+                return found
             self._followers = (now, found)
         return self._followers[1]
 
     def forget(self, job_id: str) -> None:
+        """A job was changed by this process: its next reader goes to the store."""
+        self._edits += 1
         self._known.pop(job_id, None)
         self._followers = None

@@ -195,7 +195,7 @@ class Worker:
         )
         results = await self._upstream_results(runs)
         for run in runs:
-            job = jobs.get(run.job_id)
+            job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # gone, or another took its id since
                 now = self._parts.time.now()
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))

@@ -1,0 +1,137 @@
+"""What a worker remembers of jobs, and what it may conclude from having forgotten one."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import Scheduler, State
+from mainspring.engine.parts import JobBook
+from mainspring.model import Job, Page
+from mainspring.store import Claim, JobQuery
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
+
+
+class SlowJobReads:
+    """Answers about jobs take a second, so that an edit falls between question and answer."""
+
+    on = False
+
+    def inject(self, method: str) -> Injection:
+        return Injection(delay=1.0) if self.on and method == "jobs" else Injection()
+
+
+class ForgottenMeanwhile(MemoryStore):
+    """Whenever a worker reads jobs by their ids, it is made to forget one that it knows."""
+
+    book: JobBook | None = None
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        if query.ids is not None and self.book is not None:
+            self.book.forget("work")
+        return await super().jobs(query)
+
+
+def test_an_edit_in_the_same_process_never_cancels_a_run_of_a_live_job() -> None:
+    async def main() -> None:
+        slow = SlowJobReads()
+        store: Any = FaultyStore(MemoryStore(VirtualClock()), slow)
+        scheduler = Scheduler(store, inline=True, clock=VirtualClock())
+
+        @scheduler.job()
+        async def work() -> None: ...
+
+        @scheduler.job()
+        async def other() -> None: ...
+
+        async with scheduler:
+            for edit in (scheduler.pause_job, scheduler.resume_job):
+                due = (await store.now()) + timedelta(seconds=3)
+                runs = [await scheduler.enqueue("other", at=due)]
+                await asyncio.sleep(2.5)
+                runs.append(await scheduler.enqueue("work", at=due))  # the job is remembered
+                slow.on = True
+                await asyncio.sleep(1)  # both are claimed, and the other's job is being read
+                slow.on = False
+                await edit("work")
+                for run in runs:
+                    ended = await scheduler.wait(run.id, 60)
+                    assert (ended.state, ended.reason) == (State.SUCCEEDED, None)
+
+    run_virtual(main)
+
+
+def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> None:
+    async def main() -> None:
+        store = ForgottenMeanwhile(VirtualClock())
+        scheduler = Scheduler(store, inline=True, clock=VirtualClock(), queues=["another"])
+
+        @scheduler.job(delivery="at_most_once")
+        async def work() -> None: ...
+
+        @scheduler.job()
+        async def other() -> None: ...
+
+        async with scheduler:
+            assert scheduler._engine is not None
+            book = scheduler._engine._parts.jobs
+            run = await scheduler.enqueue("work")
+            also = await scheduler.enqueue("other")
+            handlers, lease = frozenset({run.handler, also.handler}), timedelta(seconds=3)
+            claim = Claim(worker="dead", handlers=handlers, limit=2, lease=lease)
+            assert len(await store.claim(claim)) == 2
+            for _ in range(50):
+                store.book = None
+                await book.get(["work"])
+                store.book = book
+                await asyncio.sleep(0.2)
+            ended = await scheduler.get_run(run.id)
+            assert (ended.state, ended.reason) == (State.FAILED, "lost")
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100])
+def test_more_jobs_than_are_remembered_are_still_all_found(kept: int) -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with Scheduler(store, inline=True, clock=VirtualClock(), workers=0) as desk:
+            desk.job(id="handler")(lambda: None)
+            for number in range(8):
+                await desk.add_job(f"job{number}", handler="handler")
+        book = JobBook(store, VirtualClock())
+        book.MOST_KEPT = kept
+        for start in range(8):
+            wanted = {f"job{(start + n) % 8}" for n in range(3)} | {"nobody"}
+            found = await book.get(wanted)
+            assert found.keys() == wanted
+            assert {job_id for job_id, job in found.items() if job is None} == {"nobody"}
+
+    run_virtual(main)
+
+
+def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
+    async def main() -> None:
+        slow = SlowJobReads()
+        memory = MemoryStore(VirtualClock())
+        store: Any = FaultyStore(memory, slow)
+        async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as desk:
+            desk.job(id="handler")(lambda: None)
+            await desk.add_job("job", handler="handler", priority=1)
+            book = JobBook(store, VirtualClock())
+            slow.on = True
+            reading = asyncio.ensure_future(book.get(["job"]))
+            await asyncio.sleep(0.5)
+            book.forget("job")
+            await reading
+            slow.on = False
+            await desk.update_job("job", priority=2)
+            job = (await book.get(["job"]))["job"]
+            assert job is not None
+            assert job.policy.priority == 2
+
+    run_virtual(main)
