@@ -28,6 +28,7 @@
     │   └── AddressRefused               it lies at an address that webhooks may not call
     └── StoreError
         ├── StoreUnavailable             away for now: worth another try
+        │   └── StoreFileChanged           its file was deleted, moved or replaced while in use
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
         └── StoreTooNew                  written by a newer Mainspring
 
@@ -68,6 +69,7 @@ __all__ = [
     "Snooze",
     "StoreDamaged",
     "StoreError",
+    "StoreFileChanged",
     "StoreTooNew",
     "StoreUnavailable",
     "TransactionAborted",
@@ -205,6 +207,11 @@ class StoreError(MainspringError):
 
 class StoreUnavailable(StoreError):
     """The store is away for now: the engine backs off and tries again."""
+
+
+class StoreFileChanged(StoreUnavailable):
+    """The SQLite file was deleted, moved or replaced while it was in use. Nothing is written until
+    the same file is back in its place."""
 
 
 class StoreDamaged(StoreError):

@@ -148,7 +148,7 @@ async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
 @pytest.fixture
 def database(tmp_path: Path) -> sqlite3.Connection:
     path = tmp_path / "jobs.db"
-    connection = schema.connect(path)
+    connection = schema.connect(path, create=True)
     schema.migrate(connection, path, TurnLock(tmp_path / "lock", 1))
     return connection
 

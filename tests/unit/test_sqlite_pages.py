@@ -21,7 +21,7 @@ LAST = JOBS - LIMIT
 
 
 def filled(path: Path, count: int) -> sqlite3.Connection:
-    connection = schema.connect(path)
+    connection = schema.connect(path, create=True)
     schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
     row = job_row(a_job("job"))
     columns = ", ".join(row)

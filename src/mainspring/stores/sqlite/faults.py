@@ -22,7 +22,6 @@ _AWAY = {
     sqlite3.SQLITE_NOMEM: "could not be used: out of memory",
     sqlite3.SQLITE_PROTOCOL: "is locked by another program; it will be tried again",
 }
-_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def translated(error: BaseException, path: Path) -> BaseException:
@@ -32,7 +31,10 @@ def translated(error: BaseException, path: Path) -> BaseException:
     code = _code(error)
     if code in _AWAY:
         return _caused(StoreUnavailable(f"{path} {_AWAY[code]} ({error})"), error)
-    if code in _BROKEN:
+    if code == sqlite3.SQLITE_NOTADB:
+        what = f"{path} is no SQLite database ({error}). Name another file"
+        return _caused(StoreDamaged(what), error)
+    if code == sqlite3.SQLITE_CORRUPT:
         advice = "Restore it from a backup, or name another file"
         return _caused(StoreDamaged(f"{path} is damaged ({error}). {advice}"), error)
     return _caused(StoreError(f"{path}: {error}"), error)

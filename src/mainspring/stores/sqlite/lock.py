@@ -9,6 +9,7 @@ missing, SQLite's busy handler is all there is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -22,6 +23,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["TurnLock"]
+
+_NOTE_SIZE = 64
 
 
 class TurnLock:
@@ -43,6 +46,16 @@ class TurnLock:
         elif self._fd is not None:
             os.close(self._fd)
         self._fd = self._queued = None
+
+    def read_note(self) -> bytes:
+        """A few bytes that the processes share in the file."""
+        return b"" if self._fd is None else os.pread(self._fd, _NOTE_SIZE, 0)
+
+    def write_note(self, note: bytes) -> None:
+        """While the lock is held. What does not fit on the disk is left out."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, note.ljust(_NOTE_SIZE), 0)
 
     def __enter__(self) -> None:
         if self._fd is None:

@@ -10,8 +10,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mainspring.errors import StoreFileChanged
 from mainspring.stores.sqlite.faults import translated
-from mainspring.stores.sqlite.schema import connect
+from mainspring.stores.sqlite.file_identity import FileIdentity
+from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.threads import Mailbox, Work, deliver
 
 __all__ = ["Reader"]
@@ -22,8 +24,9 @@ T = TypeVar("T")
 class Reader:
     """Starts its thread with the first read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: FileIdentity) -> None:
         self._path = path
+        self._identity = identity
         self._mailbox = Mailbox()
         self._started = False
         self._guard = threading.Lock()
@@ -57,19 +60,27 @@ class Reader:
         while not self._mailbox.finished:
             for work in self._mailbox.take(1, None):
                 try:
+                    self._identity.check()
                     connection = connection or connect(self._path)
-                    deliver([(work, _snapshot(connection, work), None)])
+                    result = self._snapshot(connection, work)
+                    self._identity.check()
+                    deliver([(work, result, None)])
+                except StoreFileChanged as error:
+                    if connection is not None:
+                        connection.close()  # it may have opened a file that we must not read
+                        connection = None
+                    deliver([(work, None, error)])
                 except BaseException as error:
                     deliver([(work, None, translated(error, self._path))])
         if connection is not None:
             connection.close()
         self.ended.set_result(None)
 
-
-def _snapshot(connection: sqlite3.Connection, work: Work) -> Any:
-    connection.execute("BEGIN")
-    try:
-        return work.run(connection, *work.items)
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+    def _snapshot(self, connection: sqlite3.Connection, work: Work) -> Any:
+        connection.execute("BEGIN")
+        try:
+            check_version(connection, self._path)
+            return work.run(connection, *work.items)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")

@@ -22,6 +22,7 @@ __all__ = [
     "BUSY_SECONDS",
     "MIGRATIONS",
     "check_file",
+    "check_version",
     "connect",
     "exists",
     "migrate",
@@ -153,21 +154,16 @@ def check_file(path: Path) -> None:
         raise StoreError(f"{path} is a folder; name a file in it, as {path / 'mainspring.db'}")
     if not path.parent.is_dir():
         raise StoreError(f"{path}: the folder {path.parent} does not exist; make it first")
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-    except FileNotFoundError:
+    # The file is not opened here: closing it again would drop the locks that another store in
+    # this process has on it (POSIX locks belong to the process, not to the descriptor).
+    if not path.exists():
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise StoreError(
                 f"{path} cannot be made: the folder {path.parent} may not be written to"
-            ) from None
+            )
         return
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
-    if head and head != b"SQLite format 3\0":
-        raise StoreDamaged(
-            f"{path} is no SQLite database (it begins with {head[:8]!r}); name another file"
-        )
+    if not os.access(path, os.R_OK):
+        raise StoreError(f"{path} cannot be read: no permission")
     for what in (path, path.parent):
         if not os.access(what, os.W_OK):
             raise StoreError(f"{what} may not be written to; SQLite needs the file and its folder")
@@ -185,9 +181,14 @@ def exists(path: Path) -> bool:
         raise translated(error, path) from error
 
 
-def connect(path: Path, **options: Any) -> sqlite3.Connection:
+def connect(path: Path, *, create: bool = False, **options: Any) -> sqlite3.Connection:
     connection: sqlite3.Connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512, **options
+        f"{path.as_uri()}?mode={'rwc' if create else 'rw'}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        cached_statements=512,
+        **options,
     )
     # 16 MB of write-ahead log between checkpoints: fewer of them, and none is long.
     connection.executescript(
@@ -224,6 +225,23 @@ def migrate(connection: sqlite3.Connection, path: Path, lock: TurnLock) -> None:
             raise
 
 
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `StoreTooNew` where another program has migrated the file since it was opened."""
+    try:
+        row = connection.execute(_VERSION).fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        row = None
+    if row is None:
+        raise StoreDamaged(f"{path} no longer has Mainspring's tables. Restore it from a backup")
+    if row[0] > len(MIGRATIONS):
+        raise _too_new(path, row[0])
+
+
+_VERSION = "SELECT value FROM mainspring_meta WHERE name = 'version'"
+
+
 def _apply(connection: sqlite3.Connection, version: int) -> None:
     if _pragma(connection, "application_id") == 0 and _pragma(connection, "schema_version") == 0:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -248,16 +266,21 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         version = _pragma(connection, "user_version")
     else:
         known = "SELECT 1 FROM sqlite_schema WHERE name = 'mainspring_meta'"
-        read = "SELECT value FROM mainspring_meta WHERE name = 'version'"
         version = (
-            connection.execute(read).fetchone()[0] if connection.execute(known).fetchone() else 0
+            connection.execute(_VERSION).fetchone()[0]
+            if connection.execute(known).fetchone()
+            else 0
         )
     if version > len(MIGRATIONS):
-        raise StoreTooNew(
-            f"{path} was written by a newer Mainspring (schema {version}; this one knows up to"
-            f" {len(MIGRATIONS)}). Upgrade Mainspring, or name another file"
-        )
+        raise _too_new(path, version)
     return int(version)
+
+
+def _too_new(path: Path, version: int) -> StoreTooNew:
+    return StoreTooNew(
+        f"{path} was written by a newer Mainspring (schema {version}; this one knows up to"
+        f" {len(MIGRATIONS)}). Upgrade Mainspring and restart, or name another file"
+    )
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

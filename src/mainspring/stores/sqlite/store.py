@@ -73,7 +73,9 @@ class SqliteStore:
         writer = Writer(path, self._clock)
         writer.start()
         await asyncio.wrap_future(writer.opened)
-        self._session = _Session(writer, Reader(path), Reader(path), os.getpid())
+        self._session = _Session(
+            writer, Reader(path, writer.identity), Reader(path, writer.identity), os.getpid()
+        )
 
     async def close(self) -> None:
         session, self._session = self._session, None

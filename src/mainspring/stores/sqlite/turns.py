@@ -27,8 +27,9 @@ from mainspring.errors import InvalidState, TransactionAborted, TransactionExpir
 from mainspring.states import Change
 from mainspring.store import Held
 from mainspring.stores.sqlite import changes
+from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.rows import to_us
-from mainspring.stores.sqlite.schema import connect
+from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.transaction import Transaction
 
 __all__ = ["Turn", "take_turn"]
@@ -91,12 +92,14 @@ class Turn:
         return future.result() if self._blocking else await asyncio.wrap_future(future)
 
 
-def take_turn(turn: Turn, path: Path, clock: Clock) -> bool:
+def take_turn(turn: Turn, path: Path, clock: Clock, identity: FileIdentity) -> bool:
     """In the writer's thread, under the file's lock: whether the transaction was committed."""
     connection = connect(path, factory=HandlerConnection, check_same_thread=False)
     assert isinstance(connection, HandlerConnection)
     try:
         connection.begin()
+        identity.check()  # this connection has opened the path anew
+        check_version(connection, path)
         if connection.execute(_MINE, (turn.held.id, turn.held.token)).fetchone() is None:
             raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
         turn.begun.set_result(connection)
@@ -108,6 +111,7 @@ def take_turn(turn: Turn, path: Path, clock: Clock) -> bool:
         [done] = changes.commit(Transaction(connection, time, to_us(time)), [completion])
         if done:
             connection.execute("COMMIT")
+            identity.check()
         return done
     finally:
         connection.end()

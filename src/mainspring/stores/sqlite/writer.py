@@ -28,9 +28,16 @@ from mainspring.stores.sqlite import firing, writes
 from mainspring.stores.sqlite.ballast import Ballast
 from mainspring.stores.sqlite.claims import next_runs
 from mainspring.stores.sqlite.faults import is_full, translated
+from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.lock import TurnLock
 from mainspring.stores.sqlite.rows import to_us
-from mainspring.stores.sqlite.schema import BUSY_SECONDS, check_file, connect, migrate
+from mainspring.stores.sqlite.schema import (
+    BUSY_SECONDS,
+    check_file,
+    check_version,
+    connect,
+    migrate,
+)
 from mainspring.stores.sqlite.threads import CLOSED, Bell, Mailbox, Work, deliver
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.turns import Turn, take_turn
@@ -56,6 +63,7 @@ class Writer:
         self._clock = clock
         self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS)
         self._ballast = Ballast(path.with_name(path.name + "-ballast"))
+        self.identity = FileIdentity(path, clock, self._lock)
         self._turns: deque[Turn] = deque()
         self.mailbox = Mailbox()
         self.bell = Bell(self.mailbox.nudge)
@@ -100,9 +108,11 @@ class Writer:
     def _open(self) -> sqlite3.Connection:
         check_file(self._path)
         self._lock.open()
-        connection = connect(self._path)
+        connection = connect(self._path, create=True)
         try:
             migrate(connection, self._path, self._lock)
+            with self._lock:
+                self.identity.remember(connection)
         except BaseException:
             connection.close()
             raise
@@ -133,7 +143,8 @@ class Writer:
             return
         try:
             with self._lock:
-                done = take_turn(turn, self._path, self._clock)
+                self.identity.check_content(self._connection)
+                done = take_turn(turn, self._path, self._clock, self.identity)
         except BaseException as error:  # the handler's side must not hang
             turn.fail(translated(error, self._path))
             return
@@ -142,6 +153,7 @@ class Writer:
             self.bell.ring()
 
     def _outcomes(self, group: list[Work]) -> list[Outcome]:
+        self.identity.check()
         if self._ballast.aboard():
             return self._attempted(group)
         return self._without_growth(group)
@@ -180,8 +192,11 @@ class Writer:
 
     def _transact(self, group: list[Work]) -> list[Any]:
         with self._lock:
+            self.identity.check_content(self._connection)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                check_version(self._connection, self._path)
+                self.identity.step(self._connection)
                 time = self._clock.now()
                 results = list(_run(Transaction(self._connection, time, to_us(time)), group))
                 self._connection.execute("COMMIT")
@@ -189,6 +204,8 @@ class Writer:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            # A commit to files that nobody sees is not acknowledged.
+            self.identity.check_content(self._connection)
         return results
 
     def _others_wrote(self) -> bool:

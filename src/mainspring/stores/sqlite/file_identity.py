@@ -1,0 +1,195 @@
+"""Notices when the database is deleted, moved, replaced or overwritten while it is in use.
+
+SQLite keeps its files open, so after `rm jobs.db` or `mv other.db jobs.db` it goes on writing to
+files that nobody else can see, and reports success. Therefore every read and every commit is
+checked against the path before its answer is given: the path must still lead to the same files.
+
+A file can also be overwritten in place (`cp backup.db jobs.db`): its inode stays the same. For that
+the writer keeps a stamp in the database, a random identity and a number that grows, at most one
+step a second. When the file's size or time of change is new, the stamp is read from the file
+itself. Checkpoints can only move the number forward; a copy of a backup takes it back, or has
+another identity. The newest stamp that any process has seen in the file is noted in the lock file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainspring.clock import Clock
+from mainspring.errors import StoreDamaged, StoreFileChanged
+from mainspring.stores.sqlite.lock import TurnLock
+
+__all__ = ["FileIdentity"]
+
+_FilesById = tuple[tuple[int, int], ...]
+
+_READ = "SELECT value FROM mainspring_meta WHERE name = 'stamp'"
+_WRITE = "INSERT OR REPLACE INTO mainspring_meta VALUES ('stamp', ?)"
+_ROOT_PAGE = "SELECT rootpage FROM sqlite_schema WHERE name = 'mainspring_meta'"
+_STAMP = re.compile(rb"mainspring-stamp:([0-9a-f]{16}):(\d{16})")
+
+_STEP_SECONDS = 1.0
+_DOUBT_SECONDS = 10.0
+"""Another program's checkpoint may be half done when we look: we look again for so long."""
+
+_DESCRIPTORS = ("/proc/self/fd", "/dev/fd")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    identity: str
+    number: int
+
+    @classmethod
+    def found_in(cls, data: bytes) -> _Stamp | None:
+        match = _STAMP.search(data)
+        return None if match is None else cls(match[1].decode(), int(match[2]))
+
+    def follows(self, other: _Stamp | None) -> bool:
+        return other is None or (self.identity == other.identity and self.number >= other.number)
+
+    def __str__(self) -> str:
+        return f"mainspring-stamp:{self.identity}:{self.number:016d}"
+
+
+class FileIdentity:
+    """`check` may be called from any thread, the rest from the writer's, under the file's lock."""
+
+    def __init__(self, path: Path, clock: Clock, lock: TurnLock) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = lock
+        real = os.path.realpath(path)
+        self._paths = (str(path), f"{real}-wal", f"{real}-shm")
+        self._files: _FilesById = ()
+        self._written: tuple[int, int] | None = None
+        self._stamp: _Stamp | None = None
+        self._root_page = 0
+        self._stepped_at = float("-inf")
+        self._doubt_since: float | None = None
+        self._overwritten = False
+
+    def remember(self, connection: sqlite3.Connection) -> None:
+        """Take the files that the path leads to now for the ones that are open."""
+        self._files = tuple(_identity(path) for path in self._paths)
+        if self._stamp_in_file(connection) is None:
+            connection.execute("BEGIN IMMEDIATE")
+            self.step(connection)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint")
+        self._written = _written(self._path)
+        self._accept(self._stamp_in_file(connection))
+
+    def check(self) -> None:
+        """Raise `StoreFileChanged` unless the path still leads to the files that are open."""
+        if self._overwritten:
+            raise self._overwritten_error()
+        for path, known in zip(self._paths, self._files, strict=True):
+            try:
+                found = _identity(path)
+            except OSError as error:
+                raise self._changed(f"{path} was deleted or moved while it was in use") from error
+            if found != known:
+                raise self._changed(f"{path} was replaced by another file while it was in use")
+
+    def check_content(self, connection: sqlite3.Connection) -> None:
+        """Raise `StoreDamaged` if the file was overwritten in place since the last look."""
+        self.check()
+        written = _written(self._path)
+        if written == self._written:
+            return
+        found = self._stamp_in_file(connection)
+        if self._stamp is None or (found is not None and found.follows(self._newest_seen())):
+            self._written, self._doubt_since = written, None
+            self._accept(found)
+            return
+        now = self._clock.monotonic()
+        self._doubt_since = self._doubt_since or now
+        if now - self._doubt_since < _DOUBT_SECONDS:
+            raise StoreFileChanged(
+                f"{self._path} is being written to by another program; it will be tried again"
+            )
+        self._overwritten = True
+        raise self._overwritten_error()
+
+    def _accept(self, found: _Stamp | None) -> None:
+        self._stamp = found
+        if found is not None:
+            self._lock.write_note(str(found).encode())
+
+    def _newest_seen(self) -> _Stamp | None:
+        noted = _Stamp.found_in(self._lock.read_note())
+        return noted if noted is not None and noted.follows(self._stamp) else self._stamp
+
+    def step(self, connection: sqlite3.Connection) -> None:
+        """In a write transaction: advance the stamp, at most once a second."""
+        now = self._clock.monotonic()
+        if now - self._stepped_at < _STEP_SECONDS:
+            return
+        row = connection.execute(_READ).fetchone()
+        known = row and _Stamp.found_in(str(row[0]).encode())
+        stamp = _Stamp(known.identity, known.number + 1) if known else _new_stamp()
+        connection.execute(_WRITE, (str(stamp),))
+        self._stepped_at = now
+
+    def _stamp_in_file(self, connection: sqlite3.Connection) -> _Stamp | None:
+        """The stamp as it is in the file itself, behind the write-ahead log."""
+        (root_page,) = connection.execute(_ROOT_PAGE).fetchone() or (0,)
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        # A VACUUM moves the page, and the old place stays right until the next checkpoint.
+        pages = [page for page in {root_page, self._root_page} if page]
+        self._root_page = root_page
+        found = [_Stamp.found_in(self._pread((page - 1) * size, size)) for page in pages]
+        return max((stamp for stamp in found if stamp), key=lambda s: s.number, default=None)
+
+    def _pread(self, offset: int, size: int) -> bytes:
+        """Read through a descriptor that SQLite has open. One of our own would have to be closed
+        again, and closing any descriptor of a file drops this process's locks on it."""
+        for folder in _DESCRIPTORS:
+            with contextlib.suppress(OSError):
+                for name in os.listdir(folder):
+                    with contextlib.suppress(OSError, ValueError):
+                        number = int(name)
+                        if self._is_database(number):
+                            data = os.pread(number, size, offset)
+                            if self._is_database(number):
+                                return data
+        return b""
+
+    def _is_database(self, descriptor: int) -> bool:
+        stat = os.fstat(descriptor)
+        return (stat.st_dev, stat.st_ino) == self._files[0]
+
+    def _changed(self, what: str) -> StoreFileChanged:
+        return StoreFileChanged(
+            f"{what}. Nothing is written any more. Stop every program that uses {self._path}, put"
+            " the right file in its place, and start them again"
+        )
+
+    def _overwritten_error(self) -> StoreDamaged:
+        wal, shm = (os.path.basename(path) for path in self._paths[1:])
+        return StoreDamaged(
+            f"{self._path} was overwritten while it was in use (a backup copied over it?). Nothing"
+            " is written any more. Stop every program that uses it, delete"
+            f" {wal} and {shm}, copy the backup again, and start them"
+        )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino
+
+
+def _written(path: Path) -> tuple[int, int]:
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _new_stamp() -> _Stamp:
+    return _Stamp(secrets.token_hex(8), 1)
