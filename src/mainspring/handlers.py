@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
 
 __all__ = ["Handler", "Hooks", "Registry", "name_of"]
+
+log = logging.getLogger("mainspring")
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
@@ -119,7 +124,7 @@ class Registry:
 
     def add(self, handler: Handler) -> None:
         known = self._handlers.get(handler.name)
-        if known is not None and known.function is not handler.function:
+        if known is not None and not _replaces(handler.function, known.function):
             raise JobExists(
                 f"{handler.name!r} is taken by {_place(known.function)}; {_place(handler.function)}"
                 " needs another name: give it with id=…"
@@ -157,6 +162,34 @@ def _is_context(parameter: inspect.Parameter) -> bool:
 
 def _listed(names: set[str] | frozenset[str]) -> str:
     return ", ".join(sorted(map(str, names)))
+
+
+def _replaces(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
+    """Whether one function may take the other's place: it is the same, or the same definition of
+    the main module run once more, as in a notebook whose cell is run twice."""
+    if new is old:
+        return True
+    if getattr(new, "__module__", None) != "__main__" or _place(new) != _place(old):
+        return False
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    lines = [code.co_firstlineno for code in map(_code, (old, new)) if code is not None]
+    if script is not None and all(_file(one) == script for one in (old, new)):
+        log.warning(
+            "%s defines %s more than once (lines %s): the last definition is used",
+            script,
+            _place(new),
+            " and ".join(map(str, lines)),
+        )
+    return True
+
+
+def _code(function: Callable[..., Any]) -> CodeType | None:
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def _file(function: Callable[..., Any]) -> str | None:
+    code = _code(function)
+    return None if code is None else code.co_filename
 
 
 def _place(function: Callable[..., Any]) -> str:

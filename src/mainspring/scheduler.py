@@ -234,9 +234,23 @@ class Scheduler(Asking):
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
-    def run(self) -> None:
-        """Start, and work until SIGTERM or SIGINT; a second signal ends at once."""
-        asyncio.run(run_until_signal(self, started=lambda: announce(self, stops_on_signal=True)))
+    def run(self, *, drain_timeout: Span = "30s") -> None:
+        """Start, and work until SIGTERM or SIGINT. Then running work has `drain_timeout` to end,
+        and what is left is given back. A second signal ends the process at once."""
+        span = duration(drain_timeout, what="drain_timeout")
+        if _in_a_loop():
+            raise InvalidState(
+                "scheduler.run() runs an event loop, and one is running here already (a notebook,"
+                " or an async function): write `await scheduler.start()` and later `await"
+                " scheduler.stop()`, or `async with scheduler: …`"
+            )
+        asyncio.run(
+            run_until_signal(
+                self,
+                started=lambda: announce(self, stops_on_signal=True),
+                drain_timeout=span,
+            )
+        )
 
     def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
         """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
@@ -474,6 +488,14 @@ class Scheduler(Asking):
         if self._home is not None:
             self._home.close()
             self._home = None
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _options(given: dict[str, Any]) -> Options:

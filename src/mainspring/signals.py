@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,11 @@ async def run_until_signal(
     *,
     watch: Callable[[], Awaitable[None]] | None = None,
     started: Callable[[], None] | None = None,
+    drain_timeout: timedelta = timedelta(seconds=30),
 ) -> bool:
-    """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once, also
-    while a handler blocks the loop: what was running is rescued when its lease lapses.
+    """Run until SIGTERM or SIGINT, then drain for at most `drain_timeout`. A second signal ends the
+    process at once, also while a handler blocks the loop: what was running is rescued when its
+    lease lapses.
 
     `started` is called once the scheduler runs. `watch` goes on beside it; when it returns, the
     scheduler drains too. Gives whether a signal came, be it during that drain.
@@ -55,7 +58,7 @@ async def run_until_signal(
                 await _first(asked, watch)
                 log.info("stopping: waiting for running work (signal again to end at once)")
             finally:
-                await scheduler.stop()
+                await scheduler.stop(timeout=drain_timeout)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -12,7 +12,7 @@ import pytest
 from mainspring.cli.collector import YOUNG
 from tests.cli.conftest import Run, Start, until
 
-READY = "Press Ctrl+C to stop"
+READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
 
 
 def test_works_until_sigterm_and_lets_running_work_end(
@@ -72,6 +72,39 @@ def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> Non
     worker.says("stopping")
     worker.popen.send_signal(signal.SIGTERM)
     assert worker.ends() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "command", [["worker", "long:scheduler"], ["serve", "--app", "long:scheduler", "--port", "0"]]
+)
+def test_what_does_not_end_within_the_drain_timeout_is_given_back(
+    start: Start, run: Run, folder: Path, command: list[str]
+) -> None:
+    (folder / "long.py").write_text(
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from mainspring import Scheduler\n"
+        "scheduler = Scheduler('sqlite:///mainspring.db')\n"
+        "@scheduler.job()\n"
+        "async def sleep_long(began: str) -> None:\n"
+        "    Path(began).touch()\n"
+        "    await asyncio.sleep(600)\n"
+    )
+    worker = start(*command, "--drain-timeout", "100ms")
+    worker.says(READY)
+    began = folder / "began"
+    run_id = run("enqueue", "sleep_long", json.dumps({"began": str(began)})).out.strip()
+    until(began.exists)
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert run("runs", "show", run_id, "--json").json["state"] == "pending"
+
+
+def test_a_wrong_drain_timeout_is_refused(run: Run) -> None:
+    for words in (["worker", "app:scheduler"], ["serve"]):
+        refused = run(*words, "--drain-timeout", "soon")
+        assert refused.code == 2
+        assert "--drain-timeout 'soon' cannot be used" in refused.err
 
 
 def test_failures_are_logged(start: Start, run: Run) -> None:

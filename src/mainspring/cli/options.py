@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -23,6 +24,7 @@ __all__ = [
     "Where",
     "example",
     "finish",
+    "span_of",
 ]
 
 T = TypeVar("T")
@@ -69,6 +71,16 @@ RunArgument = Annotated[
 def example(*lines: str) -> str:
     """A help text's last lines. (A blank line is what Typer takes for a line's end.)"""
     return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
+
+
+def span_of(text: str, option: str) -> timedelta:
+    """A time as an option gives it: 90s, 5m; a bare number is seconds."""
+    from mainspring.durations import duration
+
+    try:
+        return duration(float(text), what=option)
+    except ValueError:
+        return duration(text, what=option)
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -7,12 +7,13 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.cli.failures import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, StoreOption, Where, example, finish
+from mainspring.cli.options import JsonOption, StoreOption, Where, example, finish, span_of
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -56,6 +57,15 @@ def serve(
             "--workers", help="Runs at once (env MAX_CONCURRENT_JOBS). Default: 10", min=0
         ),
     ] = None,
+    drain_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--drain-timeout",
+            metavar="TIME",
+            help="How long running work may take to end after the first signal, as in 90s or 5m"
+            " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
+        ),
+    ] = None,
     allow_private: Annotated[
         list[str] | None,
         typer.Option(
@@ -83,7 +93,12 @@ def serve(
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
-    settings = ServiceSettings.read(host=host, port=port, max_concurrent_jobs=workers)
+    settings = ServiceSettings.read(
+        host=host,
+        port=port,
+        max_concurrent_jobs=workers,
+        drain_timeout=None if drain_timeout is None else _milliseconds(drain_timeout),
+    )
     where = Where.of(store, app)
     scheduler = _scheduler(settings, where, allow_private or [])
     logs.set_up(verbose=verbose, quiet=quiet, as_json=json)
@@ -96,6 +111,10 @@ def serve(
             _greet(url, scheduler, as_json=json)
 
     finish(serving(scheduler, settings, first_key=_first_key(scheduler, where), greet=greet))
+
+
+def _milliseconds(drain_timeout: str) -> int:
+    return span_of(drain_timeout, "--drain-timeout") // timedelta(milliseconds=1)
 
 
 def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Scheduler:

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.cli.failures import BAD_INPUT, CommandError, Stopped
-from mainspring.cli.options import JsonOption, example, finish
+from mainspring.cli.options import JsonOption, example, finish, span_of
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -35,6 +36,7 @@ class Command:
     app: str
     queues: tuple[str, ...] | None
     workers: int | None
+    drain_timeout: timedelta
     verbose: bool
     quiet: bool
     as_json: bool
@@ -50,6 +52,7 @@ class Command:
             words += ["--queues", ",".join(self.queues)]
         if self.workers is not None:
             words += ["--workers", str(self.workers)]
+        words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
         flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
         words += [flag for flag, on in flags.items() if on]
         if self.supervisor is not None:
@@ -92,6 +95,14 @@ def worker(
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, help="So many processes, watched over.")
     ] = 1,
+    drain_timeout: Annotated[
+        str,
+        typer.Option(
+            "--drain-timeout",
+            metavar="TIME",
+            help="How long running work may take to end after the first signal, as in 90s or 5m.",
+        ),
+    ] = "30s",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
     json: JsonOption = False,
@@ -107,6 +118,7 @@ def worker(
         app=scheduler,
         queues=_names(queues),
         workers=workers,
+        drain_timeout=span_of(drain_timeout, "--drain-timeout"),
         verbose=verbose,
         quiet=quiet,
         as_json=json,
@@ -169,7 +181,7 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
                 return
             await asyncio.sleep(LOOK)
 
-    stopped = await run_until_signal(scheduler, watch=watch)
+    stopped = await run_until_signal(scheduler, watch=watch, drain_timeout=command.drain_timeout)
     return stuck and not stopped
 
 
