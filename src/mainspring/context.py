@@ -6,13 +6,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
 
+from mainspring import codec
 from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
 from mainspring.model import Job, Progress, Run
 
@@ -21,6 +22,7 @@ __all__ = [
     "MAX_LOG_BYTES",
     "TRANSACTING",
     "HandlerTransaction",
+    "ProcessResources",
     "RunContext",
     "Transact",
     "leave_detail",
@@ -163,6 +165,42 @@ class RunContext:
         if total is not None:
             total = _number(total)
         self.latest_progress = Progress(_number(done), total, str(message))
+
+
+class ProcessResources(Mapping[str, Any]):
+    """`ctx.resources` in a process of its own. What is JSON is there. Asking for anything else
+    raises `InvalidState` and says why, because a connection cannot be handed to a process."""
+
+    def __init__(self, values: Mapping[str, Any], withheld: Mapping[str, str]) -> None:
+        self._values = values
+        self._withheld = withheld
+
+    @staticmethod
+    def sendable(resources: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """The resources as JSON texts, and of the others why they have none."""
+        texts: dict[str, str] = {}
+        withheld: dict[str, str] = {}
+        for name, value in resources.items():
+            try:
+                texts[name] = codec.encode(value, what="value")
+            except InvalidPayload as error:
+                withheld[name] = str(error).partition(". ")[0]
+        return texts, withheld
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._withheld:
+            raise InvalidState(
+                f"the resource {name!r} cannot be handed to a process of its own"
+                f" ({self._withheld[name]}): make it in the handler or at the top of its module,"
+                ' or use isolation="thread"'
+            )
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting", default=None)

@@ -64,7 +64,7 @@ class Settings:
             lease=_lease(lease),
             poll=_poll(poll),
             retention=duration(retention, what="retention"),
-            leader_election=leader_election,
+            leader_election=_leader_election(leader_election),
             wait_for_store=duration(wait_for_store, what="wait_for_store"),
         )
 
@@ -95,6 +95,15 @@ class Settings:
 def _workers(given: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
         raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
+    return given
+
+
+def _leader_election(given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise InvalidInput(
+            f"leader_election is True or False, not {given!r}: the leader is elected in the"
+            " scheduler's own store, and no other service takes part"
+        )
     return given
 
 

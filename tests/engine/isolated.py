@@ -98,3 +98,7 @@ def snoozing(ctx: RunContext) -> bool:
 
 
 _snoozed = False
+
+
+def read_resources(ctx: RunContext, name: str) -> list[Any]:
+    return [sorted(ctx.resources), ctx.resources.get(name)]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from mainspring.codec import decode, encode
-from mainspring.context import MAX_LOG_BYTES, RunContext
+from mainspring.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.durations import duration
 from mainspring.engine.results import storable_result
 from mainspring.errors import GiveUp, MainspringError, Retry, Snooze
@@ -136,7 +136,9 @@ class _Context(RunContext):
 
     def __init__(self, order: Mapping[str, Any], channel: _Channel) -> None:
         run = Run(**order["run"], payload=decode(order["payload"]))
-        super().__init__(run, results=decode(order["results"]))
+        values = {name: decode(text) for name, text in order["resources"].items()}
+        resources = ProcessResources(values, order["withheld"])
+        super().__init__(run, resources, results=decode(order["results"]))
         self._channel = channel
         self._log = logging.Logger(f"mainspring.run.{self.job_id}", order["log_level"])
         self._log.addHandler(_Forward(self))

@@ -7,13 +7,15 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from mainspring import codec, states
+from mainspring.durations import duration
 from mainspring.engine.awaited import Awaited
-from mainspring.engine.firing import is_orphan, make_run, with_followers
+from mainspring.engine.firing import is_orphan, make_run, over_before, with_followers
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.order import refuse_disorder, upstream_of
 from mainspring.engine.parts import Parts
@@ -44,6 +46,8 @@ from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, RunQuery
 
 __all__ = ["Control"]
+
+log = logging.getLogger("mainspring")
 
 TRIES = 20
 """How often a compare-and-set is tried before somebody else's writes are said to be in the way."""
@@ -234,8 +238,30 @@ class Control:
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
             if await self._parts.store.put_job(job):
-                return self._changed(job, "job.updated" if stored else "job.created")
+                changed = self._changed(job, "job.updated" if stored else "job.created")
+                if stored is None or stored.schedule != job.schedule:
+                    await self._tell_over(changed, now)
+                return changed
         raise _contended(f"job {draft.id}")
+
+    async def _tell_over(self, job: Job, now: datetime) -> None:
+        """Where a job was defined after its last slot: it never runs by itself, so say that, and
+        leave a skipped run that answers why."""
+        if job.schedule is None or not job.enabled or job.next_run_at is not None:
+            return
+        missed = over_before(job, now)
+        if missed is None:
+            return
+        firing, gap = missed
+        log.warning(
+            "job %s will not run: its schedule was over (%s) when it was first stored; trigger it,"
+            " or give it another schedule",
+            job.id,
+            gap.last,
+        )
+        [fired] = await self._parts.store.fire([firing])
+        for run in fired.runs:
+            self._parts.emit("schedule.missed", run, **gap.data())
 
     async def edit(
         self, job_id: str, edit: Edit, *, operator: bool = False, seen: Job | None = None
@@ -398,7 +424,18 @@ def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
 def _fresh(draft: Job, now: datetime) -> Job:
     schedule = draft.schedule.bind(draft.id, now) if draft.schedule else None
     job = replace(draft, schedule=schedule, created_at=now, updated_at=now)
-    return replace(job, next_run_at=_upcoming(job, job.enabled, now))
+    return replace(job, next_run_at=_first_slot(job, now))
+
+
+def _first_slot(job: Job, now: datetime) -> datetime | None:
+    """The first slot of a new job. Where there is none, its last one may be so fresh that it still
+    runs: `at` a moment that passed while the program started."""
+    upcoming = _upcoming(job, job.enabled, now)
+    if upcoming is not None or job.schedule is None or not job.enabled:
+        return upcoming
+    last = job.schedule.previous(now)
+    fresh = last is not None and now - last <= duration(job.policy.misfire.grace)
+    return last if fresh else None
 
 
 def _merged(draft: Job, stored: Job, now: datetime) -> Job:

@@ -19,7 +19,7 @@ from mainspring.model import (
 from mainspring.policy import MisfireKind, Overlap
 from mainspring.store import Firing
 
-__all__ = ["Gap", "is_orphan", "make_run", "plan", "with_followers"]
+__all__ = ["Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
 
 MOST_COUNTED = 1000
 """A gap of more slots than this is said to be of at least so many: counting is not free."""
@@ -67,6 +67,16 @@ def plan(job: Job, now: datetime, followers: Iterable[Job] = ()) -> tuple[list[F
             firing = replace(firing, overlap=Overlap.QUEUE)  # "all" means all: one by one
         firings.append(firing)
     return firings, gap
+
+
+def over_before(job: Job, now: datetime) -> tuple[Firing, Gap] | None:
+    """What to record of a job whose schedule was over when it was stored: its last slot, missed."""
+    assert job.schedule is not None
+    last = job.schedule.previous(now + _INSTANT)
+    if last is None:
+        return None
+    gap = Gap(last, last, 1)
+    return _firing(job, job.version, (_gap_run(job, gap, now),), last, None, now), gap
 
 
 def make_run(

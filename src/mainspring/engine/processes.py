@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from mainspring.codec import encode
-from mainspring.context import RunContext
+from mainspring.context import ProcessResources, RunContext
 from mainspring.engine.child import framed, refuse_while_loading
 from mainspring.engine.process import Child, RemoteError, Reply
 from mainspring.errors import InvalidInput, NotStarted, ProcessDied
@@ -127,6 +127,7 @@ class ProcessPool:
         and lets CancelledError go on when that is gone.
         """
         refuse_while_loading()
+        resources, withheld = ProcessResources.sendable(context.resources if takes_context else {})
         order = framed(
             {
                 "target": asdict(target),
@@ -134,6 +135,8 @@ class ProcessPool:
                 "payload": encode(run.payload),
                 "arguments": encode(dict(arguments), what="arguments"),
                 "results": encode(dict(results or {}), what="results", limit=sys.maxsize),
+                "resources": resources,
+                "withheld": withheld,
                 "takes_context": takes_context,
                 "memory_limit": memory_limit,
                 "log_level": context.log.getEffectiveLevel(),
