@@ -10,7 +10,9 @@ from datetime import timedelta
 from itertools import pairwise
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.errors import StoreUnavailable
 from mainspring.model import Outcome, Run
+from mainspring.states import Change
 from mainspring.store import Held, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
@@ -65,6 +67,36 @@ async def test_a_run_whose_worker_died_is_rescued(make: Make, second_client: Sto
 
 async def _answer() -> int:
     return 42
+
+
+class _OneLocked(MemoryStore):
+    """A run that cannot be written, as while an open transaction has its document."""
+
+    locked = ""
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        if any(change.id == self.locked for change in changes):
+            raise StoreUnavailable("locked")
+        return await super().commit(changes)
+
+
+async def test_a_run_that_cannot_be_written_does_not_hold_up_the_rescue_of_others() -> None:
+    store = _OneLocked()
+    worker = Scheduler(store, lease="1s")
+    worker.job()(_answer)
+    heard = Heard(worker)
+    async with Scheduler(store, workers=0) as producer:
+        producer.job()(_answer)
+        runs = await producer.enqueue_many("_answer", [None] * 5)
+        assert len(await steal(store, "_answer", limit=5)) == 5
+    store.locked = runs[2].id
+    async with worker:
+        others = [await ended(worker, run) for run in runs if run.id != store.locked]
+        assert {run.state for run in others} == {State.SUCCEEDED}
+        assert len(heard.of("run.rescued")) == 4
+        assert (await worker.get_run(store.locked)).state is State.RUNNING
+        store.locked = ""
+        assert (await ended(worker, runs[2])).state is State.SUCCEEDED
 
 
 async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> None:

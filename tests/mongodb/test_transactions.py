@@ -278,7 +278,67 @@ def test_the_page_runs_as_it_stands(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.timeout(300)  # what a killed handler has locked stays so for a minute
+_KILLED = """
+import asyncio, sys
+from mainspring import RunContext, Scheduler
+from mainspring.stores.mongodb.transactions import MongoTransaction
+from tests.mongodb.test_transactions import define_send_and_steps
+
+async def stand_still(self):
+    print("locked", flush=True)
+    await asyncio.Event().wait()
+
+MongoTransaction._commit = stand_still
+scheduler = Scheduler(sys.argv[1], lease="3s", workers=10)
+define_send_and_steps(scheduler)
+scheduler.run()
+"""
+
+
+def define_send_and_steps(scheduler: Scheduler) -> None:
+    """A job that writes in a transaction, and one whose first attempt never ends."""
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "sent")
+
+    @scheduler.job()
+    async def step(ctx: RunContext) -> None:
+        if ctx.attempt == 1:
+            sys.stdout.write("began\n")
+            sys.stdout.flush()
+            await asyncio.Event().wait()
+
+
+async def test_a_worker_killed_in_its_transaction_holds_up_no_rescue(url: str) -> None:
+    """The server would keep the run's document locked for a minute, and with it every rescue that
+    is sent in one batch with its own."""
+    scheduler = Scheduler(url, lease="3s")
+    define_send_and_steps(scheduler)
+    async with Scheduler(url, workers=0) as producer:
+        define_send_and_steps(producer)
+        steps = await producer.enqueue_many("step", [None] * 4)
+        sent = await producer.enqueue("send")
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _KILLED, url, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert victim.stdout is not None
+        lines = [await victim.stdout.readline() for _ in range(5)]
+        assert sorted(lines) == [b"began\n"] * 4 + [b"locked\n"]
+    finally:
+        victim.kill()
+        await victim.wait()
+    heard = Heard(scheduler)
+    async with scheduler, asyncio.timeout(50):  # the server's own limit is 60 s, and more
+        ended = [await done(scheduler, run) for run in (sent, *steps)]
+        await heard.until("run.rescued", 5)
+    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 2)}
+    assert effects(url) == ["sent"]
+
+
+@pytest.mark.timeout(300)  # several kills, each followed by a lapse
 async def test_a_handler_killed_anywhere_leaves_one_effect(
     replica_set_url: str, database_name: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from mainspring import states
 from mainspring.engine.firing import Gap, plan
 from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
+from mainspring.errors import StoreError
 from mainspring.model import Job, Page, Run, State
 from mainspring.policy import Delivery
 from mainspring.states import Change
@@ -240,7 +241,7 @@ class Keeper:
         """Commit, and give the runs as they are now, of those that were still as seen."""
         if not changes:
             return []
-        done = await self._parts.store.commit(changes)
+        done = await self._commit(changes)
         after = [
             change.after(run) for run, change, kept in zip(runs, changes, done, strict=True) if kept
         ]
@@ -248,6 +249,29 @@ class Keeper:
             if run.finished:
                 self._finished(run.id)
         return after
+
+    async def _commit(self, changes: list[Change]) -> list[bool]:
+        """Commit the changes; where that fails, each by itself. One run that cannot be written (an
+        open transaction has it locked, say) must not hold up the others. Raises where none can."""
+        store = self._parts.store
+        try:
+            return await store.commit(changes)
+        except StoreError:
+            if len(changes) == 1:
+                raise
+        answers = await asyncio.gather(
+            *(store.commit([change]) for change in changes), return_exceptions=True
+        )
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        if len(failed) == len(changes) or not all(isinstance(e, StoreError) for e in failed):
+            raise failed[0]
+        done = []
+        for change, answer in zip(changes, answers, strict=True):
+            if isinstance(answer, BaseException):
+                log.warning("run %s cannot be written for now: %s", change.id, answer)
+                answer = [False]
+            done += answer
+        return done
 
     async def _prune(self) -> None:
         before = await self._parts.store.now() - self._parts.settings.retention

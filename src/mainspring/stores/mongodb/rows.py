@@ -12,6 +12,7 @@ A run's document has its fields under the names of `Run`, with these exceptions:
     nonce               which claim took it last
     fence, evicted      see limits.py
     intent              see reserved.py
+    transaction         see transactions.py
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from mainspring.stores.mongodb.crowd import Crowd
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.times import GivenTime, ServerTime
-from mainspring.stores.mongodb.transactions import Clients, MongoTransaction
+from mainspring.stores.mongodb.transactions import Clients, MongoTransaction, end_orphans
 from mainspring.stores.mongodb.wakeups import Bell
 from mainspring.stores.urls import without_password
 
@@ -169,9 +169,13 @@ class MongoStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
-            if query.lapsed:  # the keeper's look for what the dead have left
-                await firing.sweep(self._db)
-            return await reads.find(self._db, query)
+            if not query.lapsed:
+                return await reads.find(self._db, query)
+            await firing.sweep(self._db)  # the keeper's look for what the dead have left
+            page = await reads.find(self._db, query)
+            if page.items:
+                await end_orphans(self._db, [run.id for run in page.items])
+            return page
 
     async def counts(self, since: datetime | None = None) -> Counts:
         with translating():

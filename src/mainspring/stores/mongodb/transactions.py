@@ -1,10 +1,15 @@
 """A handler's transaction: a session of a client that lives where the handler runs.
 
-    fenced find  →  the handler's writes  →  fenced update of the run  →  commit
+    fenced write of the session  →  the handler's writes  →  fenced update of the run  →  commit
 
-The find settles the snapshot: whoever writes the run's document after it (a cancel, a rescue) makes
-the update fail, and everything with it. The update comes last, so that the document is locked for
-no longer than the commit takes.
+Whoever changes the run's document after the first step (a cancel, a rescue) makes the update fail,
+and everything with it. The update comes last, so that the document is locked for no longer than the
+commit takes.
+
+A worker that is killed in the middle leaves an open transaction, and MongoDB keeps what it has
+written locked for a minute, the run's own document too: a rescue would wait for it, and so would
+the handler's next attempt. So the run says which session its transaction belongs to, and who finds
+the lease lapsed ends that session first (`end_orphans`).
 
 The driver's async client belongs to one event loop, and handlers run on another than the store.
 So each of their loops gets a client of its own, at its first transaction, and plain handlers, in
@@ -17,13 +22,13 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from mainspring.errors import TransactionAborted
@@ -31,11 +36,11 @@ from mainspring.states import Change
 from mainspring.store import Held
 from mainspring.stores.mongodb.address import Address, driver_defaults
 from mainspring.stores.mongodb.changes import Written
-from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.database import BY_ID, Database, Document
 from mainspring.stores.mongodb.faults import translating
 from mainspring.stores.mongodb.rows import expecting
 
-__all__ = ["Clients", "MongoTransaction"]
+__all__ = ["Clients", "MongoTransaction", "end_orphans"]
 
 COMMITS = 3
 """How often a commit is sent whose answer does not come. The driver sends each twice."""
@@ -125,6 +130,7 @@ class MongoTransaction:
         client: Any = self._clients.plain() if self._blocking else self._clients.here()
         self._runs = self._clients.runs(client)
         self._session = client.start_session()
+        told = {"transaction": {"session": self._session.session_id, "token": self._held.token}}
         mine = {
             "_id": self._held.id,
             "state": "running",
@@ -132,6 +138,12 @@ class MongoTransaction:
             "cancel_requested": False,
         }
         with translating(), _aborting():
+            # In the session, so that the snapshot is no older than this write.
+            found = await _done(self._runs.update_one(mine, {"$set": told}, session=self._session))
+            if not found.matched_count:
+                raise TransactionAborted(
+                    "the run is no longer this worker's, or is to be cancelled"
+                )
             await _done(
                 self._session.start_transaction(
                     read_concern=ReadConcern("snapshot"),
@@ -139,9 +151,6 @@ class MongoTransaction:
                     read_preference=ReadPreference.PRIMARY,
                 )
             )
-            found = await _done(self._runs.find_one(mine, {"_id": 1}, session=self._session))
-        if found is None:
-            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
         return self._session
 
     async def commit(self, change: Change) -> bool:
@@ -179,6 +188,22 @@ class MongoTransaction:
                 unknown = error.has_error_label("UnknownTransactionCommitResult")
                 if not unknown or tries == COMMITS:
                     raise
+
+
+async def end_orphans(db: Database, ids: Sequence[str]) -> None:
+    """End the open transactions of these runs, whose leases have lapsed.
+
+    A user of the database may end sessions of its own. Where that fails (a worker has another
+    user), the server ends the transaction after a minute, and the rescue waits that long.
+    """
+    lapsed = {"_id": {"$in": list(ids)}, "state": "running", "transaction": {"$exists": True}}
+    shown = {"transaction": 1, "token": 1}
+    found = [run async for run in db.runs.find(lapsed, shown, hint=BY_ID)]
+    open_ones = [run["transaction"] for run in found if run["transaction"]["token"] == run["token"]]
+    if open_ones:
+        with contextlib.suppress(OperationFailure):
+            sessions = [one["session"] for one in open_ones]
+            await db.client.admin.command("killSessions", sessions)
 
 
 @contextlib.contextmanager
