@@ -91,6 +91,13 @@ class Asking:
 
     # How it stands
 
+    async def list_unreadable(self, limit: int = 100) -> tuple[list[Job], list[Run]]:
+        """Jobs and runs whose records this version cannot read (damaged, or written by a newer
+        version): up to `limit` of each, with `unreadable` saying why. They are set aside and left
+        as they are. All jobs are looked at, and of runs those set aside and the newest 1,000 of
+        each state."""
+        return await self._call(self._running().control.unreadable(page_limit(limit)))
+
     @property
     def is_leader(self) -> bool:
         return self._engine is not None and self._engine.keeper.leads

@@ -15,6 +15,7 @@
     │   ├── JobOwnedByCode               an edit of a job that code owns
     │   ├── CopyRefused                  a store that is in use, or holds something else
     │   ├── JobChanged                   an edit of a job that was edited meanwhile
+    │   ├── RecordUnreadable             a job or run that this version cannot read
     │   └── InvalidState                 the run is not in a state that allows this
     ├── NotStarted                     the scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
@@ -60,6 +61,7 @@ __all__ = [
     "NotFound",
     "NotStarted",
     "ProcessDied",
+    "RecordUnreadable",
     "RemoteFailure",
     "Retry",
     "RunCancelled",
@@ -157,6 +159,17 @@ class JobChanged(Conflict):
     def __init__(self, job_id: str) -> None:
         super().__init__(f"job {job_id!r} was changed since you read it: read it again")
         self.job_id = job_id
+
+
+class RecordUnreadable(Conflict):
+    """A job or run that is damaged, or that a newer version wrote. It is left as it is."""
+
+    def __init__(self, kind: str, id: str, why: str | None) -> None:
+        super().__init__(
+            f"{kind} {id!r} cannot be read ({why}). Upgrade this program if a newer version wrote"
+            " it; if it is damaged, restore it or remove it"
+        )
+        self.kind, self.id, self.why = kind, id, why
 
 
 class InvalidState(Conflict):

@@ -153,6 +153,9 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     after_any: bool = False
     attempts: tuple[Attempt, ...] = ()
     duplicate: bool = False
+    unreadable: str | None = None
+    """Why this version cannot read the record (it is damaged, or a newer version wrote it). Such
+    a run is set aside: it never starts, and what could not be read is empty here."""
 
     @property
     def duration(self) -> float | None:
@@ -203,7 +206,9 @@ class Webhook(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A stored definition: handler, payload, schedule and policy; of a webhook, its request.
 
-    `version` grows with every write and is what `put_job` compares.
+    `version` grows with every write and is what `put_job` compares. `unreadable` says why this
+    version cannot read the record, as for a run: such a job fires nothing and none of its runs
+    start until it can be read again.
     """
 
     id: str
@@ -222,6 +227,7 @@ class Job(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     webhook: Webhook | None = None
+    unreadable: str | None = None
 
     def definition(self) -> Job:
         """The job without what time and firing do to it: equal until somebody edits it."""

@@ -133,20 +133,15 @@ def cancelled(
     run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = (), detail: Any = None
 ) -> Change:
     """End a run that nobody holds, or that its own worker has stopped."""
-    running = run.state is State.RUNNING
-    attempts = run.attempts
-    if running:
-        attempts = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
-    return Change(
-        run.id,
-        {"state": run.state, "token": run.token},
-        {**_over(run, now, State.CANCELLED), "reason": reason, "attempts": attempts},
-    )
+    put = {**_over(run, now, State.CANCELLED), "reason": reason}
+    if run.state is State.RUNNING:
+        put["attempts"] = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
+    return Change(run.id, {"state": run.state, "token": run.token}, _known(run, put))
 
 
 def skipped(run: Run, now: datetime, reason: str) -> Change:
     """End a run that will not be tried, and keep why."""
-    over = {**_over(run, now, State.SKIPPED), "reason": reason}
+    over = _known(run, {**_over(run, now, State.SKIPPED), "reason": reason})
     if run.state is State.RUNNING:  # claimed, but too late to start
         return Change(run.id, _mine(run), {**over, **_unstarted(run)})
     return Change(run.id, {"state": run.state, "token": run.token}, over)
@@ -178,7 +173,7 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
         }
     else:
         end = _pending(run, run.run_at)
-    return Change(run.id, expect, {**end, "lapses": lapses, "attempts": attempts})
+    return Change(run.id, expect, _known(run, {**end, "lapses": lapses, "attempts": attempts}))
 
 
 def aborted(
@@ -260,6 +255,17 @@ def _over(run: Run, now: datetime, state: State) -> dict[str, Any]:
         "lease_until": None,
         "progress": run.progress,
     }
+
+
+def _known(run: Run, put: dict[str, Any]) -> dict[str, Any]:
+    """What may be written to the run: of one that cannot be read, the parts that hang on what
+    could not be read stay as they are."""
+    if run.unreadable is None:
+        return put
+    return {name: value for name, value in put.items() if name not in _FROM_THE_RECORD}
+
+
+_FROM_THE_RECORD = frozenset({"attempts", "progress", "started_at", "run_at", "lapses"})
 
 
 def _pending(run: Run, run_at: datetime) -> dict[str, Any]:

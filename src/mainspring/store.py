@@ -8,6 +8,10 @@ Rules for every store, checked by `mainspring.testing.StoreConformance`:
 4. Hints wake, polling guarantees.
 5. Batch is the only shape: one item is a list of one.
 
+6. A record that cannot be read (damaged, or written by a newer version) never stops others. It is
+   given with `unreadable` set and with what could be read of it; `claim` never gives it. Nothing
+   of it is overwritten or deleted.
+
 A method either does what it says, or raises `StoreError` (and may then have done it or not:
 everything here may be sent again). `StoreUnavailable` means "worth another try".
 """
@@ -109,6 +113,9 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     """Newest first. `lapsed`: running with a lease that is over by the store's clock.
     `failing`: with a failed attempt since they were last made or revived, in whatever state.
     `tried`: with an attempt, over or under way.
+    `set_aside`: pending, and passed over by claims because they could not be read; those that
+    can be read again by now are given too, and may be claimed from now on.
+    `upstream`: waiting runs that come after any of these runs.
     `since` (inclusive) and `until` (exclusive) bound `created_at`."""
 
     job: str | None = None
@@ -116,6 +123,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     lapsed: bool = False
     failing: bool = False
     tried: bool = False
+    set_aside: bool = False
+    upstream: frozenset[str] | None = None
     since: datetime | None = None
     until: datetime | None = None
     limit: int = 100
@@ -360,7 +369,9 @@ def overlapped(
     run and the job's advance, is no earlier one.
     """
     run, *rest = firing.runs
-    unfinished = [earlier for earlier in unfinished if earlier.id != run.id]
+    unfinished = [
+        earlier for earlier in unfinished if earlier.id != run.id and not _is_set_aside(earlier)
+    ]
     if run.state in (State.SKIPPED, State.WAITING) or not unfinished:
         return firing.runs, []
     match firing.overlap:
@@ -387,6 +398,11 @@ def overlapped(
                 else states.cancelled(r, now, reason)
                 for r in unfinished
             ]
+
+
+def _is_set_aside(run: Run) -> bool:
+    """Whether it may never start, because it cannot be read: later slots do not wait for it."""
+    return run.unreadable is not None and run.state is not State.RUNNING
 
 
 def ended(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,22 @@ def test_schedules_that_nobody_fires(run: Run, folder: Path) -> None:
     code, found = checks(run)
     assert (code, found["schedules"]["status"]) == (1, "fail")
     assert "often" in found["schedules"]["detail"]
+
+
+def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
+    async def seed() -> str:
+        async with producer() as scheduler:
+            return (await scheduler.enqueue("lonely")).id
+
+    run_id = asyncio.run(seed())
+    with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
+        connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (run_id,))
+        connection.execute("UPDATE mainspring_jobs SET body = '{' WHERE id = 'lonely'")
+    code, found = checks(run)
+    assert (code, found["records"]["status"]) == (1, "fail")
+    assert "2 cannot be read: job lonely (definition: " in found["records"]["detail"]
+    assert f"run {run_id} (payload: " in found["records"]["detail"]
+    assert "upgrade" in found["records"]["advice"]
 
 
 def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:

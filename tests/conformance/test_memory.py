@@ -2,9 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from mainspring.model import replace
 from mainspring.store import Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import StoreConformance
+from mainspring.testing.conformance.base import Repair
+
+_EMPTY: dict[str, Any] = {"attempts": (), "after": ()}
 
 
 class TestMemory(StoreConformance):
@@ -23,3 +27,27 @@ class TestMemory(StoreConformance):
     async def effects(self, store: Store) -> list[str]:
         assert isinstance(store, MemoryStore)
         return sorted(store.data.get("effects", []))
+
+    async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
+        assert isinstance(store, MemoryStore)
+        runs = store._runs
+        whole = runs[run_id]
+        hidden = {} if part in ("source", "state") else {part: _EMPTY.get(part)}
+        runs[run_id] = replace(whole, unreadable="damaged", **hidden)
+
+        async def repair() -> None:
+            runs[run_id] = replace(
+                runs[run_id], unreadable=None, **{name: getattr(whole, name) for name in hidden}
+            )
+
+        return repair
+
+    async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
+        assert isinstance(store, MemoryStore)
+        jobs = store._jobs
+        jobs[job_id] = replace(jobs[job_id], unreadable="damaged")
+
+        async def repair() -> None:
+            jobs[job_id] = replace(jobs[job_id], unreadable=None)
+
+        return repair

@@ -20,6 +20,7 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.address import DEFAULT_PREFIX
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.testing import StoreConformance
+from mainspring.testing.conformance.base import Repair
 from mainspring.testing.conformance.claiming import Limiting, Renewing
 from mainspring.testing.conformance.committing import Rescuing
 from mainspring.testing.conformance.leading import Electing
@@ -46,6 +47,27 @@ class OnMongo(StoreConformance):
         async with AsyncMongoClient[Document](self.url) as client:
             found = client.get_default_database().effects.find({}).sort("name")
             return [effect["name"] async for effect in found]
+
+    async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
+        return await self._damage("runs", run_id, part)
+
+    async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
+        return await self._damage("jobs", job_id, "created_at" if part == "definition" else part)
+
+    async def _damage(self, collection: str, id: str, field: str) -> Repair:
+        """As a program other than the store would."""
+        async with AsyncMongoClient[Document](self.url) as client:
+            records = client.get_default_database()[DEFAULT_PREFIX + collection]
+            found = await records.find_one({"_id": id}) or {}
+            broken = '{"broken'
+            await records.update_one({"_id": id}, {"$set": {field: broken}})
+
+        async def repair() -> None:
+            async with AsyncMongoClient[Document](self.url) as client:
+                records = client.get_default_database()[DEFAULT_PREFIX + collection]
+                await records.update_one({"_id": id}, {"$set": {field: found.get(field)}})
+
+        return repair
 
     @pytest.mark.parametrize("test", [name for name in dir(Naming) if name.startswith("test_odd_")])
     def test_names_with_nul(self, tmp_path: Path, test: str) -> None:

@@ -7,6 +7,10 @@ from typing import Any
 from mainspring.store import Store
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import StoreConformance
+from mainspring.testing.conformance.base import Repair
+
+BROKEN = '{"broken'
+_IN_THE_BODY = {"schedule": "$[3]", "policy": "$[4]"}
 
 
 class TestSqlite(StoreConformance):
@@ -27,3 +31,32 @@ class TestSqlite(StoreConformance):
             ).fetchone():
                 return []
             return [name for [name] in connection.execute("SELECT name FROM effects ORDER BY name")]
+
+    async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
+        where = f'UPDATE mainspring_runs SET "{part}" = ? WHERE id = ?'
+        [whole] = self._sql(f'SELECT "{part}" FROM mainspring_runs WHERE id = ?', run_id)
+        self._sql(where, BROKEN, run_id)
+
+        async def repair() -> None:
+            self._sql(where, whole, run_id)
+
+        return repair
+
+    async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
+        column = "payload" if part == "payload" else "body"
+        where = f"UPDATE mainspring_jobs SET {column} = ? WHERE id = ?"
+        [whole] = self._sql(f"SELECT {column} FROM mainspring_jobs WHERE id = ?", job_id)
+        broken = BROKEN
+        if part in _IN_THE_BODY:
+            [broken] = self._sql("SELECT json_set(?, ?, ?)", whole, _IN_THE_BODY[part], BROKEN)
+        self._sql(where, broken, job_id)
+
+        async def repair() -> None:
+            self._sql(where, whole, job_id)
+
+        return repair
+
+    def _sql(self, sql: str, *parameters: Any) -> list[Any]:
+        """The first row, as a program other than the store reads or writes it."""
+        with closing(sqlite3.connect(self.place / "jobs.db")) as connection, connection:
+            return list(connection.execute(sql, parameters).fetchone() or ())

@@ -291,6 +291,27 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     await store.drop_runs([f"tight{n:03}" for n in range(50)])
 
 
+async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent: Sent) -> None:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    waiting = [
+        Run(
+            id=f"w{n}", job_id="w", handler="w", after=(f"u{n % 50}",), state=State.WAITING, **times
+        )
+        for n in range(200)
+    ]
+    await store.add(waiting)
+    sent.commands.clear()
+    page = await store.find(RunQuery(upstream=frozenset({"u7", "u8"})))
+    assert len(page.items) == 8
+    [plan] = await explained(store, sent)
+    assert plan.hint == "upstream"
+    assert plan.keys <= 11
+    assert plan.documents == 8
+    now = await store.now()
+    await store.commit([states.cancelled(run, now, "over") for run in waiting])
+    await store.drop_runs([run.id for run in waiting])
+
+
 async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
     """And so are the runs that a crash left half made, for which the same look is."""
     page = await store.find(RunQuery(lapsed=True))

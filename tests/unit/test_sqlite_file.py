@@ -9,16 +9,21 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mainspring import states
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.model import State, Webhook, replace
+from mainspring.policy import Policy
 from mainspring.store import JobQuery, RunQuery
 from mainspring.stores.sqlite import SqliteStore, schema
+from mainspring.stores.sqlite.lock import TurnLock
+from mainspring.stores.sqlite.rows import _INSERTED, job_row, lane_of, run_row
 from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened, sql
 
 
@@ -185,6 +190,38 @@ async def test_steps_of_a_migration_are_applied_once(
             assert await ids_of(store) == ["one"]
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (1,)
+
+
+async def test_a_file_of_an_earlier_schema_gets_its_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 4 had no index of followers, tags and descriptions; one job in it is damaged."""
+    path = tmp_path / "jobs.db"
+    known = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", known[:4])
+    with closing(schema.connect(path, create=True)) as connection:
+        schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
+        waiting = replace(a_run("waiting"), state=State.WAITING, after=("root", "other"))
+        for run in (a_run("root"), waiting):
+            row = run_row(run, lane_of(run, limited=False), None)
+            connection.execute(*_insertion("mainspring_runs", _INSERTED, row))
+        policy = Policy.make(after=("root",))
+        job = replace(a_job("behind"), policy=policy, tags=("t",), description="Über")
+        for made in (job_row(job), {**job_row(a_job("damaged")), "body": "{"}):
+            connection.execute(*_insertion("mainspring_jobs", made, made.values()))
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        for upstream in ("root", "other"):
+            page = await store.find(RunQuery(upstream=frozenset({upstream})))
+            assert [run.id for run in page.items] == ["waiting"]
+        for query in (JobQuery(follows=True), JobQuery(tag="t"), JobQuery(text="ÜBER")):
+            assert [job.id for job in (await store.jobs(query)).items] == ["behind"]
+        assert len((await store.jobs(JobQuery())).items) == 2
+
+
+def _insertion(table: str, columns: Any, values: Any) -> tuple[str, tuple[Any, ...]]:
+    marks = ", ".join("?" * len(tuple(values)))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(values)
 
 
 async def test_a_step_that_fails_leaves_the_file_as_it_was(

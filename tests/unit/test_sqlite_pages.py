@@ -10,9 +10,9 @@ import pytest
 
 from mainspring.model import Job, Page
 from mainspring.store import JobQuery
-from mainspring.stores.sqlite import reads, schema
+from mainspring.stores.sqlite import reads, rows, schema
 from mainspring.stores.sqlite.lock import TurnLock
-from mainspring.stores.sqlite.rows import job_row, read_jobs
+from mainspring.stores.sqlite.rows import _read_jobs, job_row
 from tests.unit.sqlite_kit import a_job
 
 JOBS = 10_000
@@ -25,10 +25,10 @@ def filled(path: Path, count: int) -> sqlite3.Connection:
     schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
     row = job_row(a_job("job"))
     columns = ", ".join(row)
-    rows = [tuple({**row, "id": f"job-{n:05}"}.values()) for n in range(count)]
+    made = [tuple({**row, "id": f"job-{n:05}"}.values()) for n in range(count)]
     marks = ", ".join("?" * len(row))
     connection.execute("BEGIN")
-    connection.executemany(f"INSERT INTO mainspring_jobs ({columns}) VALUES ({marks})", rows)
+    connection.executemany(f"INSERT INTO mainspring_jobs ({columns}) VALUES ({marks})", made)
     connection.execute("COMMIT")
     return connection
 
@@ -65,11 +65,11 @@ def test_the_last_page_steps_over_ids_and_reads_no_job_but_its_own(
     read: list[Job] = []
 
     def watched(text: Any) -> list[Job]:
-        found = read_jobs(text)
+        found = _read_jobs(text)
         read.extend(found)
         return found
 
-    monkeypatch.setattr(reads, "read_jobs", watched)
+    monkeypatch.setattr(rows, "_read_jobs", watched)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
     first, of_first = worked(connection, 0)

@@ -23,7 +23,7 @@ from mainspring.cli.options import Where
 from mainspring.cli.times import span
 from mainspring.clock import SystemClock
 from mainspring.errors import MainspringError
-from mainspring.model import Job, State
+from mainspring.model import Job, State, replace
 from mainspring.store import Due, JobQuery, RunQuery, Store
 
 __all__ = ["Check", "all_checks"]
@@ -191,6 +191,7 @@ async def _work(store: Store) -> list[Check]:
         await _unfired(store, now),
         await _lapsed(store, now),
         await _deaf(store, now),
+        await _unreadable(store, jobs),
         Check("ok", "jobs", _totals(jobs, counts.total)),
     ]
 
@@ -215,10 +216,11 @@ def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check
 
 async def _unfired(store: Store, now: datetime) -> Check:
     page = await store.jobs(JobQuery(due=now - LATE, limit=MANY))
-    if not page.items:
+    late = [job for job in page.items if job.unreadable is None]
+    if not late:
         return Check("ok", "schedules", "none is overdue")
-    names = ", ".join(job.id for job in page.items[:3])
-    detail = f"{_many(page.items)} overdue: {names}{'…' if len(page.items) > 3 else ''}"
+    names = ", ".join(job.id for job in late[:3])
+    detail = f"{_many(late)} overdue: {names}{'…' if len(late) > 3 else ''}"
     return Check("fail", "schedules", detail, "no worker is alive to fire them: start one")
 
 
@@ -242,6 +244,26 @@ async def _deaf(store: Store, now: datetime) -> Check:
     detail = f"{_many(deaf)} asked to stop and still running: {deaf[0].id} of {deaf[0].job_id}"
     advice = 'sync handlers look at ctx.cancelled; isolation="process" stops for real'
     return Check("warn", "running", detail, advice)
+
+
+async def _unreadable(store: Store, jobs: list[Job]) -> Check:
+    """Records that this version cannot read: all jobs are looked at, and of runs those that were
+    set aside and the newest 1,000 of each state."""
+    found = [f"job {job.id} ({job.unreadable})" for job in jobs if job.unreadable is not None]
+    looks = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
+    runs: dict[str, str | None] = {}
+    for look in looks:
+        page = await store.find(replace(look, limit=1000))
+        runs |= {run.id: run.unreadable for run in page.items if run.unreadable is not None}
+    found += [f"run {run_id} ({why})" for run_id, why in runs.items()]
+    if not found:
+        return Check("ok", "records", "all that were looked at can be read")
+    detail = f"{_many(found)} cannot be read: {'; '.join(found[:3])}{'…' if found[3:] else ''}"
+    advice = (
+        "they are set aside and left as they are, all else goes on. A newer version may have"
+        " written them: upgrade this one; if they are damaged, restore or remove them"
+    )
+    return Check("fail", "records", detail, advice)
 
 
 async def _jobs(store: Store) -> list[Job]:

@@ -45,7 +45,9 @@ __all__ = ["Copied", "Look", "copy", "look"]
 TURN = timedelta(seconds=30)
 
 _LOCK = "copy"
-_COMPARED = tuple(name for name in Run.__struct_fields__ if name not in ("id", "duplicate"))
+_COMPARED = tuple(
+    name for name in Run.__struct_fields__ if name not in ("id", "duplicate", "unreadable")
+)
 
 
 @dataclass(slots=True)
@@ -87,11 +89,13 @@ async def look(store: Store) -> Look:
     await _refuse_leases(store)
     seen = Look()
     async for jobs in all_jobs(store):
+        _refuse_unreadable("job", jobs)
         seen.jobs += len(jobs)
         seen.secrets += sum(map(_has_secrets, jobs))
     cursor: str | None = None
     while True:
         runs, after = await page_of(store, cursor)
+        _refuse_unreadable("run", runs)
         if runs:
             seen.pages.append(cursor)
         for run in runs:
@@ -321,6 +325,16 @@ def _refuse_stranger(kind: str, ids: frozenset[str]) -> None:
             f"the target is not empty: {kind} {min(ids)} is there, and not in the source. Name an"
             " empty target (a new file, database or mainspringPrefix)"
         )
+
+
+def _refuse_unreadable(kind: str, records: Sequence[Job] | Sequence[Run]) -> None:
+    """A copy of what cannot be read would be a copy of half of it."""
+    for record in records:
+        if record.unreadable is not None:
+            raise CopyRefused(
+                f"{kind} {record.id} cannot be read ({record.unreadable}), so it cannot be copied."
+                " Copy with the version that wrote it, or repair or delete it first"
+            )
 
 
 def _refuse_newer(what: str, number: str, there: int, here: int) -> None:

@@ -57,7 +57,7 @@ class Bulk:
             change=states.revived,
             tell=lambda run: self._parts.emit("run.enqueued", run),
             alone=self._control.retry,
-            left=self._control.orphans,
+            left=self._control.not_revivable,
         )
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -29,6 +29,7 @@ from mainspring.errors import (
     JobExists,
     JobNotFound,
     JobOwnedByCode,
+    RecordUnreadable,
 )
 from mainspring.model import (
     Job,
@@ -125,6 +126,8 @@ class Control:
             raise InvalidState(
                 f"only a failed or cancelled run can be tried again; {run_id} is {run.state}"
             )
+        if run.unreadable is not None:
+            raise RecordUnreadable("run", run_id, run.unreadable)
         if await self.orphans([run]):
             raise InvalidState(
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
@@ -147,11 +150,38 @@ class Control:
         jobs = await self._parts.jobs.get(ids, newest=ids)
         return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
 
+    async def not_revivable(self, runs: Sequence[Run]) -> set[str]:
+        """Those of the runs that cannot be tried again, whatever their state."""
+        unreadable = {run.id for run in runs if run.unreadable is not None}
+        return unreadable | await self.orphans(runs)
+
     async def run(self, run_id: str) -> Run:
         return await self._awaited.look(run_id)
 
     async def runs(self, query: RunQuery) -> Page[Run]:
         return await self._parts.store.find(query)
+
+    async def unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
+        """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
+        looked at; of runs those that were set aside, those that are lapsed, and the newest 1,000
+        of each other kind."""
+        jobs = [job async for job in self._all_jobs() if job.unreadable is not None][:limit]
+        looks = [RunQuery(set_aside=True), RunQuery(lapsed=True)]
+        looks += [RunQuery(states=frozenset({state})) for state in State]
+        runs: dict[str, Run] = {}
+        for look in looks:
+            page = await self._parts.store.find(replace(look, limit=1000))
+            runs |= {run.id: run for run in page.items if run.unreadable is not None}
+        return jobs, list(runs.values())[:limit]
+
+    async def _all_jobs(self) -> AsyncIterator[Job]:
+        cursor: str | None = None
+        while True:
+            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            for job in page.items:
+                yield job
+            if (cursor := page.cursor) is None:
+                return
 
     async def counts(self, since: datetime | None = None) -> Counts:
         return await self._parts.store.counts(since)
@@ -169,6 +199,7 @@ class Control:
         job = (await self._parts.jobs.get([job_id]))[job_id]
         if job is None:
             raise JobNotFound(job_id)
+        _refuse_unreadable(job)
         return job
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
@@ -233,6 +264,8 @@ class Control:
         for _ in range(TRIES):
             now = await self._parts.store.now()
             stored = await self._stored(draft.id)
+            if stored is not None:
+                _refuse_unreadable(stored)
             wanted = adapt(draft, stored) if adapt is not None and stored is not None else draft
             job = _fresh(draft, now) if stored is None else _merged(wanted, stored, now)
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
@@ -270,6 +303,7 @@ class Control:
         while the job is still defined as it was in there, whatever it has fired meanwhile."""
         for _ in range(TRIES):
             job = await self.job(job_id)
+            _refuse_unreadable(job)
             _unchanged(job, seen)
             now = await self._parts.store.now()
             edited = replace(edit(job, now), updated_at=now)
@@ -288,7 +322,7 @@ class Control:
         count, cursor = 0, None
         while True:
             page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
-            for job in filter(needed, page.items):
+            for job in filter(needed, [job for job in page.items if job.unreadable is None]):
                 with contextlib.suppress(JobNotFound):
                     await self.edit(job.id, lambda job, now: edit(job), operator=True)
                     count += 1
@@ -328,8 +362,8 @@ class Control:
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
         """One run each, also for several nodes that start within the same minute."""
         for job_id in job_ids:
-            job = await self.known_job(job_id)
-            if job.enabled:
+            job = await self._stored(job_id)
+            if job is not None and job.unreadable is None and job.enabled:
                 once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
                 await self.enqueue(job_id, [None], once, UTC, Source.START)
 
@@ -484,6 +518,11 @@ def _switched(job: Job, edited: Job) -> bool:
 def _unchanged(job: Job, seen: Job | None) -> None:
     if seen is not None and job.definition() != seen.definition():
         raise JobChanged(job.id)
+
+
+def _refuse_unreadable(job: Job) -> None:
+    if job.unreadable is not None:
+        raise RecordUnreadable("job", job.id, job.unreadable)
 
 
 def _contended(what: str) -> Conflict:

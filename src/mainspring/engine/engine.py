@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
 from mainspring.engine.tracing import Tracing
 from mainspring.engine.worker import Worker
+from mainspring.errors import RecordUnreadable
 from mainspring.events import Events
 from mainspring.handlers import Registry
 from mainspring.model import Job
@@ -172,7 +174,9 @@ class Engine:
             parts.time.correct(await parts.store.now())
             await self.control.refuse_disorder(drafts)
             for draft in drafts:
-                await self.control.define(draft)
+                # The store has logged it, and nothing may overwrite it: the others go on.
+                with contextlib.suppress(RecordUnreadable):
+                    await self.control.define(draft)
         except BaseException:
             await parts.store.close()
             raise

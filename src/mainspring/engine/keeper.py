@@ -133,9 +133,18 @@ class Keeper:
         return timedelta() if self.leads else FOLLOWER_GRACE
 
     async def _due(self, moment: datetime, limit: int) -> list[Job]:
-        """Jobs with a slot by that moment, but for those whose slots cannot be worked out."""
-        page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=limit))
-        return [job for job in page.items if self._broken.get(job.id) != job.version]
+        """Up to `limit` jobs with a slot by that moment, but for those whose slots cannot be
+        worked out or whose record cannot be read: those stay due and must not hide the others."""
+        asked = limit + len(self._broken)
+        while True:
+            page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=asked))
+            fit = [job for job in page.items if self._can_fire(job)]
+            if fit or len(page.items) < asked:
+                return fit[:limit]
+            asked *= 2
+
+    def _can_fire(self, job: Job) -> bool:
+        return job.unreadable is None and self._broken.get(job.id) != job.version
 
     async def _fire_due(self) -> float:
         """Fire what is due now; say in how many seconds to look again."""
@@ -167,7 +176,7 @@ class Keeper:
     async def _until_next(self, now: datetime) -> float:
         """Seconds until the next slot is due, or until the next look."""
         poll = self._parts.settings.poll.total_seconds()
-        soonest = await self._due(now + FAR, 1 + len(self._broken))
+        soonest = await self._due(now + FAR, 1)
         if not soonest or soonest[0].next_run_at is None:
             return poll
         return min(poll, (soonest[0].next_run_at + self._grace() - now).total_seconds())
@@ -201,14 +210,18 @@ class Keeper:
             return
         now = await self._parts.store.now()
         jobs = await self._parts.jobs.get({run.job_id for run in page.items})
+        lapsed: dict[str, Run] = {}
         changes = []
         for run in page.items:
             job = jobs[run.job_id]
+            if job is not None and job.unreadable is not None:
+                continue  # how often it may start is not known; it waits until the job is readable
             # A removed job's run becomes pending, and is cancelled when it is claimed.
             delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
+            lapsed[run.id] = run
             changes.append(states.rescued(run, now, delivery))
-        for run in await self._committed(page.items, changes):
-            log.warning("rescued run %s from %s: lapsed lease", run.id, run.attempts[-1].worker)
+        for run in await self._committed(list(lapsed.values()), changes):
+            log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
             self._parts.emit("run.rescued", run)
             if run.finished:
                 self._parts.emit(EVENT_OF[run.state], run)
@@ -226,6 +239,7 @@ class Keeper:
                 return
 
     async def _free(self, waiting: list[Run]) -> None:
+        waiting = [run for run in waiting if run.unreadable is None]
         upstream = await self._parts.store.get({name for run in waiting for name in run.after})
         known = {run_id: run.state for run_id, run in upstream.items()}
         now = self._parts.time.now()
@@ -274,6 +288,8 @@ class Keeper:
         return done
 
     async def _prune(self) -> None:
+        # Runs that were set aside are looked at again: this version, or a repair, may read them.
+        await self._parts.store.find(RunQuery(set_aside=True, limit=BATCH))
         before = await self._parts.store.now() - self._parts.settings.retention
         pruned = BATCH
         while pruned == BATCH:  # in bites, so that other writes get their turn

@@ -114,7 +114,7 @@ class JobBook:
             edits = self._edits
             while True:
                 page = await self._store.jobs(JobQuery(follows=True, limit=1000, cursor=cursor))
-                found += page.items
+                found += [job for job in page.items if job.unreadable is None]
                 if (cursor := page.cursor) is None:
                     break
             if edits != self._edits:

@@ -49,6 +49,9 @@ BUSY_SECONDS = 0.01
 """After runs were found the next claim is mostly soon, and what falls due next not yet a question:
 it is asked once it has been quiet for so long."""
 
+UNREADABLE_SNOOZE = timedelta(minutes=1)
+"""How long a run waits whose job, or whose upstream run, cannot be read."""
+
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
@@ -193,12 +196,17 @@ class Worker:
         jobs = await self._parts.patience.call(
             "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs}, newest)
         )
-        results = await self._upstream_results(runs)
+        results, blocked = await self._upstream_results(runs)
         for run in runs:
             job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # gone, or another took its id since
                 now = self._parts.time.now()
                 self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
+                continue
+            if job.unreadable is not None or run.id in blocked:
+                # Its policy, or what it is given from the runs before it, cannot be read.
+                later = self._parts.time.now() + UNREADABLE_SNOOZE
+                self._record.settle_alone(run, states.snoozed(run, later))
                 continue
             handler = registry.get(run.handler)
             context = RunContext(
@@ -232,15 +240,21 @@ class Worker:
         self._record.settle_alone(run, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
         return True
 
-    async def _upstream_results(self, runs: list[Run]) -> dict[str, dict[str, Any]]:
+    async def _upstream_results(
+        self, runs: list[Run]
+    ) -> tuple[dict[str, dict[str, Any]], set[str]]:
+        """The results of the runs that each run comes after, by job; and the runs for which one
+        of them cannot be read."""
         waited = {upstream for run in runs for upstream in run.after}
         if not waited:
-            return {}
+            return {}, set()
         found = {run.id: run for run in await self._parts.get(waited)}
-        return {
+        results = {
             run.id: {found[u].job_id: found[u].result for u in run.after if u in found}
             for run in runs
         }
+        unreadable = {run.id for run in found.values() if run.unreadable is not None}
+        return results, {run.id for run in runs if not unreadable.isdisjoint(run.after)}
 
     def _begin(self) -> None:
         """Give what is ready to the runner, in order, as far as there are places for it."""

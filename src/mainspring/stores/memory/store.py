@@ -190,6 +190,8 @@ class MemoryStore:
             and (not query.lapsed or values.lapsed(run, now))
             and (not query.failing or run.failures)
             and (not query.tried or run.attempt)
+            and (not query.set_aside or values.set_aside(run))
+            and (query.upstream is None or values.waits_for(run, query.upstream))
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)
@@ -205,7 +207,7 @@ class MemoryStore:
         ended: Counter[State] = Counter()
         for run in self._runs.values():
             runs[run.job_id][run.state] += 1
-            if run.state is State.PENDING and run.run_at <= now:
+            if run.state is State.PENDING and run.run_at <= now and run.unreadable is None:
                 seen = due.get(run.handler, Due(0, run.run_at))
                 due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
             if since is not None and run.finished_at is not None and run.finished_at >= since:

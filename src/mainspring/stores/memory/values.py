@@ -18,11 +18,13 @@ __all__ = [
     "lapsed",
     "mentions",
     "over",
+    "set_aside",
     "storable",
     "storable_change",
     "storable_job",
     "takes",
     "through_codec",
+    "waits_for",
 ]
 
 
@@ -44,9 +46,19 @@ def over(note: Note, now: datetime) -> bool:
 def takes(claim: Claim, run: Run) -> bool:
     return (
         run.state is State.PENDING
+        and run.unreadable is None
         and run.handler in claim.handlers
         and (claim.queues is None or run.queue in claim.queues)
     )
+
+
+def set_aside(run: Run) -> bool:
+    """Nothing here can be damaged; a test marks a run as if it were."""
+    return run.state is State.PENDING and run.unreadable is not None
+
+
+def waits_for(run: Run, upstream: frozenset[str]) -> bool:
+    return run.state is State.WAITING and not upstream.isdisjoint(run.after)
 
 
 def lapsed(run: Run, now: datetime) -> bool:

@@ -32,10 +32,16 @@ from mainspring.stores.mongodb.crowd import Crowd
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.faults import ambiguous
 from mainspring.stores.mongodb.limits import Room, room_under
-from mainspring.stores.mongodb.rows import LIVE_STATES, RUN_FIELDS, read_run
+from mainspring.stores.mongodb.rows import (
+    LIVE_STATES,
+    RUN_FIELDS,
+    SET_ASIDE,
+    lane_part,
+    read_run,
+)
 from mainspring.stores.mongodb.times import read_moment, span_us
 
-__all__ = ["Doubts", "claim", "next_due", "stamp_lanes"]
+__all__ = ["Doubts", "bring_back", "claim", "next_due", "stamp_lanes"]
 
 TRIES = 40
 WALKS = 100
@@ -74,7 +80,7 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
     with what we saw."""
     if claim.limit <= 0 or not claim.handlers:
         return [], False
-    if again := await _found_again(db, claim.worker, doubts):
+    if again := await _readable(db, await _found_again(db, claim.worker, doubts)):
         return again, True
     nonce = ObjectId()
     crowd.came()
@@ -92,8 +98,8 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
         taken = await _take(db, claim, chosen, nonce, doubts)
         missed = len(taken) < len(chosen)
         crowd.met(missed)
-        if taken:
-            return taken, missed or left
+        if readable := await _readable(db, taken):
+            return readable, missed or left
     return [], True
 
 
@@ -174,6 +180,8 @@ async def _lanes(db: Database, claim: Claim) -> list[Document]:
 
 
 def _takes(claim: Claim, lane: Document) -> bool:
+    if lane.get("p") == SET_ASIDE:
+        return False
     return lane["h"] in claim.handlers and (claim.queues is None or lane["q"] in claim.queues)
 
 
@@ -279,6 +287,28 @@ async def _bearing(
 
 def _is_mine(run: Document, nonce: ObjectId) -> bool:
     return run.get("nonce") == nonce and run["state"] == "running"
+
+
+async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
+    """Those of the runs that can be read. The others are set aside, where no claim finds them;
+    nothing else of them is touched. If that fails, their leases lapse and a claim comes here
+    again."""
+    aside = [run for run in taken if run.unreadable is not None]
+    put = {"state": "pending", "lane.p": SET_ASIDE}
+    gone = dict.fromkeys(("worker", "started_at", "leased_at", "lease"), "")
+    change = {"$set": put, "$inc": {"attempt": -1}, "$unset": gone}
+    for run in aside:
+        where = {"_id": run.id, "state": "running", "token": run.token}
+        await db.runs.update_one(where, change)
+    return [run for run in taken if run.unreadable is None]
+
+
+async def bring_back(db: Database, runs: Sequence[Run]) -> None:
+    """Let claims find these runs again, which were set aside and can be read by now."""
+    for run in runs:
+        where = {"_id": run.id, "lane.p": SET_ASIDE}
+        part = {"$cond": [{"$eq": ["$lane.g", ""]}, lane_part(run.id), 0]}
+        await db.runs.update_one(where, [{"$set": {"lane.p": part}}])
 
 
 async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:

@@ -52,6 +52,7 @@ from mainspring.stores.mongodb.rows import (
     LIVE_STATES,
     RESERVED,
     RUN_FIELDS,
+    SET_ASIDE,
     job_document,
     read_run,
     to_us,
@@ -269,7 +270,8 @@ async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list
     for job_ids, shown in ((replacing, None), (others, _THIN)):
         if job_ids:
             async for run in db.runs.find(live_slots(job_ids), shown).sort("created_at", 1):
-                unfinished.setdefault(run["job_id"], []).append(read_run(run))
+                if run["lane"].get("p") != SET_ASIDE:  # which may never start
+                    unfinished.setdefault(run["job_id"], []).append(read_run(run))
     return unfinished
 
 

@@ -26,6 +26,7 @@ from mainspring.stores.mongodb.limits import lapsed
 from mainspring.stores.mongodb.rows import (
     LIVE_STATES,
     RESERVED,
+    SET_ASIDE,
     STATE_OF,
     STATES,
     read_job,
@@ -75,6 +76,8 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
         return Page([])
     if query.lapsed:
         return await find_lapsed(db, query)
+    if query.set_aside:
+        return await _find_set_aside(db, query)
     found: list[Document] = []
     for where, hint in walks(query):
         walk = db.runs.find(where, hint=hint).sort(_NEWEST).limit(query.limit)
@@ -86,6 +89,8 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
 def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
     """What is looked for, and along which index where that is no question for the server. Runs of a
     job that were tried are two walks: those that may be untried have an index of their own."""
+    if query.upstream is not None:
+        return [(waiting_for(query.upstream) | _after(query.cursor), "upstream")]
     if query.failing:
         return [(listed(query), "failing")]
     if not query.tried or query.job is None:
@@ -93,6 +98,10 @@ def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
     states = frozenset(State) if query.states is None else query.states
     parts = [(states - _UNTRIED, "newest_of_job"), (states & _UNTRIED, "tried")]
     return [(listed(replace(query, states=part)), index) for part, index in parts if part]
+
+
+def waiting_for(upstream: Iterable[str]) -> Document:
+    return {"after": {"$in": sorted(upstream)}, "state": "waiting"}
 
 
 def listed(query: RunQuery) -> Document:
@@ -139,6 +148,17 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
     if not lengths:
         return Page([])
     walk = db.runs.find(over(db, lengths, query)).sort(_NEWEST).limit(query.limit)
+    return _page(await walk.to_list(query.limit), query)
+
+
+async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
+    """One step for each lane that has such runs, and the runs behind it."""
+    lanes = await db.runs.distinct("lane", {"state": "pending"})
+    aside = [lane for lane in lanes if lane.get("p") == SET_ASIDE]
+    if not aside:
+        return Page([])
+    where = {"state": "pending", "lane": {"$in": aside}} | _after(query.cursor)
+    walk = db.runs.find(where, hint="due").sort(_NEWEST).limit(query.limit)
     return _page(await walk.to_list(query.limit), query)
 
 
@@ -200,6 +220,8 @@ async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
             runs[group["_id"]["job"]][state] = group["count"]
     due: dict[str, Due] = {}
     async for group in await db.runs.aggregate(counted_due(now), hint="due"):
+        if group["_id"].get("p") == SET_ASIDE:
+            continue
         handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
         assert oldest is not None
         seen = due.get(handler, Due(0, oldest))

@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -29,21 +29,35 @@ import msgspec
 from mainspring import codec
 from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
-from mainspring.model import LIVE, Attempt, Job, Owner, Progress, Run, Source, State
+from mainspring.model import (
+    LIVE,
+    Attempt,
+    Job,
+    Owner,
+    Progress,
+    Run,
+    Source,
+    State,
+    replace,
+)
+from mainspring.policy import Policy
 from mainspring.stores.definitions import read_policy, read_schedule, read_webhook
 from mainspring.stores.mongodb.database import Document
 from mainspring.stores.mongodb.times import read_moment, until
+from mainspring.stores.unreadable import Salvage, report
 
 __all__ = [
     "LANE_PARTS",
     "LIVE_STATES",
     "RESERVED",
     "RUN_FIELDS",
+    "SET_ASIDE",
     "STATES",
     "STATE_OF",
     "encode_fields",
     "expecting",
     "job_document",
+    "lane_part",
     "progress_text",
     "read_job",
     "read_run",
@@ -51,12 +65,17 @@ __all__ = [
     "to_us",
 ]
 
+T = TypeVar("T")
+
 RESERVED = "reserved"
 """The state of a run that is half made: no query but ours sees it."""
 
 LANE_PARTS = 4
 """Runs that no limit holds together lie in so many lanes, so that several clients can claim each
 from its own. More of them would be more walks for who claims alone."""
+
+SET_ASIDE = -1
+"""The part of a lane for pending runs that could not be read: no claim takes from it."""
 
 STATES = tuple(str(state) for state in State)
 LIVE_STATES = tuple(str(state) for state in State if state in LIVE)
@@ -119,7 +138,11 @@ def _lane(run: Run, limited: bool) -> Document:
     made = {"q": run.queue, "h": run.handler}
     if limited:
         return {**made, "g": run.job_id, "p": 0}
-    return {**made, "g": "", "p": crc32(run.id.encode()) % LANE_PARTS}
+    return {**made, "g": "", "p": lane_part(run.id)}
+
+
+def lane_part(run_id: str) -> int:
+    return crc32(run_id.encode()) % LANE_PARTS
 
 
 def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
@@ -160,6 +183,15 @@ def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
 
 
 def read_run(kept: Document) -> Run:
+    """The run of a document; with `unreadable` set, and what can be read of it, where that is not
+    all."""
+    try:
+        return _read_run(kept)
+    except Exception:  # a damaged document may raise anything
+        return _salvaged_run(kept)
+
+
+def _read_run(kept: Document) -> Run:
     get = kept.get
     lane = kept["lane"]
     leased, progress, attempts = get("leased_at"), get("progress"), get("attempts")
@@ -196,10 +228,88 @@ def read_run(kept: Document) -> Run:
         progress=None if progress is None else _read_progress(progress),
         dedupe_key=get("dedupe_key"),
         dedupe_until=read_moment(get("dedupe_until")),
-        after=tuple(get("after") or ()),
+        after=_names(get("after")),
         after_any=bool(get("after_any")),
         attempts=() if attempts is None else _read_attempts(attempts),
     )
+
+
+def _names(kept: Any) -> tuple[str, ...]:
+    if kept is not None and not isinstance(kept, list):
+        raise ValueError(f"{str(kept)[:80]!r} is no list")
+    return tuple(kept or ())
+
+
+def _salvaged_run(kept: Document) -> Run:
+    """Part by part: what can be read of a run that cannot be read as a whole."""
+    salvage = Salvage()
+    part, get = salvage.part, kept.get
+    lane: Document = kept["lane"] if isinstance(get("lane"), dict) else {}
+
+    def plain(name: str, kind: type[T], otherwise: T, given: Document = kept) -> T:
+        return part(name, lambda: _of_kind(given.get(name), kind), otherwise)
+
+    def plain_or_none(name: str, kind: type[T]) -> T | None:
+        return None if get(name) is None else part(name, lambda: _of_kind(get(name), kind), None)
+
+    def moment(name: str) -> datetime:
+        return part(name, lambda: _moment(_of_kind(get(name), int)), EPOCH)
+
+    def moment_or_none(name: str) -> datetime | None:
+        return part(name, lambda: read_moment(get(name)), None)
+
+    def value(name: str) -> Any:
+        return part(name, lambda: codec.decode(get(name)), None)
+
+    def lease_until() -> datetime | None:
+        since = read_moment(get("leased_at"))
+        return None if since is None else since + timedelta(microseconds=kept["lease"])
+
+    progress, attempts = get("progress"), get("attempts")
+    run = Run(
+        id=str(kept["_id"]),
+        job_id=plain("job_id", str, ""),
+        handler=plain("h", str, "", lane),
+        created_at=moment("created_at"),
+        scheduled_at=moment("scheduled_at"),
+        run_at=moment("run_at"),
+        source=part("source", lambda: _SOURCE[kept["source"]], Source.ENQUEUE),
+        queue=plain("q", str, "", lane),
+        priority=plain("priority", int, 0),
+        payload=value("payload"),
+        # An unknown state counts as not over: what comes after the run waits.
+        state=part("state", lambda: State(kept["state"]), State.WAITING),
+        attempt=plain("attempt", int, 0),
+        failures=plain("failures", int, 0),
+        lapses=plain("lapses", int, 0),
+        token=plain("token", int, 0),
+        start_by=moment_or_none("start_by"),
+        started_at=moment_or_none("started_at"),
+        finished_at=moment_or_none("finished_at"),
+        worker=plain_or_none("worker", str),
+        lease_until=part("lease", lease_until, None),
+        cancel_requested=plain("cancel_requested", bool, False),
+        result=value("result"),
+        error=plain_or_none("error", str),
+        reason=plain_or_none("reason", str),
+        progress=part(
+            "progress", lambda: None if progress is None else _read_progress(progress), None
+        ),
+        dedupe_key=plain_or_none("dedupe_key", str),
+        dedupe_until=moment_or_none("dedupe_until"),
+        after=part("after", lambda: _names(get("after")), ()),
+        after_any=bool(get("after_any")),
+        attempts=part("attempts", lambda: () if attempts is None else _read_attempts(attempts), ()),
+    )
+    run = replace(run, unreadable=salvage.problem or "it cannot be read as a whole")
+    report(run)
+    return run
+
+
+def _of_kind(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{str(value)[:80]!r} is not {kind.__name__}")
+    return value
 
 
 RUN_FIELDS = (
@@ -239,7 +349,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "after": lambda ids: list(ids) or None,
 }  # fmt: skip
 _NAMES = {"queue": "lane.q", "handler": "lane.h"}
-_FIELDS = frozenset(Run.__struct_fields__) - {"id", "duplicate"}
+_FIELDS = frozenset(Run.__struct_fields__) - {"id", "duplicate", "unreadable"}
 
 
 def encode_fields(fields: Mapping[str, Any]) -> Document:
@@ -307,6 +417,47 @@ def _limit(job: Job) -> Document | None:
 
 
 def read_job(kept: Document) -> Job:
+    """The job of a document; with `unreadable` set where it cannot be read as a whole."""
+    try:
+        return _read_job(kept)
+    except Exception:  # a damaged document may raise anything
+        return _salvaged_job(kept)
+
+
+def _salvaged_job(kept: Document) -> Job:
+    salvage = Salvage()
+    part, get = salvage.part, kept.get
+    schedule, webhook = get("schedule"), get("webhook")
+
+    def moment(name: str) -> datetime:
+        return part(name, lambda: _moment(_of_kind(get(name), int)), EPOCH)
+
+    job = Job(
+        id=str(kept["_id"]),
+        handler=part("handler", lambda: _of_kind(get("handler"), str), ""),
+        created_at=moment("created_at"),
+        updated_at=moment("updated_at"),
+        payload=part("payload", lambda: codec.decode(get("payload")), None),
+        schedule=part(
+            "schedule", lambda: None if schedule is None else read_schedule(schedule), None
+        ),
+        policy=part("policy", lambda: read_policy(kept["policy"]), Policy()),
+        enabled=bool(get("enabled")),
+        next_run_at=part("next_run_at", lambda: read_moment(get("next_run_at")), None),
+        last_run_at=part("last_run_at", lambda: read_moment(get("last_run_at")), None),
+        version=part("version", lambda: _of_kind(get("version"), int), 0),
+        owner=part("owner", lambda: Owner(kept["owner"]), Owner.API),
+        description=part("description", lambda: _of_kind(get("description"), str), ""),
+        tags=part("tags", lambda: _names(get("tags")), ()),
+        metadata=part("metadata", lambda: codec.decode(get("metadata")), {}) or {},
+        webhook=part("webhook", lambda: None if webhook is None else read_webhook(webhook), None),
+    )
+    job = replace(job, unreadable=salvage.problem or "it cannot be read as a whole")
+    report(job)
+    return job
+
+
+def _read_job(kept: Document) -> Job:
     get = kept.get
     schedule, metadata, webhook = get("schedule"), get("metadata"), get("webhook")
     return Job(

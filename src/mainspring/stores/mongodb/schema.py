@@ -67,6 +67,8 @@ INDEXES = (
         [("job_id", 1), ("source", 1), ("state", 1)],
         {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
     ),
+    # The waiting runs that come after a run.
+    Index("runs", "upstream", [("after", 1), ("state", 1)], {"state": "waiting"}),
     # What can be pruned; what ended since a moment, counted without the documents.
     Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
     # Runs with a failed attempt, whatever became of them.

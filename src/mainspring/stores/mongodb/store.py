@@ -169,13 +169,16 @@ class MongoStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
-            if not query.lapsed:
-                return await reads.find(self._db, query)
-            await firing.sweep(self._db)  # the keeper's look for what the dead have left
+            if query.lapsed:  # the keeper's look for what the dead have left
+                await firing.sweep(self._db)
             page = await reads.find(self._db, query)
-            if page.items:
+            if query.lapsed and page.items:
                 await end_orphans(self._db, [run.id for run in page.items])
-            return page
+            again = [run for run in page.items if run.unreadable is None] if query.set_aside else []
+            await claims.bring_back(self._db, again)
+        if again:
+            self._ring()
+        return page
 
     async def counts(self, since: datetime | None = None) -> Counts:
         with translating():

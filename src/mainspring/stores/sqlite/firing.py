@@ -11,7 +11,7 @@ from mainspring.policy import Overlap
 from mainspring.store import Fired, Firing, ended, overlapped
 from mainspring.stores.sqlite.bulk import bulk
 from mainspring.stores.sqlite.changes import Written, commit
-from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, read_runs, to_us
+from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, SET_ASIDE, select_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
 from mainspring.stores.waves import waves
@@ -146,7 +146,7 @@ def _unfinished(tx: Transaction, job_ids: Sequence[str]) -> dict[str, list[Run]]
     """The live runs of these jobs' slots, oldest first."""
     found: dict[str, list[Run]] = {}
     if job_ids:
-        rows = read_runs(tx.value(_LIVE_SLOTS, json.dumps(job_ids)))
+        rows = select_runs(tx.connection, _LIVE_SLOTS, json.dumps(job_ids))
         for _, run in sorted(rows, key=lambda row: row[0]):
             found.setdefault(run.job_id, []).append(run)
     return found
@@ -156,6 +156,7 @@ _LIVE_SLOTS = (
     f"{RUN_SELECT} INDEXED BY mainspring_runs_slots"
     " WHERE job_id IN (SELECT value FROM json_each(?)) AND source = 'schedule'"
     " AND (state = 'waiting' OR state = 'pending' OR state = 'running')"
+    f" AND lane <> '{SET_ASIDE}'"
 )
 _ADVANCE = (
     "UPDATE mainspring_jobs SET version = version + 1, next_run_at = v.column2,"

@@ -9,19 +9,20 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State
 from mainspring.store import Claim, Counts, Due, JobQuery, RunQuery
 from mainspring.stores.sqlite.claims import LANES_AFTER, takes
 from mainspring.stores.sqlite.rows import (
-    JOB_SELECT,
     RUN_SELECT,
+    SET_ASIDE,
     from_us,
     lane_parts,
     name_list,
-    read_jobs,
-    read_runs,
     runs_by_id,
+    select_jobs,
+    select_runs,
     to_us,
 )
 
@@ -63,9 +64,14 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
     ]
     seqs = sorted(seqs, reverse=True)[: query.limit]
     sql = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
-    runs = dict(read_runs(_value(connection, sql, _list(seqs))))
+    runs = dict(select_runs(connection, sql, _list(seqs)))
     cursor = str(seqs[-1]) if len(seqs) == query.limit else None
-    return Page([runs[seq] for seq in seqs], cursor)
+    return Page([runs[seq] for seq in seqs if _follows(runs[seq], query.upstream)], cursor)
+
+
+def _follows(run: Run, upstream: frozenset[str] | None) -> bool:
+    """A row of `mainspring_upstream` may be left from a deleted run whose number is used again."""
+    return upstream is None or not upstream.isdisjoint(run.after)
 
 
 def _cursor(cursor: str | None) -> int:
@@ -81,6 +87,10 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
         if query.states is not None and State.RUNNING not in query.states:
             return []
         return [_running(query, before, now)]
+    if query.set_aside:
+        return [_set_aside(query, before)]
+    if query.upstream is not None:
+        return [_waiting_for(query.upstream, query, before)]
     if query.failing or by_time(query):
         return [_filtered(query, before)]
     if query.states is None and query.job is None:
@@ -160,6 +170,27 @@ def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[
     return f"{sql}{_NEWEST}", (*parameters, query.limit)
 
 
+def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
+    sql = (
+        "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane"
+        f" WHERE state = 'pending' AND lane = ? AND seq < ?{_NEWEST}"
+    )
+    return sql, (SET_ASIDE, before, query.limit)
+
+
+def _waiting_for(
+    upstream: frozenset[str], query: RunQuery, before: int
+) -> tuple[str, tuple[Any, ...]]:
+    """The followers of these runs, by the table that has them."""
+    sql = (
+        "SELECT DISTINCT run.seq AS seq FROM json_each(?) AS name"
+        " CROSS JOIN mainspring_upstream AS wait ON wait.upstream = name.value"
+        " CROSS JOIN mainspring_runs AS run ON run.seq = wait.seq"
+        f" WHERE run.state = 'waiting' AND run.seq < ?{_NEWEST}"
+    )
+    return sql, (name_list(upstream), before, query.limit)
+
+
 # The index is by job, then seq. Step from job to job; only the `limit` jobs whose newest run
 # is newest can have runs on the page.
 _ALL_JOBS = """
@@ -226,6 +257,8 @@ def counts(connection: sqlite3.Connection, now: int, since: datetime | None = No
     due: dict[str, Due] = {}
     for lane, count, oldest in json.loads(_value(connection, _DUE, now)):
         _, handler, _, _ = lane_parts(lane)
+        if lane == SET_ASIDE:
+            continue
         seen = due.get(handler, Due(0, from_us(oldest)))
         due[handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
     if since is None:
@@ -255,18 +288,17 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("id IN (SELECT value FROM json_each(?))")
         parameters.append(name_list(query.ids))
     if query.tag is not None:
-        where.append("EXISTS (SELECT 1 FROM json_each(body, '$[7]') WHERE value = ?)")
+        where.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
         parameters.append(query.tag)
     if query.follows:
-        where.append("json_array_length(body, '$[8]') > 0")
+        where.append("follows")
     if query.enabled is not None:
         where.append("enabled" if query.enabled else "NOT enabled")
     if query.text is not None:
-        where.append(
-            "(instr(small(id), small(?)) OR instr(small(json_extract(body, '$[6]')), small(?)))"
-        )
+        where.append("(instr(small(id), small(?)) OR instr(small(description), small(?)))")
         parameters += [query.text, query.text]
-    total = _total(connection, where, parameters) if query.counted else None
+    table = _table(query)
+    total = _total(connection, table, where, parameters) if query.counted else None
     if query.due is not None:
         where.append("enabled AND next_run_at <= ?")
         parameters.append(to_us(query.due))
@@ -274,19 +306,31 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("id > ?")
         parameters.append(query.cursor)
     order = "id" if query.due is None else "next_run_at, id"
-    chosen = f"SELECT rowid FROM mainspring_jobs{_all_of(where)} ORDER BY {order} LIMIT ? OFFSET ?"
+    chosen = f"SELECT rowid FROM {table}{_all_of(where)} ORDER BY {order} LIMIT ? OFFSET ?"
     parameters += [query.limit, query.offset]
-    text = _value(connection, f"{JOB_SELECT} WHERE rowid IN ({chosen})", *parameters)
-    found = read_jobs(text)
+    found = select_jobs(connection, f"WHERE rowid IN ({chosen})", *parameters)
     if query.due is not None:
-        return Page(sorted(found, key=lambda job: (job.next_run_at, job.id)))
+        return Page(sorted(found, key=lambda job: (job.next_run_at or EPOCH, job.id)))
     found.sort(key=lambda job: job.id)
     return Page(found, found[-1].id if len(found) == query.limit else None, total)
 
 
-def _total(connection: sqlite3.Connection, where: list[str], parameters: list[Any]) -> int:
-    sql = f"SELECT count(*) FROM mainspring_jobs{_all_of(where)}"
-    return int(_value(connection, sql, *parameters))
+def _table(query: JobQuery) -> str:
+    """The table, and the index to walk: what lists are filtered by is all in one index, so that no
+    definition is looked at but those of the page."""
+    if query.ids is not None or query.due is not None:
+        return "mainspring_jobs"
+    if query.follows and query.tag is None and query.text is None:
+        return "mainspring_jobs INDEXED BY mainspring_jobs_follows"
+    if query.tag is not None or query.text is not None or query.enabled is not None:
+        return "mainspring_jobs INDEXED BY mainspring_jobs_listed"
+    return "mainspring_jobs"
+
+
+def _total(
+    connection: sqlite3.Connection, table: str, where: list[str], parameters: list[Any]
+) -> int:
+    return int(_value(connection, f"SELECT count(*) FROM {table}{_all_of(where)}", *parameters))
 
 
 def _all_of(where: list[str]) -> str:

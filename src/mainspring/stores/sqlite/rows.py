@@ -11,22 +11,36 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from mainspring import codec
 from mainspring.clock import EPOCH
 from mainspring.errors import InvalidInput
-from mainspring.model import Attempt, Job, Outcome, Owner, Progress, Run, Source, State
+from mainspring.model import (
+    Attempt,
+    Job,
+    Outcome,
+    Owner,
+    Progress,
+    Run,
+    Source,
+    State,
+    Webhook,
+    replace,
+)
+from mainspring.policy import Policy
 from mainspring.stores.definitions import read_policy, read_schedule, read_webhook
-from mainspring.stores.sqlite.bulk import select
+from mainspring.stores.sqlite.bulk import BulkSql, select
+from mainspring.stores.unreadable import Salvage, report
 
 __all__ = [
     "JOB_SELECT",
     "LANE_SQL",
     "RUN_INSERT",
     "RUN_SELECT",
+    "SET_ASIDE",
     "change_column",
     "from_us",
     "job_row",
@@ -34,14 +48,19 @@ __all__ = [
     "lane_parts",
     "name_list",
     "progress_text",
-    "read_jobs",
+    "raise_unless_damage",
     "read_runs",
     "run_row",
     "runs_by_id",
+    "runs_one_by_one",
+    "select_jobs",
+    "select_runs",
+    "select_runs_by",
     "span_us",
     "to_us",
 ]
 
+T = TypeVar("T")
 _SEPARATOR = "\x1f"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii
@@ -84,6 +103,11 @@ LANE_SQL = """
         WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL
     ) THEN job_id ELSE '' END || char(31) || priority
 """
+
+
+SET_ASIDE = _SEPARATOR * 3 + "0"
+"""The lane of pending runs that could not be read: no handler has an empty name, so no claim
+takes from it."""
 
 
 def lane_parts(lane: str) -> tuple[str, str, str, int]:
@@ -160,7 +184,8 @@ def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
 
 
 def read_runs(text: str | None) -> list[tuple[int, Run]]:
-    """What `RUN_SELECT` gave, as (seq, run), in no order that can be relied on."""
+    """What `RUN_SELECT` gave, as (seq, run), in no order that can be relied on. Raises where any
+    of the runs cannot be read."""
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
@@ -171,12 +196,171 @@ def read_runs(text: str | None) -> list[tuple[int, Run]]:
     ]
 
 
+def select_runs(
+    connection: sqlite3.Connection, sql: str, *parameters: Any
+) -> list[tuple[int, Run]]:
+    """What a statement that begins with `RUN_SELECT` finds, as (seq, run), in no order. Runs that
+    cannot be read are given with `unreadable` set."""
+    try:
+        return read_runs(connection.execute(sql, parameters).fetchone()[0])
+    except Exception as error:
+        raise_unless_damage(error)
+    sql = _SEQ_SELECT + sql.removeprefix(RUN_SELECT)
+    seqs = json.loads(connection.execute(sql, parameters).fetchone()[0])
+    return runs_one_by_one(connection, seqs)
+
+
+def select_runs_by(
+    connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]], *after: Any
+) -> list[tuple[int, Run]]:
+    """The same for a statement with many rows of parameters."""
+    try:
+        texts = select(connection, sql, rows, *after)
+        return [found for text in texts for found in read_runs(text)]
+    except Exception as error:
+        raise_unless_damage(error)
+    head, tail, width = sql
+    sql = _SEQ_SELECT + head.removeprefix(RUN_SELECT), tail, width
+    seqs = [seq for text in select(connection, sql, rows, *after) for seq in json.loads(text)]
+    return runs_one_by_one(connection, seqs)
+
+
+_SEQ_SELECT = "SELECT json_group_array(seq) FROM mainspring_runs"
+
+
 def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Run]:
-    texts = select(connection, _RUNS_BY_ID, [(run_id,) for run_id in ids])
-    return {run.id: run for text in texts for _, run in read_runs(text)}
+    found = select_runs_by(connection, _RUNS_BY_ID, [(run_id,) for run_id in ids])
+    return {run.id: run for _, run in found}
 
 
 _RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
+
+
+# -- records that cannot be read ------------------------------------------------------------
+#
+# A page is read in one step, and one damaged value spoils the whole page. Only then its rows are
+# read one by one, and each of them part by part.
+
+_CONTENT = ("Could not decode to UTF-8", "JSON cannot hold BLOB", "malformed JSON")
+
+
+def raise_unless_damage(error: Exception) -> None:
+    """Raise errors of the database itself again; what is wrong with a row is handled here."""
+    if isinstance(error, sqlite3.Error) and not str(error).startswith(_CONTENT):
+        raise error
+
+
+def runs_one_by_one(connection: sqlite3.Connection, seqs: Iterable[int]) -> list[tuple[int, Run]]:
+    rows = _raw_rows(connection, _ONE_RUN, seqs)
+    return [(row["seq"], _salvaged_run(row)) for row in rows]
+
+
+_ONE_RUN = f"SELECT {', '.join((*_PLAIN, *_JSON))} FROM mainspring_runs WHERE seq = ?"
+
+
+def _raw_rows(
+    connection: sqlite3.Connection, sql: str, keys: Iterable[Any]
+) -> list[dict[str, Any]]:
+    """Rows by column, with text as bytes: it may be no Unicode."""
+    kept, connection.text_factory = connection.text_factory, bytes
+    try:
+        found = []
+        for key in keys:
+            cursor = connection.execute(sql, (key,))
+            names = [column[0] for column in cursor.description]
+            found += [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return found
+    finally:
+        connection.text_factory = kept
+
+
+def _salvaged_run(row: Mapping[str, Any]) -> Run:
+    salvage = Salvage()
+    part = salvage.part
+
+    def text(name: str) -> str:
+        return part(name, lambda: _as_text(row[name]), "")
+
+    def text_or_none(name: str) -> str | None:
+        return None if row[name] is None else text(name)
+
+    def number(name: str) -> int:
+        return part(name, lambda: _as_number(row[name]), 0)
+
+    def moment(name: str) -> datetime:
+        return part(name, lambda: from_us(_as_number(row[name])), EPOCH)
+
+    def moment_or_none(name: str) -> datetime | None:
+        return None if row[name] is None else moment(name)
+
+    def value(name: str) -> Any:
+        return part(name, lambda: codec.decode(_as_text_or_none(row[name])), None)
+
+    def values(name: str, read: Callable[[list[Any]], T], otherwise: T) -> T:
+        if row[name] is None:
+            return otherwise
+        return part(name, lambda: read(_as_list(codec.decode(_as_text(row[name])))), otherwise)
+
+    run = Run(
+        id=part("id", lambda: _as_text(row["id"]), repr(row["id"])),
+        job_id=text("job_id"),
+        handler=text("handler"),
+        created_at=moment("created_at"),
+        scheduled_at=moment("scheduled_at"),
+        run_at=moment("run_at"),
+        source=part("source", lambda: Source(_as_text(row["source"])), Source.ENQUEUE),
+        queue=text("queue"),
+        priority=number("priority"),
+        payload=value("payload"),
+        # An unknown state counts as not over: what comes after the run waits.
+        state=part("state", lambda: State(_as_text(row["state"])), State.WAITING),
+        attempt=number("attempt"),
+        failures=number("failures"),
+        lapses=number("lapses"),
+        token=number("token"),
+        start_by=moment_or_none("start_by"),
+        started_at=moment_or_none("started_at"),
+        finished_at=moment_or_none("finished_at"),
+        worker=text_or_none("worker"),
+        lease_until=moment_or_none("lease_until"),
+        cancel_requested=bool(number("cancel_requested")),
+        result=value("result"),
+        error=text_or_none("error"),
+        reason=text_or_none("reason"),
+        progress=values("progress", lambda given: Progress(*given), None),
+        dedupe_key=text_or_none("dedupe_key"),
+        dedupe_until=moment_or_none("dedupe_until"),
+        after=values("after", tuple, ()),
+        after_any=bool(number("after_any")),
+        attempts=values("attempts", lambda given: tuple(map(_attempt, given)), ()),
+    )
+    if salvage.problem is None:
+        return run
+    run = replace(run, unreadable=salvage.problem)
+    report(run)
+    return run
+
+
+def _as_text(value: Any) -> str:
+    if not isinstance(value, bytes):
+        raise ValueError(f"{value!r} is no text")
+    return value.decode()
+
+
+def _as_text_or_none(value: Any) -> str | None:
+    return None if value is None else _as_text(value)
+
+
+def _as_number(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _as_list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{str(value)[:80]!r} is no list")
+    return value
 
 
 class _Moments(dict[int | None, datetime | None]):
@@ -229,7 +413,7 @@ def _run(
         progress=None if progress is None else Progress(*progress),
         dedupe_key=dedupe_key,
         dedupe_until=moments[dedupe_until],
-        after=tuple(after) if after else (),
+        after=tuple(_as_list(after)) if after else (),
         after_any=bool(after_any),
         attempts=tuple(map(_attempt, attempts)) if attempts else (),
     )
@@ -371,11 +555,87 @@ def job_row(job: Job) -> dict[str, Any]:
     }
 
 
-def read_jobs(text: str | None) -> list[Job]:
+def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) -> list[Job]:
+    """Jobs in no order. Those that cannot be read are given with `unreadable` set."""
+    try:
+        text = connection.execute(f"{JOB_SELECT} {where}", parameters).fetchone()[0]
+        return _read_jobs(text)
+    except Exception as error:
+        raise_unless_damage(error)
+    sql = f"SELECT json_group_array(rowid) FROM mainspring_jobs {where}"
+    rowids = json.loads(connection.execute(sql, parameters).fetchone()[0])
+    return [_salvaged_job(row) for row in _raw_rows(connection, _ONE_JOB, rowids)]
+
+
+_ONE_JOB = (
+    "SELECT id, version, enabled, next_run_at, last_run_at, body, payload, metadata, webhook"
+    " FROM mainspring_jobs WHERE rowid = ?"
+)
+
+
+def _read_jobs(text: str | None) -> list[Job]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
     return [_job(*flat[at : at + 5]) for at in range(0, len(flat), 5)]
+
+
+def _salvaged_job(row: Mapping[str, Any]) -> Job:
+    salvage = Salvage()
+    part = salvage.part
+    columns = ("id", "version", "enabled", "next_run_at", "last_run_at")
+    id, version, enabled, next_run_at, last_run_at = (row[name] for name in columns)
+
+    def number(name: str, value: Any) -> int:
+        return part(name, lambda: _as_number(value), 0)
+
+    def moment(name: str, us: Any) -> datetime:
+        return part(name, lambda: from_us(_as_number(us)), EPOCH)
+
+    def value(name: str) -> Any:
+        return part(name, lambda: codec.decode(_as_text_or_none(row[name])), None)
+
+    body = part("definition", lambda: _job_body(_as_text(row["body"])), _NO_BODY)
+    handler, created_at, updated_at, schedule, policy, owner, description, tags, _ = body
+    job = Job(
+        id=part("id", lambda: _as_text(id), repr(id)),
+        handler=handler,
+        created_at=moment("created_at", created_at),
+        updated_at=moment("updated_at", updated_at),
+        payload=value("payload"),
+        schedule=part(
+            "schedule", lambda: None if schedule is None else read_schedule(schedule), None
+        ),
+        policy=part("policy", lambda: read_policy(policy), Policy()),
+        enabled=bool(number("enabled", enabled)),
+        next_run_at=None if next_run_at is None else moment("next_run_at", next_run_at),
+        last_run_at=None if last_run_at is None else moment("last_run_at", last_run_at),
+        version=number("version", version),
+        owner=part("owner", lambda: Owner(owner), Owner.API),
+        description=description,
+        tags=part("tags", lambda: tuple(tags), ()),
+        metadata=value("metadata") or {},
+        webhook=part("webhook", lambda: _webhook(row["webhook"]), None),
+    )
+    if salvage.problem is None:
+        return job
+    job = replace(job, unreadable=salvage.problem)
+    report(job)
+    return job
+
+
+def _job_body(text: str) -> list[Any]:
+    body = _as_list(codec.decode(text))
+    if len(body) != len(_NO_BODY):
+        raise ValueError(f"it has {len(body)} parts, this version knows {len(_NO_BODY)}")
+    return body
+
+
+_NO_BODY: list[Any] = ["", 0, 0, None, "{}", Owner.API, "", [], []]
+
+
+def _webhook(kept: bytes | None) -> Webhook | None:
+    return None if kept is None else read_webhook(_as_text(kept))
 
 
 def _job(

@@ -140,9 +140,38 @@ CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE atte
     (state = 'waiting' OR state = 'pending' OR state = 'cancelled' OR state = 'skipped');
 """
 
+# What lists of jobs are filtered by, worked out from the definition when it is written, so that a
+# list parses only the jobs that it shows. A definition that is no JSON has none of these.
+#
+# And which waiting runs come after a run: an ended run looks up its own followers only. Rows are
+# left when a run no longer waits, and deleted by the next prune.
+_LISTS = """
+ALTER TABLE mainspring_jobs ADD COLUMN follows INTEGER AS (
+    CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END
+) VIRTUAL;
+ALTER TABLE mainspring_jobs ADD COLUMN tags TEXT AS (
+    CASE WHEN json_valid(body) THEN json_extract(body, '$[7]') END
+) VIRTUAL;
+ALTER TABLE mainspring_jobs ADD COLUMN description TEXT AS (
+    CASE WHEN json_valid(body) THEN json_extract(body, '$[6]') END
+) VIRTUAL;
+CREATE INDEX mainspring_jobs_follows ON mainspring_jobs (id) WHERE follows;
+CREATE INDEX mainspring_jobs_listed ON mainspring_jobs (id, enabled, follows, tags, description);
+
+CREATE TABLE mainspring_upstream (
+    upstream TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (upstream, seq)
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)
+SELECT name.value, run.seq FROM mainspring_runs AS run INDEXED BY mainspring_runs_rare,
+    json_each(CASE WHEN json_valid(run."after") THEN run."after" END) AS name
+WHERE run.state = 'waiting';
+"""
+
 _WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
 
-MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED]
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

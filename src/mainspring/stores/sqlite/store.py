@@ -33,7 +33,7 @@ from mainspring.store import (
 from mainspring.stores.sqlite import changes as committing
 from mainspring.stores.sqlite import firing, notes, reads, writes
 from mainspring.stores.sqlite.reader import Reader
-from mainspring.stores.sqlite.rows import job_row, span_us, to_us
+from mainspring.stores.sqlite.rows import job_row, runs_one_by_one, span_us, to_us
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
 from mainspring.stores.sqlite.turns import Turn
@@ -96,8 +96,16 @@ class SqliteStore:
 
     async def claim(self, claim: Claim) -> list[Run]:
         [claimed] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
-        runs: list[Run] = claimed.runs()
-        return runs
+        runs: list[Run] | None = claimed.runs()
+        return await self._readable(claimed.seqs) if runs is None else runs
+
+    async def _readable(self, seqs: Sequence[int]) -> list[Run]:
+        """Of claimed runs those that can be read, in order. The others are set aside; if that
+        fails, their leases lapse and the next claim of them comes here again."""
+        found = dict(await self._open_session().reader.read(runs_one_by_one, list(seqs)))
+        aside = [(seq, run.token) for seq, run in found.items() if run.unreadable is not None]
+        await self._write(writes.set_aside, aside, wakes=False)
+        return [found[seq] for seq in seqs if seq in found and found[seq].unreadable is None]
 
     async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         since = to_us(self._clock.now() - back)
@@ -119,7 +127,11 @@ class SqliteStore:
     async def find(self, query: RunQuery) -> Page[Run]:
         now, session = to_us(self._clock.now()), self._open_session()
         reader = session.slow_reader if reads.by_time(query) else session.reader
-        return await reader.read(reads.find, query, now)
+        page = await reader.read(reads.find, query, now)
+        if query.set_aside:
+            again = [run.id for run in page.items if run.unreadable is None]
+            await self._write(writes.bring_back, again)
+        return page
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = to_us(self._clock.now())
@@ -211,7 +223,7 @@ class SqliteStore:
     def _give_back(self, result: list[writes.Claimed]) -> None:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
         session, runs = self._session, result[0].runs()
-        if session is None or not runs:
+        if session is None or not runs:  # of what cannot be read the leases lapse
             return
         now = self._clock.now()
         back = [committing.Written.of(states.released(run, now, began=False)) for run in runs]

@@ -7,6 +7,7 @@ order; the writer may join the items of several callers into one call.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,22 +21,37 @@ from mainspring.model import (
     replace,
 )
 from mainspring.store import Added, Claim, Held
-from mainspring.stores.sqlite.bulk import bulk, select
+from mainspring.stores.sqlite.bulk import bulk
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
+    LANE_SQL,
     RUN_INSERT,
     RUN_SELECT,
+    SET_ASIDE,
     lane_of,
     name_list,
     progress_text,
+    raise_unless_damage,
     read_runs,
     run_row,
     runs_by_id,
+    select_runs_by,
     span_us,
 )
 from mainspring.stores.sqlite.transaction import Transaction
 
-__all__ = ["Claimed", "NewRun", "add", "claim", "drop", "elect", "prune", "renew"]
+__all__ = [
+    "Claimed",
+    "NewRun",
+    "add",
+    "bring_back",
+    "claim",
+    "drop",
+    "elect",
+    "prune",
+    "renew",
+    "set_aside",
+]
 
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
@@ -71,9 +87,22 @@ def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
     """Insert those whose id is new. Where some were not, gives all as they are stored."""
     limited = _limited(tx, {item.run.job_id for item in items})
     rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
-    if bulk(tx.connection, RUN_INSERT, rows) == len(rows):
+    inserted = bulk(tx.connection, RUN_INSERT, rows)
+    waits = [(name, item.run.id) for item in items for name in item.run.after]
+    if waits:
+        bulk(tx.connection, _WAIT, waits)
+    if inserted == len(rows):
         return {}
     return runs_by_id(tx.connection, [item.run.id for item in items])
+
+
+# Also for runs that were there already: what they wait for is the same.
+_WAIT = (
+    "INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)"
+    " SELECT v.column1, run.seq FROM (VALUES ",
+    ") AS v JOIN mainspring_runs AS run ON run.id = v.column2 WHERE run.state = 'waiting'",
+    2,
+)
 
 
 def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
@@ -90,8 +119,8 @@ _LIMITED = (
 def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     """Which items meet a taken key (in the store, or earlier among them), by position."""
     keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
-    texts = select(tx.connection, _HOLDERS, keys, tx.now)
-    holders = {run.dedupe_key: run for text in texts for _, run in read_runs(text)}
+    held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
+    holders = {run.dedupe_key: run for _, run in held}
     known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
     found: dict[int, Added] = {}
     refused: set[str] = set()
@@ -134,9 +163,13 @@ class Claimed:
     seqs: Sequence[int] = ()
     text: str | None = None
 
-    def runs(self) -> list[Run]:
-        runs = dict(read_runs(self.text))
-        return [runs[seq] for seq in self.seqs]
+    def runs(self) -> list[Run] | None:
+        """The runs in order; None if one of them cannot be read."""
+        try:
+            runs = dict(read_runs(self.text))
+            return [runs[seq] for seq in self.seqs]
+        except Exception:  # a damaged value may raise anything
+            return None
 
 
 def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed]:
@@ -149,7 +182,11 @@ def _claim(tx: Transaction, claim: Claim) -> Claimed:
         return Claimed()
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
-    return Claimed(seqs, tx.value(_BY_SEQS, chosen))
+    try:
+        return Claimed(seqs, tx.value(_BY_SEQS, chosen))
+    except sqlite3.OperationalError as error:
+        raise_unless_damage(error)
+        return Claimed(seqs)
 
 
 _TAKE = """
@@ -158,6 +195,27 @@ SET state = 'running', token = token + 1, attempt = attempt + 1,
     worker = ?, started_at = ?, lease_until = ?, progress = NULL
 WHERE seq IN (SELECT value FROM json_each(?))
 """
+
+
+def set_aside(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[bool]:
+    """Give back claimed runs that cannot be read, each by its seq and token, where no claim
+    finds them. Nothing else of them is touched."""
+    return [bool(tx.changed(_SET_ASIDE, SET_ASIDE, *item)) for item in items]
+
+
+_SET_ASIDE = """
+UPDATE mainspring_runs SET state = 'pending', attempt = attempt - 1, worker = NULL,
+    started_at = NULL, lease_until = NULL, lane = ?
+WHERE seq = ? AND token = ? AND state = 'running'
+"""
+
+
+def bring_back(tx: Transaction, items: Sequence[str]) -> list[bool]:
+    """Let claims find these runs again, which were set aside and can be read by now."""
+    return [bool(tx.changed(_BRING_BACK, run_id, SET_ASIDE)) for run_id in items]
+
+
+_BRING_BACK = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND lane = ?"
 
 
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Run | None]:
@@ -200,9 +258,16 @@ _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE 
 def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Each item is a moment and how many runs may go."""
     tx.changed(_EXPIRED, tx.now)
+    tx.changed(_WAITED)
     return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
 
 
+_WAITED = """
+DELETE FROM mainspring_upstream WHERE NOT EXISTS (
+    SELECT 1 FROM mainspring_runs AS run
+    WHERE run.seq = mainspring_upstream.seq AND run.state = 'waiting'
+)
+"""
 _EXPIRED = "DELETE FROM mainspring_notes WHERE expires_at <= ?"
 
 

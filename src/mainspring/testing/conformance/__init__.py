@@ -7,6 +7,7 @@
 A store that reads a clock of its own sets `tick` to a fraction of a second and overrides
 `advance` to sleep. `make_peer` gives a second client of the same data. A store with transactions
 says how a handler writes with their sessions: `write_effect`, `write_effect_blocking`, `effects`.
+`damage_run` and `damage_job` break a stored record, which must not stop any other.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from mainspring.testing.conformance.listing import ListingJobs
 from mainspring.testing.conformance.naming import Naming
 from mainspring.testing.conformance.notes import Noting
 from mainspring.testing.conformance.racing import Racing
-from mainspring.testing.conformance.reading import Counting, Finding, Pruning
+from mainspring.testing.conformance.reading import Counting, Finding, Following, Pruning
 from mainspring.testing.conformance.transacting import Transacting
+from mainspring.testing.conformance.unreadable import Unreadable
 
 __all__ = ["StoreConformance"]
 
@@ -37,6 +39,7 @@ class StoreConformance(
     Rescuing,
     Reviving,
     Finding,
+    Following,
     Counting,
     Pruning,
     KeepingJobs,
@@ -49,5 +52,6 @@ class StoreConformance(
     Noting,
     Racing,
     Transacting,
+    Unreadable,
 ):
     """Subclass it under a name that begins with `Test`, and say how a store is made."""

@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mainspring import states
 from mainspring.model import (
     Job,
@@ -27,7 +29,10 @@ from mainspring.policy import Overlap, Policy
 from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery, Store
 from mainspring.testing.clocks import FakeClock
 
-__all__ = ["Suite"]
+__all__ = ["Repair", "Suite"]
+
+Repair = Callable[[], Awaitable[None]]
+"""Puts back what a test has damaged."""
 
 
 class Suite:
@@ -64,6 +69,19 @@ class Suite:
     async def effects(self, store: Store) -> list[str]:
         """The names that were written and committed, in order of the alphabet."""
         raise NotImplementedError("say how effects are read: override effects()")
+
+    async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
+        """Damage a part of a run's record, behind the store's back, so that it cannot be read.
+
+        `part` is the name of one of a run's fields (payload, result, attempts, progress, after,
+        source; `state`: one that no version knows). Gives what puts the part back. The tests that
+        need it are skipped where it is not overridden.
+        """
+        pytest.skip("say how a record is damaged: override damage_run()")
+
+    async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
+        """The same of a job: its schedule, policy, payload or `definition` (all of it)."""
+        pytest.skip("say how a record is damaged: override damage_job()")
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, for the store too."""

@@ -181,13 +181,13 @@ SCHEDULES: list[Schedule] = [
 
 class Keeping(Suite):
     async def test_every_field_of_a_run(self, store: Store) -> None:
-        _differs_everywhere(RUN, self.run(), {"handler", "job_id", "duplicate"})
+        _differs_everywhere(RUN, self.run(), {"unreadable", "handler", "job_id", "duplicate"})
         await store.add([RUN])
         assert await self.one(store, RUN.id) == RUN
         assert (await store.find(RunQuery())).items == [RUN]
 
     async def test_every_field_of_a_job(self, store: Store) -> None:
-        _differs_everywhere(JOB, self.job(), {"handler", "version"})
+        _differs_everywhere(JOB, self.job(), {"handler", "version", "unreadable"})
         assert await store.put_job(JOB) is True
         kept = await self.read_job(store, JOB.id)
         assert kept == replace(JOB, version=1)

@@ -179,6 +179,64 @@ class Finding(Suite):
         assert lapsed in both
 
 
+class Following(Suite):
+    """Which waiting runs come after a run."""
+
+    async def _following(self, store: Store, *upstream: str, **query: Any) -> list[str]:
+        return await self.all_ids(store, upstream=frozenset(upstream), **query)
+
+    async def _workflows(self, store: Store) -> None:
+        waiting = {"state": State.WAITING}
+        await store.add(
+            [
+                *self.runs("a", "b", "c"),
+                self.run("after_a", after=("a",), **waiting),
+                self.run("after_both", after=("a", "b"), **waiting),
+                self.run("after_b", after=("b",), job_id="other", **waiting),
+                self.run("behind", after=("after_a",), **waiting),
+            ]
+        )
+
+    async def test_those_that_wait_for_a_run(self, store: Store) -> None:
+        await self._workflows(store)
+        assert set(await self._following(store, "a")) == {"after_a", "after_both"}
+        assert set(await self._following(store, "b")) == {"after_b", "after_both"}
+        assert await self._following(store, "after_a") == ["behind"]
+        assert await self._following(store, "c", "nowhere") == []
+        assert await self._following(store) == []
+
+    async def test_each_is_given_once_and_page_by_page(self, store: Store) -> None:
+        await self._workflows(store)
+        for limit in (1, 2, 100):
+            found = await self._following(store, "a", "b", limit=limit)
+            assert sorted(found) == ["after_a", "after_b", "after_both"]
+
+    async def test_what_no_longer_waits_is_not_among_them(self, store: Store) -> None:
+        await self._workflows(store)
+        [run] = (await store.get(["after_a"])).values()
+        freed = states.unblocked(run, await store.now(), {"a": State.SUCCEEDED})
+        assert freed is not None
+        assert await store.commit([freed]) == [True]
+        assert await self._following(store, "a") == ["after_both"]
+        await store.prune(await store.now(), 100)
+        assert await self._following(store, "a") == ["after_both"]
+        assert await self._following(store, "after_a") == ["behind"]
+
+    async def test_a_slot_that_was_queued_follows_the_one_before(self, store: Store) -> None:
+        job = await self.put(store)
+        first = await self.fire(store, job, self.at(0), "queue")
+        second = await self.fire(store, await self.read_job(store), self.at(1), "queue")
+        assert await self._following(store, first.runs[0].id) == [second.runs[0].id]
+
+    async def test_many_followers_of_many_runs(self, store: Store) -> None:
+        roots = [f"r{n}" for n in range(300)]
+        await store.add(self.runs(*roots))
+        await store.add(
+            [self.run(f"f{n}", after=(f"r{n}",), state=State.WAITING) for n in range(300)]
+        )
+        assert len(await self._following(store, *roots, limit=1000)) == 300
+
+
 class Counting(Suite):
     async def test_nothing(self, store: Store) -> None:
         counts = await store.counts()

@@ -1,0 +1,233 @@
+"""One record that cannot be read must not stop any other, and nothing of it may be lost."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from mainspring import states
+from mainspring.model import Attempt, Outcome, Progress, Run, State, replace
+from mainspring.policy import Delivery, Policy
+from mainspring.schedules import every
+from mainspring.states import Failure
+from mainspring.store import Held, JobQuery, RunQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Unreadable"]
+
+RUN_PARTS = ("payload", "result", "attempts", "progress", "after", "source")
+JOB_PARTS = ("schedule", "policy", "payload", "definition")
+
+_each_run_part = pytest.mark.parametrize("part", RUN_PARTS)
+_each_job_part = pytest.mark.parametrize("part", JOB_PARTS)
+
+
+class Unreadable(Suite):
+    def _full(self, run_id: str, **fields: object) -> Run:
+        """A run with a value in each part that may be damaged."""
+        attempt = Attempt(1, "w0", self.start, self.start, Outcome.FAILED, "boom", "trace", ("l",))
+        given = {
+            "payload": {"n": 1},
+            "result": "r",
+            "attempt": 1,
+            "attempts": (attempt,),
+            "progress": Progress(1, 2, "half"),
+            "after": ("upstream",),
+            **fields,
+        }
+        return self.run(run_id, **given)
+
+    @pytest.mark.parametrize("part", [part for part in RUN_PARTS if part != "progress"])
+    async def test_a_claim_passes_over_a_run_that_cannot_be_read(
+        self, store: Store, part: str
+    ) -> None:
+        await store.add([self._full("bad"), self._full("good")])
+        repair = await self.damage_run(store, "bad", part)
+        assert await self.claim_ids(store) == ["good"]
+        assert await self.claim_ids(store) == []
+        bad = await self.one(store, "bad")
+        assert bad.unreadable
+        assert (bad.state, bad.attempt, bad.worker) == (State.PENDING, 1, None)
+        page = await store.find(RunQuery(set_aside=True))
+        assert [(run.id, bool(run.unreadable)) for run in page.items] == [("bad", True)]
+        await repair()
+        await store.find(RunQuery(set_aside=True))
+        [again] = await self.claim(store)
+        whole = self._full("bad")
+        assert (again.payload, again.attempts) == (whole.payload, whole.attempts)
+        assert (again.attempt, again.after) == (2, whole.after)
+
+    async def test_many_runs_that_cannot_be_read_do_not_hide_the_one_that_can(
+        self, store: Store
+    ) -> None:
+        bad = [f"bad{n}" for n in range(12)]
+        await store.add([self._full(name, priority=9) for name in bad])
+        await store.add([self._full("good", priority=1)])
+        for name in bad:
+            await self.damage_run(store, name, "payload")
+        taken: list[str] = []
+        for _ in range(6):
+            taken += await self.claim_ids(store, limit=3)
+        assert taken == ["good"]
+
+    async def test_a_limit_is_not_used_up_by_runs_that_cannot_be_read(self, store: Store) -> None:
+        await self.put(store, concurrency=1)
+        await store.add([self._full("bad", priority=9), self._full("good")])
+        await self.damage_run(store, "bad", "payload")
+        taken = [*await self.claim_ids(store), *await self.claim_ids(store)]
+        assert taken == ["good"]
+
+    @_each_run_part
+    async def test_lists_give_it_with_the_reason(self, store: Store, part: str) -> None:
+        await store.add([self._full("a"), self._full("bad"), self._full("c")])
+        await self.damage_run(store, "bad", part)
+        assert sorted(await self.all_ids(store, limit=1)) == ["a", "bad", "c"]
+        found = await store.get(["a", "bad", "c"])
+        assert [bool(found[i].unreadable) for i in ("a", "bad", "c")] == [False, True, False]
+        assert found["a"] == self._full("a")
+        pending = frozenset({State.PENDING})
+        assert len((await store.find(RunQuery(states=pending, job="job"))).items) == 3
+
+    @_each_run_part
+    async def test_a_lapsed_run_that_cannot_be_read_is_rescued_with_the_others(
+        self, store: Store, part: str
+    ) -> None:
+        await store.add([self._full("bad"), self._full("good")])
+        await self.claim(store)
+        repair = await self.damage_run(store, "bad", part)
+        await self.pass_ticks(31)
+        lapsed = (await store.find(RunQuery(lapsed=True))).items
+        assert sorted(run.id for run in lapsed) == ["bad", "good"]
+        now = await store.now()
+        changes = [states.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
+        assert await store.commit(changes) == [True, True]
+        assert await self.states(store, "bad", "good") == [State.PENDING] * 2
+        await repair()
+        assert (await self.one(store, "bad")).attempts[:1] == self._full("bad").attempts
+
+    async def test_a_held_run_whose_record_is_damaged_can_be_renewed_and_ended(
+        self, store: Store
+    ) -> None:
+        await store.add([self._full("bad"), self._full("good")])
+        held = await self.claim(store)
+        await self.damage_run(store, "bad", "payload")
+        kept = await store.renew([Held(run.id, run.token) for run in held], self.ticks(30))
+        assert len(kept) == 2
+        now = await store.now()
+        assert await store.commit([states.succeeded(r, now, None) for r in held]) == [True] * 2
+
+    async def test_cancelling_it_leaves_what_cannot_be_read(self, store: Store) -> None:
+        await store.add([self._full("bad")])
+        repair = await self.damage_run(store, "bad", "attempts")
+        bad = await self.one(store, "bad")
+        now = await store.now()
+        assert await store.commit([states.cancelled(bad, now, "asked")]) == [True]
+        await repair()
+        after = await self.one(store, "bad")
+        assert (after.state, after.attempts) == (State.CANCELLED, self._full("bad").attempts)
+
+    async def test_it_still_holds_its_dedupe_key(self, store: Store) -> None:
+        await store.add([self._full("bad", dedupe_key="k", after=())])
+        await self.damage_run(store, "bad", "payload")
+        [added, other] = await store.add([self.run("new", dedupe_key="k"), self.run("other")])
+        assert (added.duplicate, added.run.id, other.duplicate) == (True, "bad", False)
+        [same] = await store.add([self._full("bad")])
+        assert same.run.id == "bad"
+
+    async def test_later_slots_do_not_wait_for_it(self, store: Store) -> None:
+        job = await self.put(store)
+        await self.fire(store, job, self.at(0))
+        [first] = await self.all_ids(store)
+        await self.damage_run(store, first, "payload")
+        assert await self.claim(store) == []
+        for at, overlap in enumerate(("skip", "queue", "replace"), start=1):
+            fired = await self.fire(store, await self.read_job(store), self.at(at), overlap)
+            assert [run.state for run in fired.runs] == [State.PENDING]
+            await self.pass_ticks(1)
+            [held] = await self.claim(store)
+            now = await store.now()
+            assert await store.commit([states.succeeded(held, now, None)]) == [True]
+
+    async def test_a_slot_waits_for_one_that_runs(self, store: Store) -> None:
+        job = await self.put(store)
+        await self.fire(store, job, self.at(0))
+        [first] = await self.claim(store)
+        await self.damage_run(store, first.id, "payload")
+        fired = await self.fire(store, await self.read_job(store), self.at(1))
+        assert [run.state for run in fired.runs] == [State.SKIPPED]
+
+    async def test_counts_and_prune_go_on(self, store: Store) -> None:
+        await store.add([self.run("bad"), self.run("good")])
+        for run in await self.claim(store):
+            failure = states.failed(run, await store.now(), Failure("boom"))
+            assert await store.commit([failure]) == [True]
+        await self.damage_run(store, "bad", "attempts")
+        counts = await store.counts(since=self.start - timedelta(hours=1))
+        assert counts.ended == {State.FAILED: 2}
+        await self.pass_ticks(60)
+        assert await store.prune(await store.now(), 100) == 2
+
+    async def test_what_is_set_aside_is_not_due(self, store: Store) -> None:
+        """Else `doctor` would say that no worker takes it."""
+        await store.add([self._full("bad")])
+        await self.damage_run(store, "bad", "payload")
+        assert await self.claim_ids(store) == []
+        counts = await store.counts()
+        assert counts.total(State.PENDING) == 1
+        assert counts.due == {}
+
+    async def test_a_state_that_only_a_newer_version_knows(self, store: Store) -> None:
+        await store.add([self._full("bad"), self._full("good")])
+        await self.damage_run(store, "bad", "state")
+        assert await self.claim_ids(store) == ["good"]
+        found = await store.get(["bad", "good"])
+        assert found["bad"].unreadable
+        assert not found["bad"].finished
+        await store.counts(since=self.start)
+
+    # -- jobs
+
+    @_each_job_part
+    async def test_a_job_that_cannot_be_read_stops_no_other(self, store: Store, part: str) -> None:
+        for name in ("bad", "good"):
+            job = self.job(
+                name,
+                next_run_at=self.start,
+                schedule=every("5m").bind(name, self.start),
+                policy=Policy.make(after=("root",), concurrency=3),
+                payload={"n": 1},
+                tags=("t",),
+                description="Both",
+            )
+            assert await store.put_job(job)
+        good = await self.read_job(store, "good")
+        repair = await self.damage_job(store, "bad", part)
+        for query in (
+            JobQuery(),
+            JobQuery(due=await store.now()),
+            JobQuery(ids=frozenset({"bad", "good"})),
+            JobQuery(limit=10, counted=True, enabled=True),
+        ):
+            found = {job.id: job for job in (await store.jobs(query)).items}
+            assert found.keys() == {"bad", "good"}
+            assert found["good"] == good
+            assert found["bad"].unreadable
+            assert found["bad"].version == 1
+        for query in (JobQuery(tag="t"), JobQuery(text="both"), JobQuery(follows=True)):
+            names = [job.id for job in (await store.jobs(query)).items]
+            assert names in (["bad", "good"], ["good"])
+        assert (await self.fire(store, good, self.at(0))).done
+        assert await store.put_job(replace(good, version=2, description="changed"))
+        await store.add([self.run("a", job_id="bad"), self.run("b", job_id="good")])
+        assert len(await self.claim(store)) == 3
+        await repair()
+        bad = await self.read_job(store, "bad")
+        assert bad.unreadable is None
+        assert replace(bad, id="good") == replace(good, schedule=bad.schedule)
+
+    async def test_a_job_that_cannot_be_read_can_be_removed(self, store: Store) -> None:
+        await self.put(store, "bad")
+        await self.damage_job(store, "bad", "definition")
+        assert await store.drop_job("bad", 1)
+        assert (await store.jobs(JobQuery())).items == []
