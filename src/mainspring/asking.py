@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from mainspring import reports
 from mainspring.engine.bulk import Matched
 from mainspring.engine.engine import Engine
+from mainspring.engine.live_workers import LiveWorker
 from mainspring.errors import InvalidInput
 from mainspring.model import Job, Note, Page, Run, State, check_key
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
@@ -111,6 +112,11 @@ class Asking:
 
     async def health(self) -> SchedulerHealth:
         return await self._call(reports.health(self._running(), self._settings))
+
+    async def list_workers(self) -> list[LiveWorker]:
+        """The processes that work on this store's runs, and which handlers they have. One that
+        was killed is listed for up to a minute."""
+        return await self._call(reports.list_workers(self._running()))
 
     async def job_health(self, id: str) -> JobHealth:
         return await self._call(reports.job_health(self._running(), id))

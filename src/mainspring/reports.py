@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from mainspring.engine.engine import Engine
+from mainspring.engine.live_workers import LiveWorker, without_worker
 from mainspring.errors import StoreError
 from mainspring.model import State
 from mainspring.settings import Settings
@@ -17,6 +18,9 @@ __all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
 
 RECENT = 200
 """Runs that a job's figures look back on."""
+
+
+JobStatus = Literal["healthy", "failing", "paused", "no_worker", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,16 @@ class SchedulerHealth:
     workers: int
     stuck_threads: int
     is_leader: bool
+    jobs_without_worker: tuple[str, ...] = ()
+    """Jobs that this process does not fire, because no live worker has their handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
+    """`no_worker`: no live worker has the job's handler, so none of its runs can start."""
+
     job_id: str
-    status: Literal["healthy", "failing", "paused", "unknown"]
+    status: JobStatus
     enabled: bool
     last_run_at: datetime | None
     next_run_at: datetime | None
@@ -97,7 +105,8 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         await engine.control.jobs(JobQuery(limit=1))
     except StoreError as error:
         store = str(error)
-    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1)
+    orphaned = engine.live_workers.not_fired
+    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1) and not orphaned
     return SchedulerHealth(
         status="healthy" if fine else "degraded",
         store=store,
@@ -106,15 +115,22 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         workers=settings.workers,
         stuck_threads=engine.worker.stuck,
         is_leader=engine.keeper.leads,
+        jobs_without_worker=orphaned,
     )
+
+
+async def list_workers(engine: Engine) -> list[LiveWorker]:
+    return await engine.live_workers.current()
 
 
 async def job_health(engine: Engine, job_id: str) -> JobHealth:
     job = await engine.control.job(job_id)
     metrics = await job_metrics(engine, job_id)
-    status: Literal["healthy", "failing", "paused", "unknown"] = "healthy"
+    status: JobStatus = "healthy"
     if not job.enabled:
         status = "paused"
+    elif without_worker([job], await list_workers(engine)):
+        status = "no_worker"
     elif metrics.total == 0:
         status = "unknown"
     elif metrics.consecutive_failures:

@@ -453,6 +453,7 @@ class Scheduler(Asking):
             events=self._events,
             rng=self._rng,
             resources=self._resources,
+            store_url=self._url,
         )
         await engine.start(home, list(self._drafts.values()), inline=self._inline)
         return engine

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from mainspring import Scheduler
-from tests.cli.conftest import Run
+from mainspring.cli.loading import load_scheduler
+from tests.cli.conftest import Run, until
 
 Stocked = dict[str, str]
 
@@ -120,3 +122,30 @@ def test_a_webhook_is_shown_without_its_secrets(run: Run, stocked: dict[str, str
     assert (told["url"], told["signed"]) == ("https://example.org/x", True)
     assert "********" in run("jobs", "list", "--json").out
     assert "t0k3n" not in run("jobs", "list", "--json").out
+
+
+def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
+    folder: Path, run: Run
+) -> None:
+    app = (folder / "app.py").read_text()
+    with load_scheduler("app:scheduler").blocking:
+        pass
+    listed = run("jobs", "list")
+    assert "no worker is running" in listed.err
+    assert "no worker" not in listed.out
+    (folder / "app.py").write_text(app.replace("def daily_report", "def weekly_report"))
+    sys.modules.pop("app")
+    with load_scheduler("app:scheduler").blocking:
+        until(lambda: "no worker is running" not in run("jobs", "list").err)
+        listed = run("jobs", "list")
+        [line] = [line for line in listed.out.splitlines() if "no worker" in line]
+        assert line.startswith("daily_report")
+        assert "mainspring jobs remove daily_report --force --store sqlite:///" in listed.err
+        items = run("jobs", "list", "--json").json["items"]
+        assert [job["id"] for job in items if not job["has_worker"]] == ["daily_report"]
+        checks = run("doctor", "--json").json["checks"]
+        [orphan] = [check for check in checks if check["name"] == "handlers"]
+        assert orphan["status"] == "warn"
+        assert "daily_report" in orphan["detail"]
+        assert run("jobs", "remove", "daily_report", "--force").code == 0
+    assert "no worker" not in run("jobs", "list").out

@@ -22,6 +22,12 @@ from mainspring.cli.failures import CommandError
 from mainspring.cli.options import Where
 from mainspring.cli.times import span
 from mainspring.clock import SystemClock
+from mainspring.engine.live_workers import (
+    LiveWorker,
+    find_workers,
+    removal_command,
+    without_worker,
+)
 from mainspring.errors import MainspringError
 from mainspring.model import Job, State, replace
 from mainspring.store import Due, JobQuery, RunQuery, Store
@@ -78,7 +84,7 @@ async def _store_checks(found: Found, clock: SystemClock) -> list[Check]:
         await _reads(found, clock),
         await _writes(store, clock),
         await _store_clock(store, clock),
-        *await _work(store),
+        *await _work(store, found.url),
     ]
 
 
@@ -181,14 +187,18 @@ async def _store_clock(store: Store, clock: SystemClock) -> Check:
 # The work
 
 
-async def _work(store: Store) -> list[Check]:
+async def _work(store: Store, url: str | None) -> list[Check]:
     now = await store.now()
     counts = await store.counts()
     jobs = await _jobs(store)
     running = _running_by_handler(jobs, counts.runs)
+    workers = await find_workers(store)
+    orphaned = without_worker([job for job in jobs if job.enabled], workers)
     return [
+        _workers(workers),
+        *_orphaned(orphaned if workers else [], url),
         *_untaken(counts.due, running, now),
-        await _unfired(store, now),
+        await _unfired(store, now, {job.id for job in orphaned} if workers else set()),
         await _lapsed(store, now),
         await _deaf(store, now),
         await _unreadable(store, jobs),
@@ -214,13 +224,32 @@ def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check
         yield Check("ok", "due work", f"{waiting} due, none for longer than a minute")
 
 
-async def _unfired(store: Store, now: datetime) -> Check:
-    page = await store.jobs(JobQuery(due=now - LATE, limit=MANY))
-    late = [job for job in page.items if job.unreadable is None]
-    if not late:
+def _workers(workers: list[LiveWorker]) -> Check:
+    if not workers:
+        return Check(
+            "warn", "workers", "none is running", "start one: mainspring worker app:scheduler"
+        )
+    names = ", ".join(worker.id for worker in workers[:3])
+    return Check("ok", "workers", f"{len(workers)} running: {names}{_more(workers)}")
+
+
+def _orphaned(jobs: list[Job], url: str | None) -> Iterator[Check]:
+    """Jobs whose handler no running worker has: their code was renamed, or their worker is down."""
+    for job in jobs[:3]:
+        detail = f"{job.id}: no running worker has its handler {job.handler!r}; it is not fired"
+        advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
+        yield Check("warn", "handlers", detail, advice)
+    if len(jobs) > 3:
+        yield Check("warn", "handlers", f"and {len(jobs) - 3} more jobs without a worker")
+
+
+async def _unfired(store: Store, now: datetime, orphaned: set[str]) -> Check:
+    page = await store.jobs(JobQuery(due=now - LATE, limit=MANY + len(orphaned)))
+    overdue = [job for job in page.items if job.unreadable is None and job.id not in orphaned]
+    if not overdue:
         return Check("ok", "schedules", "none is overdue")
-    names = ", ".join(job.id for job in late[:3])
-    detail = f"{_many(late)} overdue: {names}{'…' if len(late) > 3 else ''}"
+    names = ", ".join(job.id for job in overdue[:3])
+    detail = f"{_many(overdue)} overdue: {names}{_more(overdue)}"
     return Check("fail", "schedules", detail, "no worker is alive to fire them: start one")
 
 
@@ -288,6 +317,10 @@ def _totals(jobs: list[Job], total: Any) -> str:
     paused = sum(not job.enabled for job in jobs)
     held = ", ".join(f"{total(state)} {state}" for state in State if total(state))
     return f"{len(jobs)}{f' ({paused} paused)' if paused else ''}; runs: {held or 'none'}"
+
+
+def _more(items: list[Any]) -> str:
+    return "…" if len(items) > 3 else ""
 
 
 def _many(items: list[Any], most: int = MANY) -> str:

@@ -22,6 +22,7 @@ from mainspring.cli.options import (
 from mainspring.cli.output import Column, Output, when
 
 if TYPE_CHECKING:
+    from mainspring.engine.live_workers import LiveWorker
     from mainspring.model import Job, Run
     from mainspring.reports import JobMetrics
 
@@ -29,6 +30,7 @@ __all__ = ["group"]
 
 group = typer.Typer(help="Look at jobs; pause, resume, trigger and remove them.")
 
+MOST_ORPHANS = 5
 UPCOMING = 5
 RECENT = 5
 
@@ -53,11 +55,18 @@ async def _list(
 ) -> None:
     from mainspring.cli.connect import producer
     from mainspring.cli.shapes import job_document, page_document
+    from mainspring.engine.live_workers import without_worker
 
     async with producer(where) as scheduler:
         page = await scheduler.list_jobs(tag=tag, limit=limit, cursor=cursor)
+        workers = await scheduler.list_workers()
+    orphaned = {job.id for job in without_worker(page.items, workers)}
     if output.as_json:
-        output.document(page_document(page, job_document))
+        output.document(
+            page_document(
+                page, lambda job: {**job_document(job), "has_worker": job.id not in orphaned}
+            )
+        )
     elif not page.items:
         named = f" with the tag {tag!r}" if tag else ""
         output.note(
@@ -65,9 +74,28 @@ async def _list(
             " `mainspring worker app:scheduler`"
         )
     else:
-        output.table(_COLUMNS, page.items)
+        output.table(_columns(orphaned if workers else set()), page.items)
         if page.cursor:
             output.note(f"there are more: --cursor {page.cursor}")
+        _note_orphans(output, where, [job for job in page.items if job.id in orphaned], workers)
+
+
+def _note_orphans(
+    output: Output, where: Where, orphaned: list[Job], workers: list[LiveWorker]
+) -> None:
+    """Say which jobs nobody can run, and what to do."""
+    from mainspring.engine.live_workers import removal_command
+
+    if not workers:
+        output.note("no worker is running: nothing is fired or run until one starts")
+        return
+    for job in orphaned[:MOST_ORPHANS]:
+        output.note(
+            f"no running worker has the handler {job.handler!r} of {job.id}; if its code is gone:"
+            f" {removal_command(job, where.url)}"
+        )
+    if len(orphaned) > MOST_ORPHANS:
+        output.note(f"and {len(orphaned) - MOST_ORPHANS} more jobs without a worker")
 
 
 @group.command("show", epilog=example("mainspring jobs show daily_report"))
@@ -243,10 +271,18 @@ def _one_line(value: Any) -> str:
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
 
-_COLUMNS: list[Column[Any]] = [
-    Column("id", lambda job: job.id, whole=True),
-    Column("state", _state, state=True),
-    Column("next run", lambda job: times.seconds(job.next_run_at), lambda j: when(j.next_run_at)),
-    Column("last run", lambda job: times.seconds(job.last_run_at), lambda j: when(j.last_run_at)),
-    Column("schedule", _schedule),
-]
+def _columns(orphaned: set[str]) -> list[Column[Any]]:
+    def state(job: Job) -> str:
+        return "no worker" if job.enabled and job.id in orphaned else _state(job)
+
+    return [
+        Column("id", lambda job: job.id, whole=True),
+        Column("state", state, state=True),
+        Column(
+            "next run", lambda job: times.seconds(job.next_run_at), lambda j: when(j.next_run_at)
+        ),
+        Column(
+            "last run", lambda job: times.seconds(job.last_run_at), lambda j: when(j.last_run_at)
+        ),
+        Column("schedule", _schedule),
+    ]

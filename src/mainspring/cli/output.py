@@ -34,6 +34,7 @@ STYLES = {
     "released": "yellow",
     "enabled": "green",
     "paused": "yellow",
+    "no worker": "red",
     "ok": "green",
     "warn": "yellow",
     "fail": "bold red",

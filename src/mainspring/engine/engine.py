@@ -15,8 +15,9 @@ from mainspring.engine.bulk import Bulk
 from mainspring.engine.control import Control
 from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
+from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.parts import JobBook, Parts
-from mainspring.engine.patience import Patience
+from mainspring.engine.patience import Patience, reason_of
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
 from mainspring.engine.tracing import Tracing
@@ -48,6 +49,7 @@ class Engine:
         events: Events,
         rng: random.Random,
         resources: Mapping[str, Any],
+        store_url: str | None = None,
     ) -> None:
         time = CarriedClock(clock)
         self._parts = Parts(
@@ -65,7 +67,8 @@ class Engine:
         self._tasks: list[asyncio.Task[None]] = []
         self._settler = Settler(self._parts)
         self.worker = Worker(self._parts, self._settler, self._finished)
-        self.keeper = Keeper(self._parts, self._finished)
+        self.live_workers = LiveWorkers(self._parts, store_url)
+        self.keeper = Keeper(self._parts, self._finished, self.live_workers)
         self.awaited = Awaited(self._parts.store)
         self.control = Control(self._parts, self.worker, self.keeper, self.awaited)
         self.bulk = Bulk(self._parts, self.control)
@@ -118,6 +121,7 @@ class Engine:
                 self.keeper.electing,
                 self.keeper.firing,
                 self.keeper.sweeping,
+                self.live_workers.announcing,
             ):
                 self._go(part)
             log.info("worker %s started", parts.settings.worker_id)
@@ -159,8 +163,10 @@ class Engine:
         await self.worker.close()
         try:
             await self.keeper.resign()
+            if parts.settings.workers > 0:
+                await self.live_workers.withdraw()
         except Exception as error:
-            log.warning("could not resign from leading: %s", error)
+            log.warning("could not tell the others of the stop: %s", reason_of(error))
         parts.emit("scheduler.stopped")
         try:
             await parts.store.close()

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from mainspring import states
 from mainspring.engine.firing import Gap, plan
+from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.errors import StoreError
@@ -54,8 +55,11 @@ FAR = timedelta(days=366)
 class Keeper:
     """`finished(run_id)` is called for runs that a sweep has ended."""
 
-    def __init__(self, parts: Parts, finished: Callable[[str], None]) -> None:
+    def __init__(
+        self, parts: Parts, finished: Callable[[str], None], live_workers: LiveWorkers
+    ) -> None:
         self._parts = parts
+        self._live_workers = live_workers
         self._finished = finished
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -134,8 +138,9 @@ class Keeper:
 
     async def _due(self, moment: datetime, limit: int) -> list[Job]:
         """Up to `limit` jobs with a slot by that moment, but for those whose slots cannot be
-        worked out or whose record cannot be read: those stay due and must not hide the others."""
-        asked = limit + len(self._broken)
+        worked out, whose record cannot be read or that no live worker can run: those stay due
+        and must not hide the others."""
+        asked = limit + len(self._broken) + len(self._live_workers.not_fired)
         while True:
             page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=asked))
             fit = [job for job in page.items if self._can_fire(job)]
@@ -144,7 +149,9 @@ class Keeper:
             asked *= 2
 
     def _can_fire(self, job: Job) -> bool:
-        return job.unreadable is None and self._broken.get(job.id) != job.version
+        if job.unreadable is not None or self._broken.get(job.id) == job.version:
+            return False
+        return self._live_workers.may_fire(job)
 
     async def _fire_due(self) -> float:
         """Fire what is due now; say in how many seconds to look again."""

@@ -24,6 +24,7 @@ LONGEST_PAUSE = 5.0
 
 
 OPERATIONS = {
+    "announce": "announcing this worker",
     "claim": "claiming runs",
     "commit": "recording outcomes of runs",
     "elect": "electing the leader",

@@ -61,21 +61,26 @@ def _failed(event: Event) -> None:
 
 def _log(level: int, event: Event, run: Run, what: str) -> None:
     attempt = run.attempts[-1] if run.attempts else None
-    trace = attempt.traceback if attempt is not None else None
-    exc_info = _raised(event.error) if trace else None
-    # A handler in another process has left its traceback as text.
-    shown = f"\n{trace.rstrip()}" if trace and exc_info is None and "\n" in trace.rstrip() else ""
+    trace = (attempt.traceback if attempt is not None else None) or ""
+    exc_info = _raised(event.error) if trace and _printable(trace) == trace else None
+    # Of a handler in another process only the text of the traceback is known.
+    shown = "" if exc_info or "\n" not in trace.rstrip() else f"\n{_printable(trace).rstrip()}"
     log.log(
         level,
         "job %s: %s: %s (run %s)%s",
         run.job_id,
         what,
-        run.error or "no reason is known",
+        _printable(run.error or "no reason is known"),
         run.id,
         shown,
         exc_info=exc_info,
         extra=_facts(run),
     )
+
+
+def _printable(text: str) -> str:
+    """A text that every handler can encode: lone surrogates are shown escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _raised(

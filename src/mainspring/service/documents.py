@@ -316,6 +316,7 @@ class Health(Document):
     timestamp: Time
     store: Literal["ok", "away"]
     scheduler: SchedulerHealth
+    jobs_without_worker: list[str]
 
 
 class ExecutionCounts(Document):

@@ -42,6 +42,7 @@ async def health(service: ServiceDep) -> Response:
                 "isLeader": found.is_leader,
                 "stuckThreads": found.stuck_threads,
             },
+            "jobsWithoutWorker": list(found.jobs_without_worker),
         }
     )
 
@@ -142,4 +143,6 @@ async def _unready(service: Service) -> str | None:
         return f"the store is away: it fails at {', '.join(found.failing)}"
     if found.store != "ok":
         return "the store is away"
-    return None if found.status == "healthy" else "degraded: its threads are stuck"
+    if found.stuck_threads >= max(found.workers, 1):
+        return "degraded: its threads are stuck"
+    return None

@@ -1,0 +1,144 @@
+"""Jobs whose code is gone: noticed, no longer fired, fired again when a worker has the handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import VirtualClock, run_virtual
+
+MINUTE = 60
+
+
+class World:
+    """A store on virtual time, programs around it, and what they logged."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.store = MemoryStore(VirtualClock())
+        self.caplog = caplog
+
+    def program(self, *functions: str, **options: object) -> Scheduler:
+        """A program with these functions, each a job every 10 seconds."""
+        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **options)  # type: ignore[arg-type]
+        for name in functions:
+
+            async def work() -> None: ...
+
+            scheduler.job("10s", id=name)(work)
+        return scheduler
+
+    @property
+    def warnings(self) -> list[str]:
+        return [r.getMessage() for r in self.caplog.records if r.levelno == logging.WARNING]
+
+
+Story = Callable[[World], Awaitable[None]]
+
+
+def virtual(story: Story) -> Callable[[pytest.LogCaptureFixture], None]:
+    def test(caplog: pytest.LogCaptureFixture) -> None:
+        for seed in range(3):
+            caplog.clear()
+
+            async def main() -> None:
+                await story(World(caplog))
+
+            run_virtual(main, seed=seed)
+
+    test.__name__ = story.__name__
+    return test
+
+
+async def slots(scheduler: Scheduler, job: str) -> int:
+    return len((await scheduler.list_runs(job=job, limit=1000)).items)
+
+
+@virtual
+async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
+    world: World,
+) -> None:
+    async with world.program("old_name"):
+        await asyncio.sleep(15)
+    after = world.program("new_name")
+    async with after:
+        await asyncio.sleep(1)
+        [warning] = world.warnings
+        assert "the handler 'old_name' of job old_name" in warning
+        assert "mainspring jobs remove old_name --force" in warning
+        assert (await after.job_health("old_name")).status == "no_worker"
+        assert (await after.job_health("new_name")).status == "unknown"
+        await asyncio.sleep(2 * MINUTE)
+        fired = await slots(after, "old_name")
+        assert (await after.health()).jobs_without_worker == ("old_name",)
+        assert (await after.health()).status == "degraded"
+        await asyncio.sleep(60 * MINUTE)
+        assert await slots(after, "old_name") == fired
+        assert await slots(after, "new_name") > 300
+        assert len([line for line in world.warnings if "not fired any more" in line]) == 1
+        await after.remove_job("old_name", force=True)
+        await asyncio.sleep(MINUTE)
+        assert (await after.health()).status == "healthy"
+
+
+@virtual
+async def test_it_fires_again_at_once_when_a_worker_has_the_handler(world: World) -> None:
+    async with world.program("report"):
+        await asyncio.sleep(15)
+    other = world.program("other")
+    async with other:
+        await asyncio.sleep(10 * MINUTE)
+        before = await slots(other, "report")
+        back = world.program("report")
+        async with back:
+            await asyncio.sleep(5)
+            # The newest missed slot, and one record of all the others.
+            assert await slots(other, "report") == before + 2
+            found = (await other.list_runs(job="report", limit=1000)).items
+            assert all(run.finished for run in found)
+            assert [run.reason for run in found].count("misfire") == 1
+            await asyncio.sleep(MINUTE)
+            assert (await other.health()).status == "healthy"
+            assert await slots(other, "report") >= before + 7
+
+
+@virtual
+async def test_a_job_of_another_fleet_is_fired_while_its_worker_lives(world: World) -> None:
+    mail, web = world.program("mail"), world.program("web")
+    async with mail, web:
+        await asyncio.sleep(30 * MINUTE)
+        assert {worker.handlers for worker in await web.list_workers()} == {
+            frozenset({"mail", "webhook"}),
+            frozenset({"web", "webhook"}),
+        }
+        assert await slots(web, "mail") >= 179
+        assert (await web.health()).jobs_without_worker == ()
+    async with world.program(workers=0) as looking:
+        assert await looking.list_workers() == []
+
+
+@virtual
+async def test_a_worker_of_other_queues_does_not_count(world: World) -> None:
+    scheduler = world.program("report", queues=["mail"])
+    async with scheduler:
+        await asyncio.sleep(1)
+        assert (await scheduler.job_health("report")).status == "no_worker"
+
+
+@virtual
+async def test_a_killed_worker_counts_as_alive_for_a_minute(world: World) -> None:
+    dead = world.program("report")
+    await dead.start()
+    await asyncio.sleep(1)
+    assert dead._engine is not None
+    for task in dead._engine._tasks:
+        task.cancel()
+    async with world.program("other") as other:
+        await asyncio.sleep(30)
+        assert (await other.job_health("report")).status == "unknown"
+        await asyncio.sleep(MINUTE)
+        assert (await other.job_health("report")).status == "no_worker"
