@@ -12,6 +12,7 @@ from typing import Any
 
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
+from mainspring.model import Job
 
 __all__ = ["Handler", "Hooks", "Registry", "name_of"]
 
@@ -67,6 +68,15 @@ class Handler:
             if p.default is p.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
         )
         self._any_names = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def group(self, job: Job) -> str | None:
+        """What its attempts share beyond this process: at most `group_limit` attempts of one group
+        run here at once. None: they share nothing."""
+        return None
+
+    def group_limit(self, capacity: int) -> int:
+        """How many attempts of a group may run at once in a process of that capacity."""
+        return capacity
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """A call's arguments by name, as they are stored; InvalidArguments if they do not fit."""

@@ -63,13 +63,15 @@ class Added(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """What a worker is ready to take. `queues=None` takes every queue."""
+    """What a worker is ready to take. `queues=None` takes every queue; runs of `excluded_jobs` are
+    left to others, or for later."""
 
     worker: str
     handlers: frozenset[str]
     limit: int
     lease: timedelta
     queues: frozenset[str] | None = None
+    excluded_jobs: frozenset[str] = frozenset()
 
 
 class Held(Struct, frozen=True):
@@ -238,7 +240,8 @@ class Store(Protocol):
         ...
 
     async def claim(self, claim: Claim) -> list[Run]:
-        """Take up to `limit` due runs whose handler (and queue) the claim names.
+        """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
+        does not exclude.
 
         Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
         over running runs with a valid lease. Each run is given running, with its token and

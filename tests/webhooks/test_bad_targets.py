@@ -203,10 +203,10 @@ async def test_a_bad_endpoint_frees_its_place_and_costs_little(
 
 
 async def test_no_more_than_64_kib_are_read() -> None:
-    client, heard = Client(AllowList.of(["127.0.0.1"]), 1), Heard()
+    client, heard = Client(AllowList.of(["127.0.0.1"])), Heard()
     async with serving(endless_body) as port:
         request = Prepared("GET", f"http://127.0.0.1:{port}/", {}, b"")
-        await client.send(request, heard, patience=1)
+        await client.send(request, heard)
         await client.close()
     assert (heard.status, len(heard.body), heard.more) == (200, 65_536, True)
 

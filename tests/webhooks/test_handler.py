@@ -323,7 +323,7 @@ async def test_a_cancelled_call_is_broken_off() -> None:
     assert run.attempts[0].detail["request"]["method"] == "POST"
 
 
-async def test_a_busy_host_holds_no_places_and_burns_no_attempts() -> None:
+async def test_a_busy_host_holds_no_capacity_and_burns_no_attempts() -> None:
     """One call at a time to a slow host; a job of another host passes by those that wait."""
     limited = WebhookSettings(allow=["127.0.0.1"], per_host=1)
     async with endpoint() as slow, endpoint() as quick:
@@ -341,6 +341,63 @@ async def test_a_busy_host_holds_no_places_and_burns_no_attempts() -> None:
     assert {run.state for run in ended} == {State.SUCCEEDED}
     assert {len(run.attempts) for run in ended} == {1}
     assert {run.attempt for run in ended} == {1}
+
+
+async def test_by_default_one_host_gets_half_of_the_capacity() -> None:
+    """A backlog of a slow host keeps no job of another host waiting, of whatever priority."""
+    async with endpoint() as slow, endpoint() as quick:
+        slow.hold = asyncio.Event()
+        async with scheduler(workers=4) as mainspring:
+            await mainspring.add_job("slow", webhook=slow.url)
+            await mainspring.add_job("urgent", webhook=quick.url, priority=9)
+            await mainspring.add_job("other", webhook=quick.url, priority=1)
+            runs = await mainspring.enqueue_many("slow", [None] * 200)
+            await slow.arrived.wait()
+            for job in ("urgent", "other"):
+                passed = await mainspring.trigger(job)
+                await mainspring.wait(passed.id, timeout=20)
+            assert len(slow.requests) == 2
+            slow.hold.set()
+            ended = [await mainspring.wait(run.id, timeout=30) for run in runs]
+    assert {run.state for run in ended} == {State.SUCCEEDED}
+    assert {run.attempt for run in ended} == {1}
+    assert len(slow.requests) == 200
+
+
+async def test_a_higher_priority_goes_first_at_a_busy_host() -> None:
+    limited = WebhookSettings(allow=["127.0.0.1"], per_host=1)
+    async with endpoint() as slow:
+        slow.hold = asyncio.Event()
+        async with scheduler(webhooks=limited, workers=2) as mainspring:
+            await mainspring.add_job("low", webhook=f"{slow.url}/low")
+            await mainspring.add_job("high", webhook=f"{slow.url}/high", priority=9)
+            runs = await mainspring.enqueue_many("low", [None] * 30)
+            await slow.arrived.wait()
+            high = await mainspring.trigger("high")
+            slow.hold.set()
+            for run in [high, *runs]:
+                await mainspring.wait(run.id, timeout=30)
+    # One call was under way, and one run may have been claimed to follow it.
+    assert any("high" in request.target for request in slow.requests[:4])
+
+
+async def test_a_run_that_waits_for_its_host_can_be_cancelled_and_is_given_back() -> None:
+    limited = WebhookSettings(allow=["127.0.0.1"], per_host=1)
+    async with endpoint() as slow:
+        slow.hold = asyncio.Event()
+        async with scheduler(webhooks=limited, workers=4) as mainspring:
+            await mainspring.add_job("slow", webhook=slow.url)
+            _, second, third = await mainspring.enqueue_many("slow", [None] * 3)
+            await slow.arrived.wait()
+            for run in (second, third):
+                while (await mainspring.get_run(run.id)).state is not State.RUNNING:
+                    await asyncio.sleep(0.01)
+            assert await mainspring.cancel(second.id)
+            assert (await mainspring.wait(second.id, timeout=20)).state is State.CANCELLED
+            await mainspring.drain(timeout=0)
+            given_back = await mainspring.get_run(third.id)
+    assert (given_back.state, given_back.attempt) == (State.PENDING, 0)
+    assert len(slow.requests) == 1
 
 
 @pytest.mark.parametrize("method", ["get", "DELETE", "PATCH", "HEAD", "OPTIONS", "REPORT"])

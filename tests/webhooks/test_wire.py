@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.errors import Snooze, WebhookFailed
+from mainspring.errors import WebhookFailed
 from mainspring.webhooks import Prepared
 from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.client import Client, _Places
+from mainspring.webhooks.client import Client
 from mainspring.webhooks.heard import Heard
 from mainspring.webhooks.wire import _Protocol
 from tests.webhooks.kit import (
@@ -40,7 +40,7 @@ BIG = os.urandom(8_000_000)
 
 @asynccontextmanager
 async def client() -> AsyncIterator[Client]:
-    made = Client(AllowList.of(["127.0.0.1"]), 10)
+    made = Client(AllowList.of(["127.0.0.1"]))
     yield made
     await made.close()
 
@@ -51,7 +51,7 @@ async def asked(
     heard = Heard()
     request = Prepared(method, f"http://127.0.0.1:{port}{path}", {"X-One": "1"}, body)
     async with asyncio.timeout(20):
-        await made.send(request, heard, patience=1)
+        await made.send(request, heard)
     return heard
 
 
@@ -90,7 +90,7 @@ async def test_no_header_can_end_a_line() -> None:
     async with serving(never) as port, client() as made:
         request = Prepared("GET", f"http://127.0.0.1:{port}/", {"X": "1\r\nY: 2"}, b"")
         with pytest.raises(WebhookFailed):
-            await made.send(request, Heard(), patience=1)
+            await made.send(request, Heard())
 
 
 async def never(reader: Reader, writer: Writer) -> None:
@@ -277,18 +277,6 @@ async def test_a_call_that_is_cut_off_sends_no_more() -> None:
     assert got < len(BIG)
 
 
-async def test_those_who_did_not_wait_for_a_place_leave_nothing() -> None:
-    async with client() as made:
-        made._places = places = _Places(1)
-        assert places.take("host")
-        for _ in range(100):
-            with pytest.raises(Snooze):
-                await places.wait_for("host", 0.0001)
-        assert not places._waiting["host"]
-        places.free("host")
-        assert places.take("host")
-
-
 # -- one answer, in whatever parts it comes -------------------------------------------------
 
 
@@ -377,10 +365,10 @@ from mainspring.webhooks.client import Client
 from mainspring.webhooks.heard import Heard
 
 async def main():
-    client = Client(AllowList.of(["127.0.0.0/8", "::1"]), 1)
+    client = Client(AllowList.of(["127.0.0.0/8", "::1"]))
     for size in sys.argv[2:]:
         heard = Heard()
-        await client.send(Prepared("POST", sys.argv[1], {}, bytes(int(size))), heard, patience=1)
+        await client.send(Prepared("POST", sys.argv[1], {}, bytes(int(size))), heard)
         print(heard.status, heard.body.decode())
     await client.close()
 

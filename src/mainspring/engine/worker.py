@@ -18,6 +18,7 @@ from typing import Any
 from mainspring import states
 from mainspring.context import RunContext
 from mainspring.engine.firing import is_orphan
+from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.leases import Leases
 from mainspring.engine.parts import Parts
 from mainspring.engine.record import Record
@@ -52,6 +53,11 @@ it is asked once it has been quiet for so long."""
 UNREADABLE_SNOOZE = timedelta(minutes=1)
 """How long a run waits whose job, or whose upstream run, cannot be read."""
 
+SEARCH_PAUSE, LONGEST_SEARCH_PAUSE = 0.05, 0.5
+"""Seconds before the store is asked again for runs of groups that are not busy, where it had none.
+It may have to walk past a long backlog of the busy ones, so the pause is also 20 times as long as
+the answer took (10,000 runs on SQLite: 10 ms)."""
+
 DRAIN_GRACE = 2.0
 """Seconds for handlers to end once a drain has cancelled them."""
 
@@ -65,6 +71,8 @@ class Worker:
         self.leases = Leases(parts, lose=self._lose, cancel=self._cancel)
         self._record = Record(parts, settler, self.leases, finished)
         self._ready: deque[Work] = deque()
+        self._groups = GroupLimits(parts.settings.workers, parts.clock.monotonic)
+        self._search_at = 0.0  # when to claim again while a group is busy
         self._active: dict[Work, None] = {}  # a run may be here twice: lost, and claimed again
         self._taken = 0  # places
         self._stuck: set[Work] = set()
@@ -111,14 +119,23 @@ class Worker:
         """Claim whenever there is room, until the worker drains."""
         while not self._draining:
             self._wake.clear()
-            room = self._room()
-            found = await self._claim(room) if room > 0 else 0
+            for work in self._groups.surplus():
+                self._settle_unbegun(work, states.released(work.run, self._now(), began=False))
+            busy = self._groups.busy_jobs()
+            pause = self._search_at - self._parts.clock.monotonic() if busy else 0.0
+            room = self._room() if pause <= 0 else 0
+            found = await self._claim(room, busy) if room > 0 else 0
             self._short = room <= found
             if room <= 0:
-                await rest(self._wake, self._settings.poll.total_seconds())
+                poll = self._settings.poll.total_seconds()
+                await rest(self._wake, min(poll, pause) if pause > 0 else poll)
+            elif busy and not found:
+                took = self._parts.clock.monotonic() - self._looked
+                pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
+                self._search_at = self._parts.clock.monotonic() + pause
             elif not self._short and not (found and await rest(self._wake, BUSY_SECONDS)):
                 await self._sleep_until_due()
-        for work in [*self._ready, *self._active]:
+        for work in [*self._groups.waiting, *self._ready, *self._active]:
             if self._taken_back(work):
                 self._give_back(work)
         self._claimed_last.set()
@@ -154,21 +171,22 @@ class Worker:
         ahead = min(int(asked), MOST_AHEAD)
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
-    async def _claim(self, limit: int) -> int:
+    async def _claim(self, limit: int, busy: frozenset[str]) -> int:
         sent = self._looked = self._parts.clock.monotonic()
-        claim = self._asked(limit)
+        claim = self._asked(limit, busy)
         runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
         if runs:
             await self._admit(runs, sent)
         return len(runs)
 
-    def _asked(self, limit: int) -> Claim:
+    def _asked(self, limit: int, busy: frozenset[str] = frozenset()) -> Claim:
         return Claim(
             worker=self._settings.worker_id,
             handlers=self._parts.registry.names(),
             queues=self._settings.queues,
             limit=limit,
             lease=self._settings.lease,
+            excluded_jobs=busy,
         )
 
     async def _sleep_until_due(self) -> None:
@@ -213,10 +231,34 @@ class Worker:
                 run, self._parts.resources, results.get(run.id), job, self._transact
             )
             work = Work(run, job, handler, context, sent)
-            if not self._put_off(work):
-                self.leases.hold(work)
-                self._ready.append(work)
+            self.leases.hold(work)
+            if self._groups.start(work):
+                self._make_ready(work)
+            elif not self._groups.wait(work):
+                self._settle_unbegun(work, states.released(run, self._now(), began=False))
         self._begin()
+
+    def _make_ready(self, work: Work) -> None:
+        """Have a work begin that its group has room for, unless it is put off."""
+        while not self._draining and self._put_off(work):
+            successor = self._groups.leave(work)
+            if successor is None:
+                return
+            work = successor
+        self._ready.append(work)
+
+    def _leave_group(self, work: Work, seconds: float | None = None) -> None:
+        """A work that counted for its group has ended, or will not begin."""
+        if (successor := self._groups.leave(work, seconds)) is not None:
+            self._make_ready(successor)
+
+    def _settle_unbegun(self, work: Work, change: states.Change) -> None:
+        """Record what becomes of a work that is held and has not begun."""
+        self.leases.let_go(work)
+        self._record.settle_alone(work.run, change)
+
+    def _now(self) -> datetime:
+        return self._parts.time.now()
 
     def _transact(self, context: RunContext) -> Transacting:
         return Transacting(self._parts, self.leases.of(context))
@@ -228,7 +270,7 @@ class Worker:
             return False
         now = self._parts.time.now()
         if run.start_by is not None and now > run.start_by:
-            self._record.settle_alone(run, states.skipped(run, now, "expired"))
+            self._settle_unbegun(work, states.skipped(run, now, "expired"))
             return True
         if breaker is None:
             return False
@@ -237,7 +279,7 @@ class Worker:
         self._record.tell_breaker(run, turn)
         if wait is None:
             return False
-        self._record.settle_alone(run, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
+        self._settle_unbegun(work, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
         return True
 
     async def _upstream_results(
@@ -268,7 +310,9 @@ class Worker:
                 if free <= 0:
                     break
                 if not self.leases.safe(work):
-                    self._give_back(self._ready.popleft())
+                    self._ready.popleft()
+                    self._leave_group(work)
+                    self._give_back(work)
                     continue
                 free -= 1
                 self.began(work)
@@ -288,6 +332,7 @@ class Worker:
         now = self._parts.time.now()
         for work in works:
             self._active.pop(work, None)
+            self._leave_group(work, _seconds(work, now) if work.stop is None else None)
             if work.lingering:
                 self._note_stuck(work)
             verdict = None
@@ -315,7 +360,7 @@ class Worker:
     def _place_free(self) -> None:
         """Claim again, if it was places that we lacked. If not, the store has nothing more for us
         before it says so: room under a limit is there once the end is recorded, which it tells."""
-        if self._short or self._draining:
+        if self._short or self._draining or self._groups.wants_more:
             self._wake.set()
 
     def _give_back(self, work: Work) -> None:
@@ -324,13 +369,16 @@ class Worker:
 
     def _taken_back(self, work: Work) -> bool:
         """Whether a work had not begun: then it is nowhere any more."""
+        if self._groups.remove(work):
+            return True
         if work not in self._active:
             self._ready.remove(work)
-            return True
-        if self._runner.take_back(work):
+        elif self._runner.take_back(work):
             del self._active[work]
-            return True
-        return False
+        else:
+            return False
+        self._leave_group(work)
+        return True
 
     def _cancel(self, work: Work) -> None:
         if not self._taken_back(work):
@@ -338,6 +386,7 @@ class Worker:
             return
         now = self._parts.time.now()
         self._record.settle(work, Verdict(states.cancelled(work.run, now, work.run.reason)))
+        self._begin()
 
     def _lose(self, work: Work) -> None:
         log.warning("lost the lease of run %s; its handler is stopped", work.run.id)
@@ -346,6 +395,7 @@ class Worker:
             self._runner.stop(work, Stop.LOST)
             return
         self.leases.let_go(work)
+        self._begin()
 
     async def _active_over(self, timeout: float) -> None:
         ends = self._parts.clock.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Calls to endpoints: so many at once to a host, and in words why there is no answer.
+"""Calls to endpoints, and in words why there is no answer.
 
 There is no timeout in here: the engine cancels an attempt by the wall clock, and the connection
 goes with it.
@@ -10,14 +10,13 @@ import asyncio
 import errno
 import os
 import re
-from collections import deque
 from functools import lru_cache, partial
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from mainspring.errors import AddressRefused, Snooze, WebhookFailed
+from mainspring.errors import AddressRefused, WebhookFailed
 from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.heard import Heard
 from mainspring.webhooks.render import Prepared
@@ -33,27 +32,21 @@ _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 class Client:
     """Made on any loop, used on one: a wire is opened there at the first call."""
 
-    def __init__(self, allow: AllowList, per_host: int) -> None:
+    def __init__(self, allow: AllowList) -> None:
         self._allow = allow
-        self._places = _Places(per_host)
         self._wire: Wire | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def send(self, request: Prepared, heard: Heard, *, patience: float) -> None:
+    async def send(self, request: Prepared, heard: Heard) -> None:
         """Make the request; `heard` fills up as the answer comes.
 
-        WebhookFailed says in words why there is no whole answer; Snooze that the host is busy.
+        WebhookFailed says in words why there is no whole answer.
         """
         url = _url(request.url)
-        place = f"{url.raw_host}:{url.port}"
-        if not self._places.take(place):
-            await self._places.wait_for(place, patience)
         try:
             await self._opened().exchange(url, request, heard)
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             raise _in_words(error, url) from None
-        finally:
-            self._places.free(place)
 
     async def close(self) -> None:
         wire, loop, self._wire = self._wire, self._loop, None
@@ -70,53 +63,6 @@ class Client:
             self._loop = loop
             self._wire = Wire(self._allow)
         return self._wire
-
-
-class _Places:
-    """How many calls to one host are made at once."""
-
-    def __init__(self, per_host: int) -> None:
-        self._per_host = per_host
-        self._taken: dict[str, int] = {}
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    def take(self, host: str) -> bool:
-        """Take a place, if there is one."""
-        taken = self._taken.get(host, 0)
-        if taken == self._per_host:
-            return False
-        self._taken[host] = taken + 1
-        return True
-
-    async def wait_for(self, host: str, patience: float) -> None:
-        """Take a place within that time; Snooze where there is none."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(host, deque()).append(turn)
-        try:
-            async with asyncio.timeout(patience):
-                await turn
-        except BaseException as error:
-            waiting = self._waiting.get(host, ())
-            if waiting and turn in waiting:
-                waiting.remove(turn)
-            if turn.done() and not turn.cancelled():
-                self.free(host)  # it was handed over in the same moment
-            if isinstance(error, TimeoutError):
-                raise Snooze(f"{self._per_host} calls to {host} are under way") from None
-            raise
-
-    def free(self, host: str) -> None:
-        """Give a place back: to the one who has waited longest, or to nobody."""
-        waiting = self._waiting.get(host, ())
-        while waiting:
-            turn = waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._waiting.pop(host, None)
-        self._taken[host] -= 1
-        if not self._taken[host]:
-            del self._taken[host]
 
 
 def _in_words(error: Exception, url: URL) -> WebhookFailed:

@@ -19,7 +19,7 @@ from mainspring.webhooks.address import AllowList
 from mainspring.webhooks.headers import MASK, check_headers, is_secret
 from mainspring.webhooks.secrets import Vault, new_signing_secret, signing_bytes
 
-__all__ = ["FIELDS", "Given", "changed", "check_body", "define", "origin_of"]
+__all__ = ["FIELDS", "Given", "changed", "check_body", "define", "host_of", "origin_of"]
 
 Given = str | Mapping[str, Any] | Webhook
 """A URL, an object of `FIELDS`, or a Webhook without secrets."""
@@ -81,6 +81,12 @@ def origin_of(url: str) -> str:
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     return f"{parts.scheme}://{parts.hostname}:{port}"
+
+
+@lru_cache(maxsize=4096)
+def host_of(url: str) -> str:
+    """Host and port: what a call takes a share of, whatever its scheme and path."""
+    return origin_of(url).partition("//")[2]
 
 
 def check_body(body: Any, what: str = "the body") -> Any:

@@ -127,7 +127,7 @@ class Webhooks:
         if self._client is None:
             from mainspring.webhooks.client import Client
 
-            self._client = Client(self.allow, self.settings.per_host)
+            self._client = Client(self.allow)
         return self._client
 
     async def close(self) -> None:

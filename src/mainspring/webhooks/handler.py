@@ -22,7 +22,7 @@ from mainspring.durations import duration
 from mainspring.errors import GiveUp, InvalidPayload, JobChanged, NotFound, Retry, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Job, Webhook, replace
-from mainspring.webhooks.define import check_body
+from mainspring.webhooks.define import check_body, host_of
 from mainspring.webhooks.desk import HANDLER, Webhooks
 from mainspring.webhooks.echoes import Traces
 from mainspring.webhooks.headers import without_secrets
@@ -36,9 +36,6 @@ MOST_KEPT = 16 * 1024
 """Bytes of a body that are kept."""
 
 MOST_KEPT_HEADERS = 8 * 1024
-
-PATIENCE = 0.5
-"""Seconds to wait for one of a host's places; then the run is given back, and its place with it."""
 
 Pair = TypeVar("Pair", bound=Sequence[str])
 
@@ -68,6 +65,13 @@ class WebhookHandler(Handler):
     def check(self, payload: Any) -> None:
         check_body(payload)
 
+    def group(self, job: Job) -> str | None:
+        """The host that is called: one that is slow must not take all capacity."""
+        return None if job.webhook is None else host_of(job.webhook.url)
+
+    def group_limit(self, capacity: int) -> int:
+        return self._webhooks.settings.calls_to_one_host(capacity)
+
     async def send(self, ctx: RunContext) -> dict[str, Any]:
         """Call the endpoint once; succeed, or say how the run goes on."""
         assert ctx.job is not None
@@ -83,7 +87,7 @@ class WebhookHandler(Handler):
             if trace_headers:
                 request = replace(request, headers={**request.headers, **trace_headers})
             try:
-                await self._webhooks.client.send(request, heard, patience=_patience(job))
+                await self._webhooks.client.send(request, heard)
             except WebhookFailed as error:
                 error.args = (opened.traces.redacted(str(error)),)
                 raise
@@ -147,12 +151,6 @@ def _facts(ctx: RunContext, now: datetime) -> Facts:
         now=now,
         body=ctx.payload,
     )
-
-
-def _patience(job: Job) -> float:
-    """Seconds to wait for one of the host's places."""
-    timeout = job.policy.timeout
-    return PATIENCE if timeout is None else min(PATIENCE, timeout.total_seconds() / 4)
 
 
 def _within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:

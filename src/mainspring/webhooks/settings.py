@@ -26,12 +26,13 @@ MOST_PER_HOST = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
     """`allow`: hosts, addresses and CIDR ranges that webhooks may reach although they are not of
-    the public internet. `per_host`: calls to one host at once, from this process.
+    the public internet. `per_host`: calls to one host at once, from this process;
+    None: half of what the process may run at once, and at least one.
     `retry_after_cap`: the longest wait that an endpoint may ask for. `secret_keys`: keys for
     secrets, the newest first, beside those of the environment."""
 
     allow: Iterable[str] = ()
-    per_host: int = 50
+    per_host: int | None = None
     retry_after_cap: Span = timedelta(hours=1)
     secret_keys: Iterable[str] = field(default=(), repr=False)
 
@@ -39,13 +40,17 @@ class WebhookSettings:
         for name in ("allow", "secret_keys"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
-        if isinstance(self.per_host, bool) or not isinstance(self.per_host, int):
+        if isinstance(self.per_host, bool) or not isinstance(self.per_host, int | None):
             raise InvalidInput(f"per_host is a whole number, not {self.per_host!r}")
-        if not 1 <= self.per_host <= MOST_PER_HOST:
+        if self.per_host is not None and not 1 <= self.per_host <= MOST_PER_HOST:
             raise InvalidInput(f"per_host is 1 to {MOST_PER_HOST}, not {self.per_host!r}")
         cap = duration(self.retry_after_cap, what="retry_after_cap")
         object.__setattr__(self, "retry_after_cap", cap)
         AllowList.of(self.allow)
+
+    def calls_to_one_host(self, capacity: int) -> int:
+        """How many calls to one host a process of that capacity makes at once."""
+        return max(1, capacity // 2) if self.per_host is None else self.per_host
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> WebhookSettings:

@@ -49,6 +49,7 @@ def takes(claim: Claim, run: Run) -> bool:
         and run.unreadable is None
         and run.handler in claim.handlers
         and (claim.queues is None or run.queue in claim.queues)
+        and run.job_id not in claim.excluded_jobs
     )
 
 

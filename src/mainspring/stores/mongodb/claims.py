@@ -120,30 +120,34 @@ async def _select(
         room = await room_under(db, limited, nonce)
     crowd.limited = {job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited}
     if not limited:
-        chosen, left = await _dealt(db, lanes, claim.limit, crowd)
+        chosen, left = await _dealt(db, lanes, claim, crowd)
         return None if await _mislaid(db, chosen) else (chosen, room, left)
-    runs = await _under_limits(db, lanes, room, claim.limit)
+    runs = await _under_limits(db, lanes, room, claim)
     return None if runs is None else (runs, room, False)
 
 
 async def _dealt(
-    db: Database, lanes: Sequence[Document], count: int, crowd: Crowd
+    db: Database, lanes: Sequence[Document], claim: Claim, crowd: Crowd
 ) -> tuple[list[Document], bool]:
     """The first runs of our part of the lanes, where the rest may be left to others; and whether
     there is use for it."""
     ours, theirs = crowd.deal(lanes)
-    found, first = await asyncio.gather(_heads(db, ours, count, _THIN), _heads(db, theirs, 1))
-    short = len(found) < count
+    excluded = claim.excluded_jobs
+    found, first = await asyncio.gather(
+        _heads(db, ours, claim.limit, excluded, _THIN), _heads(db, theirs, 1, excluded)
+    )
+    short = len(found) < claim.limit
     if not first or (found and crowd.leaves(first[0], found[-1], short=short)):
         return found, bool(first) and short
-    return await _heads(db, lanes, count, _THIN), False
+    return await _heads(db, lanes, claim.limit, excluded, _THIN), False
 
 
 async def _under_limits(
-    db: Database, lanes: Sequence[Document], room: Room, width: int
+    db: Database, lanes: Sequence[Document], room: Room, claim: Claim
 ) -> list[Document] | None:
     """As many runs as there is room for, in order. None: look again."""
-    counted, found = await asyncio.gather(room.count(db), _first(db, lanes, room, width))
+    width = claim.limit
+    counted, found = await asyncio.gather(room.count(db), _first(db, lanes, room, claim))
     taken: dict[str, Document] = {}
     while counted and not await _mislaid(db, found):
         turned_away = False
@@ -159,18 +163,18 @@ async def _under_limits(
                 turned_away = True
         if len(taken) == width or not turned_away:
             return sorted(taken.values(), key=_turn)
-        found = await _first(db, lanes, room, width, len(taken))
+        found = await _first(db, lanes, room, claim, len(taken))
     return None
 
 
 async def _first(
-    db: Database, lanes: Sequence[Document], room: Room, width: int, known: int = 0
+    db: Database, lanes: Sequence[Document], room: Room, claim: Claim, known: int = 0
 ) -> list[Document]:
     """The heads of the lanes that have room left: as many as there may be use for."""
     open_lanes = [lane for lane in lanes if room.left(lane["g"])]
     most = room.most(lane["g"] for lane in open_lanes)
-    count = width if most is None else min(width, most)
-    return await _heads(db, open_lanes, count + known if count else 0)
+    count = claim.limit if most is None else min(claim.limit, most)
+    return await _heads(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:
@@ -182,7 +186,11 @@ async def _lanes(db: Database, claim: Claim) -> list[Document]:
 def _takes(claim: Claim, lane: Document) -> bool:
     if lane.get("p") == SET_ASIDE:
         return False
-    return lane["h"] in claim.handlers and (claim.queues is None or lane["q"] in claim.queues)
+    return (
+        lane["h"] in claim.handlers
+        and (claim.queues is None or lane["q"] in claim.queues)
+        and lane["g"] not in claim.excluded_jobs
+    )
 
 
 def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
@@ -191,7 +199,11 @@ def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
 
 
 async def _heads(
-    db: Database, lanes: Sequence[Document], count: int, shown: Document = _SHOWN
+    db: Database,
+    lanes: Sequence[Document],
+    count: int,
+    excluded: frozenset[str] = frozenset(),
+    shown: Document = _SHOWN,
 ) -> list[Document]:
     """The first due runs of these lanes, in the order of the claim: a few of them whole."""
     found: list[Document] = []
@@ -202,7 +214,10 @@ async def _heads(
     elif len(lanes) > WALKS:
         shown = _SHOWN
     for part in chunks(lanes, WALKS):
-        walk = db.runs.find(due_runs(db, part), shown)
+        where = due_runs(db, part)
+        if excluded:
+            where["job_id"] = {"$nin": sorted(excluded)}
+        walk = db.runs.find(where, shown)
         walk = walk.sort(ORDER).limit(count).batch_size(count)
         found += await walk.to_list(count)
     if len(lanes) > WALKS:

@@ -55,17 +55,19 @@ WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
 """
 # Only by `run_at`: behind it the index is in the order of `seq` by itself. Asked for that too,
 # SQLite sorts all that share a `run_at`: a million runs that were enqueued at once.
+# With excluded jobs it walks past their runs: 10 ms for 10,000 of them.
 _EARLIEST_OF_ONE = """
 SELECT json_group_array(json_array(run_at, seq, 0)) FROM (
     SELECT run_at, seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
-    WHERE state = 'pending' AND lane = ? AND run_at <= ? ORDER BY run_at LIMIT ?
+    WHERE state = 'pending' AND lane = ? AND run_at <= ? {} ORDER BY run_at LIMIT ?
 )
 """
+_NOT_EXCLUDED = "AND job_id NOT IN (SELECT value FROM json_each(?))"
 _EARLIEST = (
     "SELECT json_group_array(json_array(run.run_at, run.seq, among.column2)) FROM (VALUES ",
     """) AS among JOIN mainspring_runs AS run ON run.seq IN (
         SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane = among.column1 AND run_at <= ?
+        WHERE state = 'pending' AND lane = among.column1 AND run_at <= ? {}
         ORDER BY run_at LIMIT ?
     )""",
     2,
@@ -110,7 +112,7 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
         wanted = claim.limit - len(taken)
         if wanted == 0:
             break
-        taken += _earliest(connection, list(level), room, now, wanted)
+        taken += _earliest(connection, claim, list(level), room, now, wanted)
     return taken
 
 
@@ -126,8 +128,12 @@ def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_
 
 
 def takes(claim: Claim, lane: str) -> bool:
-    queue, handler, _, _ = lane_parts(lane)
-    return handler in claim.handlers and (claim.queues is None or queue in claim.queues)
+    queue, handler, job, _ = lane_parts(lane)
+    return (
+        handler in claim.handlers
+        and (claim.queues is None or queue in claim.queues)
+        and job not in claim.excluded_jobs
+    )
 
 
 def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> Room:
@@ -143,16 +149,28 @@ def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> R
     )
 
 
-def _heads(connection: sqlite3.Connection, lanes: list[_Lane], now: int, wanted: int) -> list[str]:
+def _heads(
+    connection: sqlite3.Connection, claim: Claim, lanes: list[_Lane], now: int, wanted: int
+) -> list[str]:
     """JSON lists of (run_at, seq, position of the lane): the first `wanted` of each lane."""
+    excluded = [json.dumps(sorted(claim.excluded_jobs))] if claim.excluded_jobs else []
+    condition = _NOT_EXCLUDED if excluded else ""
     if len(lanes) == 1:  # the usual case, and one that the index answers alone
-        return [connection.execute(_EARLIEST_OF_ONE, (lanes[0].name, now, wanted)).fetchone()[0]]
+        query = _EARLIEST_OF_ONE.format(condition)
+        return [connection.execute(query, (lanes[0].name, now, *excluded, wanted)).fetchone()[0]]
     names = [(lane.name, at) for at, lane in enumerate(lanes)]
-    return select(connection, _EARLIEST, names, now, wanted)
+    before, behind, columns = _EARLIEST
+    query_parts = (before, behind.format(condition), columns)
+    return select(connection, query_parts, names, now, *excluded, wanted)
 
 
 def _earliest(
-    connection: sqlite3.Connection, level: list[_Lane], room: Room, now: int, wanted: int
+    connection: sqlite3.Connection,
+    claim: Claim,
+    level: list[_Lane],
+    room: Room,
+    now: int,
+    wanted: int,
 ) -> list[int]:
     """The earliest runs of these lanes (all of one priority), as far as their limits allow.
 
@@ -163,7 +181,7 @@ def _earliest(
     width = wanted
     while level:
         lanes = level[:width]
-        texts = _heads(connection, lanes, now, wanted)
+        texts = _heads(connection, claim, lanes, now, wanted)
         taken: list[tuple[int, _Lane]] = []
         trial, turned_away = room.copy(), False
         for _, seq, at in sorted(row for text in texts for row in json.loads(text)):

@@ -94,6 +94,25 @@ class Claiming(Suite):
         )
         assert await self.claim_ids(store) == ["high", "early", "late", "low"]
 
+    async def test_runs_of_excluded_jobs_are_left(self, store: Store) -> None:
+        """Also those of a job with a limit, and whatever their priority."""
+        await self.put(store, "limited", concurrency=2)
+        runs = [
+            self.run(f"{job}{n}", job_id=job, priority=5 + n % 2, run_at=self.at(-n))
+            for job in ("busy", "limited", "free")
+            for n in range(1, 5)
+        ]
+        await store.add(runs)
+        free = ["free3", "free1", "free4", "free2"]
+        excluded = frozenset({"busy", "limited", "unknown"})
+        assert await self.claim_ids(store, 2, excluded_jobs=excluded) == free[:2]
+        assert await self.claim_ids(store, 10, excluded_jobs=excluded) == free[2:]
+        assert await self.claim_ids(store, 10, excluded_jobs=excluded) == []
+        assert await self.claim_ids(store, 10, excluded_jobs=frozenset({"limited"})) == [
+            "busy3", "busy1", "busy4", "busy2",
+        ]  # fmt: skip
+        assert await self.claim_ids(store) == ["limited3", "limited1"]
+
     async def test_of_one_moment_the_one_that_was_made_first(self, store: Store) -> None:
         made = self.start - timedelta(seconds=1)
         runs = [

@@ -1,0 +1,134 @@
+"""Limits how many attempts of one group run at once in this process: calls to one host, for
+example.
+
+Attempts beyond the limit wait here, higher priority first. They are held (their leases are
+renewed), but they take no capacity, so that one slow host cannot keep others waiting. While enough
+of a group wait, the worker claims no more runs of its jobs: the store gives it those of others.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mainspring.engine.work import Work
+
+__all__ = ["GroupLimits"]
+
+AHEAD_SECONDS = 0.1
+"""As many as a group does in this time are claimed ahead for it."""
+
+FIRST_GUESS = 0.05
+"""Seconds that an attempt of an unknown group is expected to take."""
+
+STALLED_SECONDS = 1.0
+"""A group of which nothing has ended for so long keeps only as many waiting as its limit: other
+processes may have room for the others."""
+
+MOST_WAITING = 1000
+
+
+@dataclass(slots=True)
+class _Group:
+    limit: int
+    last_end: float
+    seconds: float = FIRST_GUESS
+    running: set[Work] = field(default_factory=set)
+    waiting: list[Work] = field(default_factory=list)
+    jobs: set[str] = field(default_factory=set)
+    """The jobs whose runs came here since the group was last idle."""
+
+    @property
+    def full(self) -> bool:
+        """Whether enough wait; refilled when half of them are gone."""
+        ahead = int(self.limit * AHEAD_SECONDS / max(self.seconds, 1e-4))
+        return len(self.waiting) > min(max(self.limit, ahead), MOST_WAITING) // 2
+
+
+class GroupLimits:
+    """Everything here happens on the engine's loop."""
+
+    def __init__(self, capacity: int, monotonic: Callable[[], float]) -> None:
+        self._capacity = capacity
+        self._monotonic = monotonic
+        self._groups: dict[str, _Group] = {}
+        self.wants_more = False  # a group is not full any more since the last `busy_jobs`
+
+    @property
+    def waiting(self) -> list[Work]:
+        return [work for group in self._groups.values() for work in group.waiting]
+
+    def busy_jobs(self) -> frozenset[str]:
+        """The jobs of which enough runs wait here."""
+        self.wants_more = False
+        full = [group.jobs for group in self._groups.values() if group.full]
+        return frozenset().union(*full) if full else frozenset()
+
+    def start(self, work: Work) -> bool:
+        """Whether the work may start now; from then on it counts until `leave`."""
+        name = work.handler.group(work.job)
+        if name is None:
+            return True
+        group = self._groups.get(name)
+        if group is None:
+            limit = work.handler.group_limit(self._capacity)
+            group = self._groups[name] = _Group(limit, self._monotonic())
+        group.jobs.add(work.run.job_id)
+        if len(group.running) >= group.limit:
+            return False
+        group.running.add(work)
+        return True
+
+    def wait(self, work: Work) -> bool:
+        """Have a work wait that may not start; False if too many wait already."""
+        group = self._of(work)
+        if len(group.waiting) >= MOST_WAITING:
+            return False
+        bisect.insort(group.waiting, work, key=lambda one: -one.run.priority)
+        return True
+
+    def leave(self, work: Work, seconds: float | None = None) -> Work | None:
+        """The work has ended (after so many seconds), or will not start. Gives the one that starts
+        in its place."""
+        name = work.handler.group(work.job)
+        group = self._groups.get(name) if name is not None else None
+        if name is None or group is None or work not in group.running:
+            return None
+        group.running.remove(work)
+        group.last_end = self._monotonic()
+        if seconds is not None:
+            group.seconds += (seconds - group.seconds) * 0.25
+        if group.waiting:
+            was_full = group.full
+            successor = group.waiting.pop(0)
+            group.running.add(successor)
+            self.wants_more |= was_full and not group.full
+            return successor
+        if not group.running:
+            del self._groups[name]
+        return None
+
+    def remove(self, work: Work) -> bool:
+        """Take out a work that waits; False if it does not."""
+        name = work.handler.group(work.job)
+        group = self._groups.get(name) if name is not None else None
+        if group is None or work not in group.waiting:
+            return False
+        group.waiting.remove(work)
+        return True
+
+    def surplus(self) -> list[Work]:
+        """Take out what waits in vain: more than the limit, in groups that stand still."""
+        stalled = self._monotonic() - STALLED_SECONDS
+        found: list[Work] = []
+        for group in self._groups.values():
+            if group.last_end < stalled and len(group.waiting) > group.limit:
+                found += group.waiting[group.limit :]
+                del group.waiting[group.limit :]
+        return found
+
+    def _of(self, work: Work) -> _Group:
+        name = work.handler.group(work.job)
+        assert name is not None
+        return self._groups[name]
