@@ -47,6 +47,32 @@ async def test_an_etag_guards_pausing_and_resuming(api: Api) -> None:
     await refused(api, "POST", "/api/jobs/nobody/pause", 404, headers=seen)
 
 
+async def test_an_etag_guards_a_trigger(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    old = {"If-Match": (await api.get(path)).headers["etag"]}
+    edited = {"If-Match": (await api.put(path, json={"priority": 7})).headers["etag"]}
+    await refused(api, "POST", f"{path}/trigger", 412, headers=old)
+    assert (await api.ok("GET", "/api/runs"))["data"] == []
+    assert (await api.post(f"{path}/trigger", headers=edited)).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/jobs/bulk", {"action": "pause", "ids": ["report"]}),
+        ("/api/runs/bulk", {"action": "delete", "match": {}}),
+        ("/api/jobs", {"id": "new", "handler": "greet"}),
+    ],
+)
+async def test_a_condition_that_is_not_looked_at_is_refused(
+    api: Api, path: str, body: dict[str, Any]
+) -> None:
+    told = await refused(api, "POST", path, 422, json=body, headers={"If-Match": '"x"'})
+    assert "nothing was done" in told["error"]
+    assert (await job(api, "report"))["enabled"] is True
+
+
 @pytest.mark.parametrize("kept", ["memory", "sqlite"])
 async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
     make: Make, tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch

@@ -101,6 +101,19 @@ async def test_its_own_pages_and_links_that_people_follow_may(
     assert await code(api, headers=headers) == 200
 
 
+async def test_a_proxy_that_rewrites_the_host_is_told_what_to_set(make: Make) -> None:
+    page = {"Origin": "https://jobs.example.org", "Host": "127.0.0.1:3000"}
+    api: Api = await make(workers=0)
+    refused = await api.post("/api/jobs", json=WEBHOOK, headers=page)
+    assert refused.status_code == 403
+    for word in ("ALLOWED_HOSTS=jobs.example.org", "Host header", "https://jobs.example.org"):
+        assert word in refused.json()["error"]
+    told: Api = await make(workers=0, settings={"allowed_hosts": "jobs.example.org"})
+    assert await code(told, "POST", json=WEBHOOK, headers=page) == 201
+    other = {**page, "Origin": "https://evil.example"}
+    assert await code(told, "POST", json=WEBHOOK, headers=other) == 403
+
+
 async def test_no_other_origin_is_ever_invited(api: Api) -> None:
     answer = await api.options(
         "/api/jobs",
@@ -142,6 +155,32 @@ async def test_no_body_is_of_no_type(api: Api, kind: str) -> None:
     assert await code(api, "POST", headers=headers) == 422
     page_elsewhere = {**headers, "Origin": "https://evil.example"}
     assert await code(api, "POST", "/api/jobs/report/trigger", headers=page_elsewhere) == 403
+
+
+async def test_a_body_with_two_lengths_is_refused(api: Api) -> None:
+    headers = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+    answer = await api.post("/api/jobs", content=b"{}", headers=headers)
+    assert answer.status_code == 400
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"enabled": false, "enabled": true}', "enabled"),
+        (b'{"payload": {"to": [{"a": 1, "a": 1}]}}', "a"),
+        (b'{"enabled": true, "enable\\u0064": false}', "enabled"),
+    ],
+)
+async def test_a_name_given_twice_in_an_object_is_refused(
+    api: Api, body: bytes, field: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = await api.put("/api/jobs/report", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"field": field, "message": "is given twice in one object: say it once"}
+    ]
 
 
 async def test_a_body_may_say_its_charset(api: Api) -> None:
@@ -279,7 +318,17 @@ async def test_only_a_hash_is_kept() -> None:
     async with sample_scheduler(workers=0) as scheduler:
         _, text = await Keys(scheduler).create("mine", "read")
         [note] = (await scheduler.list_notes("api-key")).items
-        assert text.split("_")[2] not in str(note)
+        assert text.split("_", 2)[2] not in str(note)
+
+
+async def test_a_key_counts_beside_what_a_proxy_adds(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    good = (await key(api))["Authorization"].removeprefix("Bearer ")
+    for added in ("Basic dXNlcjpwYXNz", "Bearer eyJhbGciOi", "Bearer ms_000000000000_x"):
+        headers = {"Authorization": added, "X-Api-Key": good}
+        assert await code(api, headers=headers) == 200
+        assert await code(api, headers={"Authorization": added}) == 401
+        assert await code(api, headers={**headers, "X-Api-Key": "ms_0_x"}) == 401
 
 
 # -- rates ------------------------------------------------------------------------------------

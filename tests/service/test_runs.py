@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +62,12 @@ async def test_lists_of_runs(working: Api) -> None:
     # Times are told in milliseconds and kept in microseconds.
     assert set(await listed(since=middle)) | {good[2]} == {bad, *good[2:]}
     assert await listed(until="2020-01-01") == []
-    for wrong in ({"state": "lost"}, {"since": "yesterday"}, {"cursor": "x"}, {"limit": 0}):
+    for wrong in (
+        {"state": "lost"},
+        {"since": "yesterday"},
+        {"cursor": "x"},
+        {"limit": 0},
+    ):
         await refused(working, "GET", "/api/runs", 422, params=wrong)
 
 
@@ -269,3 +275,12 @@ async def test_the_runs_of_a_job_with_the_longest_id_can_be_named(api: Api) -> N
             api, "POST", "/api/runs/bulk", 422, json={"action": "cancel", "ids": [wrong]}
         )
         assert document["errors"][0]["field"] == "ids.0"
+
+
+@pytest.mark.parametrize("cursor", ["9" * 30, "-" + "9" * 30, "1e9"])
+async def test_an_odd_cursor_is_told_and_breaks_nothing(
+    make: Make, tmp_path: Path, cursor: str
+) -> None:
+    api: Api = await make(store=f"sqlite:///{tmp_path}/jobs.db", workers=0)
+    told = await refused(api, "GET", "/api/runs", 422, params={"cursor": cursor})
+    assert told["errors"][0]["field"] == "cursor"

@@ -93,7 +93,7 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
     assert not quick.task.done()
     quick.gone.set()
     await quick.task
-    assert api.app.state.service.streams == 0
+    assert api.app.state.service.streams.total() == 0
 
 
 async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> None:
@@ -161,10 +161,10 @@ async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None
 async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
     client = Client(api)
     await client.begun()
-    assert api.app.state.service.streams == 1
+    assert api.app.state.service.streams.total() == 1
     client.gone.set()
     await client.task
-    assert api.app.state.service.streams == 0
+    assert api.app.state.service.streams.total() == 0
     await enqueue(api, 1)  # nobody is told
 
 
@@ -187,6 +187,24 @@ async def test_there_is_room_for_so_many(api: Api) -> None:
     assert "retry-after" in refused.headers
     client.gone.set()
     await client.task
+
+
+async def test_one_key_cannot_take_all_streams(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    service = api.app.state.service
+    service.most_streams = 4  # one for each key
+    (_, greedy), (_, other) = [await service.keys.create(name, "read") for name in ("a", "b")]
+    clients = [Client(api, key=text) for text in (greedy, other)]
+    for client in clients:
+        await client.begun()
+    refused = await api.get("/api/events", headers={"Authorization": f"Bearer {greedy}"})
+    assert refused.status_code == 429
+    assert "one key may open 1 event streams" in refused.json()["error"]
+    assert "retry-after" in refused.headers
+    for client in clients:
+        client.gone.set()
+        await client.task
+    assert not service.streams
 
 
 @pytest.mark.parametrize("loopback", [True, False])
@@ -214,7 +232,7 @@ async def test_a_key_that_opens_nothing_any_more_hears_nothing(
     assert not any(b"run.enqueued" in one.get("body", b"") for one in revoked.messages)
     kept.gone.set()
     await kept.task
-    assert service.streams == 0
+    assert service.streams.total() == 0
 
 
 async def test_who_listens_without_a_key_is_shut_out_by_the_first_one(

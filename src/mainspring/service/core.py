@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
@@ -43,7 +44,8 @@ class Service:
     open: bool = False
     clock: Clock = field(default_factory=SystemClock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    streams: int = 0
+    streams: Counter[str] = field(default_factory=Counter)
+    """Open event streams, by the id of their key ("" without one)."""
     most_streams: int = 200
     told: tuple[Event | None, bytes] = (None, b"")
     """The last event that event streams were told, as they send it."""
@@ -51,6 +53,11 @@ class Service:
     def __post_init__(self) -> None:
         self.keys = Keys(self.scheduler, self.clock)
         self.metrics = Metrics(self.scheduler, self.clock)
+
+    @property
+    def most_streams_of_a_key(self) -> int:
+        """One key's clients must not take the streams of all others."""
+        return max(1, self.most_streams // 4)
 
     @property
     def started(self) -> bool:

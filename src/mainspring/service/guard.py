@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from h11 import LocalProtocolError
@@ -121,8 +122,9 @@ class Guard:
         send = self._watched(scope["method"], send)
         try:
             headers = Headers(scope=scope)
+            _check_framing(headers)
             self._check_host(headers)
-            _check_origin(headers)
+            self._check_origin(headers)
             self._check_started(scope)
             await self._check_key(scope, headers)
             _check_type(scope["method"], headers)
@@ -161,6 +163,33 @@ class Guard:
                 " that; ask for localhost or 127.0.0.1, or set ALLOWED_HOSTS for a proxy's name",
             )
 
+    def _check_origin(self, headers: Headers) -> None:
+        """A browser says which site's page asks. Pages of other sites may not ask here, but a
+        person may follow a link that leads here."""
+        if headers.get("sec-fetch-site") == "cross-site":
+            follows = headers.get("sec-fetch-mode") == "navigate"
+            if not (follows and headers.get("sec-fetch-dest") == "document"):
+                raise Problem(
+                    403, "cross-site request refused: it comes from a page of another site"
+                )
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is None or _place(origin) == _place(f"//{host}"):
+            return
+        name = (_place(origin) or ("", None))[0]
+        if name and name in self._hosts:  # the name under which a proxy serves this API
+            return
+        advice = (
+            f" If {name!r} is the name of a proxy in front of this service, have the proxy pass the"
+            f" Host header on unchanged, or set ALLOWED_HOSTS={name}."
+            if name
+            else ""
+        )
+        raise Problem(
+            403,
+            f"cross-site request refused: Origin {origin[:200]!r} is not allowed, because the"
+            f" request asks for Host {host[:200]!r}.{advice}",
+        )
+
     def _check_started(self, scope: Scope) -> None:
         """A mounted application's own lifespan is never run: its host has to start it."""
         if not self._rules.started and _path(scope) not in OPEN:
@@ -175,8 +204,8 @@ class Guard:
         path = _path(scope)
         if path in OPEN or self._rules.open:
             return
-        text = _key_text(headers)
-        if text is None:
+        texts = _key_texts(headers)
+        if not texts:
             own = self._rules.loopback and _from_here(headers)
             if own and not await self._keys.exist(away=_watches(scope)):
                 return
@@ -186,7 +215,7 @@ class Guard:
                 " (`mainspring keys create` makes one)",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        key = await self._known(scope, text)
+        key = await self._known(scope, texts)
         if wait := self._rates.take(key.id):
             raise _slower("this key asks too often", wait)
         needed = _needed(scope["method"], path)
@@ -196,22 +225,23 @@ class Guard:
             )
         scope.setdefault("state", {})["key"] = key
 
-    async def _known(self, scope: Scope, text: str) -> Key:
-        """The key that a text is. Every text is checked, also after many wrong ones from its
-        address: behind a proxy all clients share one address, and somebody who guesses must not
+    async def _known(self, scope: Scope, texts: list[str]) -> Key:
+        """The first of the texts that is a key. They are checked also after many wrong ones from
+        the same address: behind a proxy all clients share one, and somebody who guesses must not
         lock the others out. A secret has 256 random bits, so guessing finds nothing; what is
         limited is only how long a client that guesses gets a plain 401."""
-        key = await self._keys.check(text, away=_watches(scope))
-        if key is None:
-            client = (scope.get("client") or ("unknown",))[0]
-            if wait := self._failures.take(client):
-                raise _slower("too many wrong keys from this address", wait)
-            raise Problem(
-                401,
-                "this API key is not known here, or was revoked, or has expired",
-                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
-            )
-        return key
+        for text in texts:
+            key = await self._keys.check(text, away=_watches(scope))
+            if key is not None:
+                return key
+        client = (scope.get("client") or ("unknown",))[0]
+        if wait := self._failures.take(client):
+            raise _slower("too many wrong keys from this address", wait)
+        raise Problem(
+            401,
+            "this API key is not known here, or was revoked, or has expired",
+            headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+        )
 
     async def _read(self, headers: Headers, receive: Receive) -> Receive:
         """The body, whole, before anything is done with it."""
@@ -237,8 +267,9 @@ class Guard:
                         break
         except TimeoutError:
             raise Problem(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
-        whole = {"type": "http.request", "body": b"".join(parts), "more_body": False}
-        return _replay([whole], receive)
+        body = b"".join(parts)
+        _check_duplicates(body)
+        return _replay([{"type": "http.request", "body": body, "more_body": False}], receive)
 
     def _too_large(self) -> Problem:
         return Problem(
@@ -271,18 +302,6 @@ def _needed(method: str, path: str) -> KeyScope:
     return "read" if method in SAFE or READS.fullmatch(path) else "write"
 
 
-def _check_origin(headers: Headers) -> None:
-    """A browser says where a page came from that asks. No page elsewhere has any business here;
-    but a link that a person follows may lead here."""
-    if headers.get("sec-fetch-site") == "cross-site":
-        follows = headers.get("sec-fetch-mode") == "navigate"
-        if not (follows and headers.get("sec-fetch-dest") == "document"):
-            raise Problem(403, "a page of another site may not ask here")
-    origin = headers.get("origin")
-    if origin is not None and _place(origin) != _place(f"//{headers.get('host', '')}"):
-        raise Problem(403, f"a page of {origin[:200]!r} may not ask here")
-
-
 def _place(url: str) -> tuple[str, int | None] | None:
     try:
         parts = urlsplit(url)
@@ -290,6 +309,31 @@ def _place(url: str) -> tuple[str, int | None] | None:
     except ValueError:
         return None
     return (parts.hostname or "", None if port in (80, 443) else port)
+
+
+def _check_framing(headers: Headers) -> None:
+    """Two lengths of one body: a proxy in front may have gone by the other one, and what it takes
+    for the rest of the body would be the next request here (request smuggling)."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise Problem(
+            400,
+            "a request has Content-Length or Transfer-Encoding, not both",
+            headers={"Connection": "close"},
+        )
+
+
+def _check_duplicates(body: bytes) -> None:
+    """A name that is given twice in one JSON object: of two values one would be dropped."""
+
+    def pairs(found: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in found]
+        if len(set(names)) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            raise Problem.of_field(name[:100], "is given twice in one object: say it once")
+
+    if body.count(b":") > 1:
+        with contextlib.suppress(ValueError, RecursionError):  # the route says what is wrong
+            json.loads(body, object_pairs_hook=pairs)
 
 
 def _check_type(method: str, headers: Headers) -> None:
@@ -321,12 +365,19 @@ def _check_dry_run(scope: Scope) -> None:
         raise Problem.of_field("dryRun", why)
 
 
-def _key_text(headers: Headers) -> str | None:
-    given = headers.get("authorization")
-    if given is not None:
+def _key_texts(headers: Headers) -> list[str]:
+    """What may be an API key. `Authorization` may be a proxy's own, beside a key of ours in
+    `X-Api-Key`; a scheme that is not ours counts as a wrong key where nothing else is given."""
+    texts = []
+    if (own := headers.get("x-api-key")) is not None:
+        texts.append(own)
+    if (given := headers.get("authorization")) is not None:
         scheme, _, text = given.partition(" ")
-        return text.strip() if scheme.lower() == "bearer" else ""
-    return headers.get("x-api-key")
+        if scheme.lower() == "bearer":
+            texts.insert(0, text.strip())
+        elif not texts:
+            texts.append("")
+    return texts
 
 
 def _from_here(headers: Headers) -> bool:

@@ -189,8 +189,11 @@ async def trigger(
     body: TriggerBody | None = None,
     dry_run: DryRun = False,
     idempotency_key: IdempotencyKey = None,
+    if_match: IfMatch = None,
 ) -> Response:
     payload = body.payload if body else None
+    if if_match is not None:
+        _seen(await service.job(id), if_match)
     if dry_run:
         job = await service.job(id)
         return shapes.answer({"success": True, "data": await _request_of(service, job, payload)})
@@ -223,7 +226,7 @@ async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> 
 
 
 @router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
-async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 20) -> Response:
+async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
     await service.job(id)
     page = await service.scheduler.list_runs(job=id, tried=True, limit=limit)
     found = [one for run in page.items for one in shapes.executions(run)]

@@ -1,5 +1,6 @@
-"""What stands behind a `?`: a name that nobody knows is refused, as it is in a body. A filter that
-is not one would give everything, and one of two contradicting values would be dropped."""
+"""What must not be ignored: unknown query parameters, as a filter that is not one would give
+everything and one of two contradicting values would be dropped; and a condition (`If-Match`) where
+none is looked at."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from mainspring.service.problems import FieldError, Problem
 
 __all__ = ["check_query"]
 
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
 DRY_RUN = "dryRun"
 """May be said, as false, where there is none; the guard sees to that."""
 
@@ -21,11 +24,20 @@ WATCHED = ("/api/observability/health",)
 
 async def check_query(request: Request) -> None:
     route = request.scope["route"]
+    if request.method not in SAFE and "if-match" in request.headers:
+        _check_condition(route)
     if not request.query_params or not route.path.startswith("/api/") or route.path in WATCHED:
         return  # probes and pages may be asked with whatever a monitor or a browser adds
     given = Counter(name for name, _ in request.query_params.multi_items())
     if faults := _faults(_known(route), given):
         raise Problem.of_fields(faults)
+
+
+def _check_condition(route: APIRoute) -> None:
+    """A condition that the route does not look at: what it forbids might be done."""
+    if not any(one.alias == "If-Match" for one in route.dependant.header_params):
+        why = "If-Match is for one job (its ETag), and is not looked at here: nothing was done"
+        raise Problem(422, why)
 
 
 def _known(route: APIRoute) -> dict[str, bool]:

@@ -50,6 +50,8 @@ async def list_runs(
         )
     except InvalidInput as error:
         raise Problem.of_field("cursor", str(error)) from None
+    except OverflowError:
+        raise Problem.of_field("cursor", f"{cursor!r} is no cursor that a page gave") from None
     return shapes.answer(
         {
             "success": True,

@@ -54,15 +54,20 @@ async def events(
 ) -> Response:
     for pattern in event or ():
         _check(pattern)
-    if service.streams >= service.most_streams:
-        raise Problem(
-            503,
-            f"{service.most_streams} clients listen already; try again later",
-            headers={"Retry-After": "30"},
-        )
+    _check_room(service, caller(request))
     if service.draining.is_set():
         raise Problem(503, "the service is stopping", headers={"Retry-After": "5"})
     return EventStream(service, _names(event or ["*"]), job, caller(request) or None)
+
+
+def _check_room(service: Service, key_id: str) -> None:
+    later = {"Retry-After": "30"}
+    if service.streams.total() >= service.most_streams:
+        why = f"{service.most_streams} clients listen already; try again later"
+        raise Problem(503, why, headers=later)
+    if key_id and service.streams[key_id] >= (most := service.most_streams_of_a_key):
+        why = f"one key may open {most} event streams, and so many are open; close one first"
+        raise Problem(429, why, headers=later)
 
 
 def _check(pattern: str) -> None:
@@ -109,14 +114,16 @@ class EventStream(Response):
         self._too_slow = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        service.streams += 1  # until its connection is free for the next request, or gone
+        service, key_id = self._service, self._key_id or ""
+        service.streams[key_id] += 1  # until its connection is free for the next request, or gone
         try:
             await self._tell(receive, send)
             if self._too_slow.is_set() or not await _ended(send):
                 await _cut_off(scope, receive)
         finally:
-            service.streams -= 1
+            service.streams[key_id] -= 1
+            if not service.streams[key_id]:
+                del service.streams[key_id]
 
     async def _tell(self, receive: Receive, send: Send) -> None:
         service = self._service
