@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.measure import folder, milliseconds
+from bench.measure import cpu_of, folder, milliseconds
 from bench.mongodb_workers import Crew, heard
 from mainspring import RunContext, Scheduler
 from mainspring.cli.collector import calm_collector
@@ -72,9 +72,9 @@ def measured(store: str, instances: int, rate: int, seconds: int) -> dict[str, A
         first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=SETTLE)
         last = first + timedelta(seconds=seconds)
         crew.tell(json.dumps([first.timestamp(), last.timestamp()]))
-        server_used = cpu_of(server)
+        server_used = cpu_of(server) if server else 0.0
         time.sleep(max(0.0, (last - datetime.now(UTC)).total_seconds()))
-        server_used = (cpu_of(server) - server_used) / (seconds + SETTLE)
+        server_used = (cpu_of(server) if server else 0.0) - server_used
         told = crew.told()
         skipped = asyncio.run(count_skipped(url, first, last))
     ran = Counter(slot for one in told for slot in one["slots"])
@@ -88,7 +88,7 @@ def measured(store: str, instances: int, rate: int, seconds: int) -> dict[str, A
         "lateness": milliseconds(lateness) if lateness else {},
         "cpu": {
             "instances": [round(one["cpu"] / seconds, 2) for one in told],
-            **({"mongod": round(server_used, 2)} if server else {}),
+            **({"mongod": round(server_used / (seconds + SETTLE), 2)} if server else {}),
         },
     }
 
@@ -104,15 +104,6 @@ def place(store: str) -> Iterator[tuple[str, int | None]]:
 
     with ReplicaSet(1, election_timeout=10) as servers:
         yield with_database(servers.url, "bench_slots"), servers.members[0].process.pid
-
-
-def cpu_of(process: int | None) -> float:
-    """Seconds of CPU that a process has used."""
-    if process is None:
-        return 0.0
-    with open(f"/proc/{process}/stat") as kept:
-        fields = kept.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def define(url: str, rate: int) -> None:

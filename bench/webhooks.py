@@ -1,30 +1,44 @@
 """Webhook runs a second to an endpoint on loopback, beside a bare aiohttp loop.
 
+    python -m bench webhooks [--json]
+    python -m bench webhooks --scheduled [--rate 1000] [--seconds 30] [--json]
+
 The endpoint is a process of its own that answers 200 with a small body. Both sides send the same
 request from one process with the same number of calls in flight. Ours is everything else too: runs
 claimed from SQLite at FULL, secrets opened, each request signed, the outcome and what was said
 recorded with each attempt. The collector is calm, as in `mainspring serve`, for both sides. Each
 round runs both one after another. CPU time is of the calling process, all its threads: on a busy
 machine it says more than the rate.
+
+With `--scheduled`, `mainspring serve` runs as a process of its own on SQLite, with as many jobs as
+`--rate` says, which all call the endpoint every second. Beside the calls this is the firing of each
+slot, a run recorded for each, and the service's own bookkeeping. Told are the slots that were lost
+or skipped, how late the calls were, and the CPU time of the whole process for each call.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from bench.measure import folder, ratio, rounded, spread
-from mainspring import Event, Scheduler
+from bench.measure import cpu_of, folder, milliseconds, ratio, rounded, spread
+from mainspring import Event, Run, Scheduler, State
 from mainspring.cli.collector import calm_collector
+from mainspring.store import RunQuery
+from mainspring.stores import open_store
 from mainspring.webhooks import Prepared, WebhookSettings
 
 ROUNDS = 7
@@ -60,7 +74,19 @@ asyncio.run(main())
 """
 
 
-def run() -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scheduled", action="store_true", help="measure `mainspring serve`")
+    parser.add_argument("--rate", type=int, default=1000, help="scheduled calls a second")
+    parser.add_argument("--seconds", type=int, default=30, help="how long to measure")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.scheduled:
+        return scheduled(options.rate, options.seconds)
+    return enqueued()
+
+
+def enqueued() -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
     calm_collector()
     with endpoint() as url:
@@ -139,3 +165,84 @@ async def bare_loop(request: Prepared) -> tuple[float, float]:
         await asyncio.gather(*(caller(session) for _ in range(IN_FLIGHT)))
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
         return CALLS / seconds, worked / CALLS * 1e6
+
+
+# -- scheduled ------------------------------------------------------------------------------
+
+
+def scheduled(rate: int, seconds: int) -> dict[str, Any]:
+    load = [round(value, 2) for value in os.getloadavg()]
+    with endpoint() as url, folder() as path:
+        store = f"sqlite:///{path}/jobs.db"
+        asyncio.run(define(store, url, rate))
+        with serving(path, store) as process:
+            first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
+            time.sleep((first - datetime.now(UTC)).total_seconds())
+            used = cpu_of(process)
+            time.sleep(seconds)
+            used = cpu_of(process) - used
+            time.sleep(3)  # for calls that are late
+        runs = asyncio.run(runs_between(store, first, first + timedelta(seconds=seconds)))
+    called = [run for run in runs if run.state is State.SUCCEEDED]
+    late = [(run.attempts[0].started_at - run.scheduled_at).total_seconds() for run in called]
+    skipped = sum(
+        run.result["count"] if run.reason == "misfire" else 1
+        for run in runs
+        if run.state is State.SKIPPED
+    )
+    return {
+        "slots": rate * seconds,
+        "called": len(called),
+        "skipped": skipped,
+        "lost": rate * seconds - len(runs) - skipped + sum(r.state is State.SKIPPED for r in runs),
+        "calls_a_second": rounded(len(called) / seconds),
+        "cpu_us_a_call": rounded(used / max(1, len(called)) * 1e6),
+        "cores_used": round(used / seconds, 2),
+        "lateness": milliseconds(late) if late else {},
+        "load_before": load,
+        "cores": os.cpu_count(),
+    }
+
+
+async def define(store: str, url: str, rate: int) -> None:
+    async with Scheduler(store, workers=0, webhooks=SETTINGS) as producer:
+        webhook = {"url": url, "body": BODY, "headers": {"Authorization": "Bearer bench-token"}}
+        for n in range(rate):
+            await producer.add_job(f"call-{n}", webhook=webhook, schedule="* * * * * *")
+
+
+@contextmanager
+def serving(path: Path, store: str) -> Iterator[int]:
+    """`mainspring serve` on this store, once it is ready; the id of its process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mainspring", "serve", "--quiet", "--store", store]
+    command += ["--port", str(port), "--workers", str(IN_FLIGHT), "--allow-private", "127.0.0.1"]
+    told = {**os.environ, "MAINSPRING_PER_HOST": str(IN_FLIGHT)}
+    with (path / "serve.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=path, env=told, stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/livez"):
+                break
+            assert process.poll() is None, (path / "serve.log").read_text()
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def runs_between(url: str, first: datetime, last: datetime) -> list[Run]:
+    """The runs of the slots between two moments."""
+    store = open_store(url)
+    await store.open()
+    found: list[Run] = []
+    cursor = None
+    while True:
+        query = RunQuery(since=first - timedelta(seconds=1), limit=1000, cursor=cursor)
+        page = await store.find(query)
+        found += [run for run in page.items if first <= run.scheduled_at < last]
+        if (cursor := page.cursor) is None:
+            await store.close()
+            return found

@@ -18,7 +18,7 @@ from standardwebhooks import Webhook as Verifier
 
 from mainspring import Event, Scheduler, State
 from mainspring.errors import InvalidInput, SecretKeyMissing
-from mainspring.model import Sealed, replace
+from mainspring.model import Job, Sealed, Webhook, replace
 from mainspring.store import JobQuery
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
@@ -342,3 +342,29 @@ def test_a_signing_secret_that_is_none(text: str) -> None:
 def test_new_signing_secrets_differ_and_fit() -> None:
     assert new_signing_secret() != new_signing_secret()
     assert len(signing_bytes(new_signing_secret())) == 32
+
+
+async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store reads an equal definition anew now and then: that is no change. Beyond the bound
+    the oldest is dropped, and never all at once: with one job more than the bound every call
+    would open its secrets again."""
+    monkeypatch.setattr("mainspring.webhooks.desk.MOST_OPENED", 3)
+    webhooks = scheduler().webhooks
+    jobs = [
+        Job(
+            id=f"j{n}",
+            handler="webhook",
+            created_at=NOW,
+            updated_at=NOW,
+            webhook=webhooks.define(f"j{n}", {"url": "https://example.org/"}),
+        )
+        for n in range(4)
+    ]
+    opened = [webhooks.opened(job) for job in jobs]
+    again = msgspec.json.decode(msgspec.json.encode(jobs[3].webhook), type=Webhook)
+    assert webhooks.opened(replace(jobs[3], webhook=again)) is opened[3]
+    assert [webhooks.opened(job) for job in jobs[1:]] == opened[1:]
+    other = replace(again, url="https://example.org/other")
+    assert webhooks.opened(replace(jobs[3], webhook=other)).webhook == other

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["waves"]
+__all__ = ["turns", "waves"]
 
 T = TypeVar("T")
 
@@ -27,3 +28,17 @@ def waves(
             wave = {}
     if wave:
         yield list(wave.values())
+
+
+def turns(items: Sequence[T], key: Callable[[T], str]) -> list[list[int]]:
+    """Positions that can be handled together where only items of one key are in order: the first
+    item of each key, then the second of each, and so on."""
+    groups: list[list[int]] = []
+    earlier: Counter[str] = Counter()
+    for at, item in enumerate(items):
+        turn = earlier[key(item)]
+        earlier[key(item)] += 1
+        if turn == len(groups):
+            groups.append([])
+        groups[turn].append(at)
+    return groups

@@ -42,7 +42,7 @@ log = logging.getLogger("mainspring")
 HANDLER = "webhook"
 """The name of the built-in handler."""
 
-MOST_OPENED = 1_000
+MOST_OPENED = 10_000
 """Jobs whose secrets are held in clear, beside the key that opens them."""
 
 _NEEDED = ("aiohttp", "cryptography")
@@ -211,15 +211,16 @@ class Webhooks:
         """
         webhook = _of(job)
         known = self._opened.get(job.id)
-        if known is None or known.webhook is not webhook:
+        if known is None or (known.webhook is not webhook and known.webhook != webhook):
             signing = tuple(
                 (Mac(signing_bytes(self._signing_text(job.id, one))), one.until)
                 for one in webhook.signing
             )
             clear = self._clear(job)
             known = Opened(webhook, Form.of(webhook, clear), signing, Traces(clear.values()))
+            self._opened.pop(job.id, None)
             if len(self._opened) >= MOST_OPENED:
-                self._opened.clear()
+                del self._opened[next(iter(self._opened))]  # the oldest
             self._opened[job.id] = known
         return known
 

@@ -26,7 +26,6 @@ whole before the next one is decided.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +57,7 @@ from mainspring.stores.mongodb.rows import (
     to_us,
 )
 from mainspring.stores.mongodb.times import read_moment
+from mainspring.stores.waves import turns
 
 __all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job", "sweep"]
 
@@ -153,7 +153,7 @@ async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
     So the first ones of all jobs are one batch, the second ones the next batch, and so on."""
     fired = [Fired(False)] * len(firings)
     broken: set[str] = set()
-    for batch in _batches(firings):
+    for batch in turns(firings, lambda firing: firing.job_id):
         chained = {at: firings[at] for at in batch if firings[at].job_id not in broken}
         fired_now = await _fire(db, chained) if chained else {}
         for at, firing in chained.items():
@@ -161,19 +161,6 @@ async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
             if not fired[at].done:
                 broken.add(firing.job_id)
     return fired
-
-
-def _batches(firings: Sequence[Firing]) -> list[list[int]]:
-    """Positions of the firings that can fire together: no job twice in a batch."""
-    batches: list[list[int]] = []
-    earlier: Counter[str] = Counter()
-    for at, firing in enumerate(firings):
-        turn = earlier[firing.job_id]
-        earlier[firing.job_id] += 1
-        if turn == len(batches):
-            batches.append([])
-        batches[turn].append(at)
-    return batches
 
 
 @dataclass(frozen=True, slots=True)

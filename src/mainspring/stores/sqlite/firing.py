@@ -14,7 +14,7 @@ from mainspring.stores.sqlite.changes import Written, commit
 from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, SET_ASIDE, select_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
-from mainspring.stores.waves import waves
+from mainspring.stores.waves import turns
 
 __all__ = ["add_jobs", "drop_jobs", "fire", "put_jobs"]
 
@@ -96,10 +96,12 @@ def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]
 
 
 def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
+    """The first firings of all jobs are one bulk, the second ones the next: after an outage every
+    job has a gap and a slot, and job by job each would be a statement of its own."""
     fired = [Fired(False)] * len(items)
     broken: set[str] = set()
-    for wave in waves(items, lambda firing: firing.job_id):
-        chained = {at: items[at] for at in wave if items[at].job_id not in broken}
+    for turn in turns(items, lambda firing: firing.job_id):
+        chained = {at: items[at] for at in turn if items[at].job_id not in broken}
         _fire(tx, chained, fired)
         broken |= {firing.job_id for at, firing in chained.items() if not fired[at].done}
     return fired

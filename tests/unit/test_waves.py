@@ -1,0 +1,53 @@
+"""Which items of a batch a store handles in one step."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.engine.firing import plan
+from mainspring.model import Job, replace
+from mainspring.schedules import cron
+from mainspring.store import JobQuery
+from mainspring.stores import open_store
+from mainspring.stores.sqlite import firing
+from mainspring.stores.waves import turns, waves
+
+
+def test_turns_keep_the_order_of_each_key_and_no_other() -> None:
+    items = ["a1", "a2", "b1", "c1", "b2", "a3"]
+    assert turns(items, lambda item: item[0]) == [[0, 2, 3], [1, 4], [5]]
+    assert turns([], str) == []
+
+
+def test_waves_keep_the_order_of_all_items() -> None:
+    assert list(waves(["a1", "a2", "b1"], lambda item: item[0])) == [[0], [1, 2]]
+
+
+async def test_jobs_that_all_missed_slots_fire_in_two_steps_on_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a gap and a slot: job by job that was a thousand steps for a thousand jobs."""
+    store = open_store(f"sqlite:///{tmp_path}/jobs.db")
+    await store.open()
+    now = await store.now()
+    late = now - timedelta(seconds=3)
+    for n in range(20):
+        job = Job(id=f"j{n}", handler="work", created_at=late, updated_at=late, next_run_at=late)
+        assert await store.put_job(replace(job, schedule=cron("* * * * * *")))
+    steps: list[int] = []
+    whole = firing._fire
+
+    def counted(tx: Any, firings: Any, fired: Any) -> None:
+        steps.append(len(firings))
+        whole(tx, firings, fired)
+
+    monkeypatch.setattr(firing, "_fire", counted)
+    jobs = (await store.jobs(JobQuery(due=now))).items
+    fired = await store.fire([one for job in jobs for one in plan(job, now)[0]])
+    await store.close()
+    assert [one.done for one in fired] == [True] * 40
+    assert steps == [20, 20]
