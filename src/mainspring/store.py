@@ -85,8 +85,10 @@ class Held(Struct, frozen=True):
 class Firing(Struct, frozen=True, kw_only=True):
     """A slot's run (and those that follow it), and the job's advance past the slot.
 
-    `runs[0]` is the slot's own; its dependents come behind it, waiting. `version` is the
-    job's as it was read: another node that fired first has changed it.
+    `runs[0]` is the slot's own; its dependents come behind it, waiting, and at last the record of
+    the slots that were passed over before it, skipped already. Where none of the slots runs, that
+    record is the only one. `version` is the job's as it was read: another node that fired first
+    has changed it.
     """
 
     job_id: str
@@ -382,7 +384,9 @@ def overlapped(
             return firing.runs, []
         case Overlap.SKIP:
             return tuple(
-                replace(
+                r
+                if r.finished
+                else replace(
                     r,
                     state=State.SKIPPED,
                     finished_at=now,

@@ -20,7 +20,7 @@ async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
             raise ZeroDivisionError("a schedule nobody can work out")
         return plan(job, *rest)
 
-    monkeypatch.setattr("mainspring.engine.keeper.plan", planned)
+    monkeypatch.setattr("mainspring.engine.slot_firer.plan", planned)
     scheduler = Scheduler("memory://")
     ticked = asyncio.Event()
     told: list[Event] = []

@@ -290,10 +290,10 @@ def _loops_end() -> Patches:
 
 
 def _backfills() -> Patches:
-    def chosen(job: Any, now: datetime) -> Any:
+    def chosen(job: Any, now: datetime, most: int) -> Any:
         newest = job.schedule.previous(now + timedelta(microseconds=1)) or job.next_run_at
         newest = max(newest, job.next_run_at)
-        return planning._newest_slots(job, job.next_run_at, newest, 100)
+        return planning._all_slots(job, job.next_run_at, newest, 100, most)
 
     return [patch.object(planning, "_chosen", chosen)]
 

@@ -189,6 +189,48 @@ def test_next_is_later_and_previous_is_its_inverse(schedule: Schedule, after: da
     assert schedule.next(slot - timedelta(microseconds=1)) == slot
 
 
+@given(
+    schedules(),
+    st.one_of(moments, near_jumps().map(lambda pair: pair[1])),
+    st.timedeltas(timedelta(0), timedelta(days=2)),
+)
+@settings(max_examples=300, deadline=None)
+def test_slots_are_counted_as_if_one_by_one(
+    schedule: Schedule, after: datetime, span: timedelta
+) -> None:
+    until = after + span
+    slots: list[datetime] = []
+    while (slot := schedule.next(slots[-1] if slots else after)) is not None and slot <= until:
+        slots.append(slot)
+        if len(slots) == 2000:
+            until = slot
+            break
+    counted = schedule.count(after, until)
+    assert counted in (None, len(slots))
+    assert counted is not None or schedule.kind == "rrule"
+
+
+@given(patterns, near_jumps(), st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_cron_slots_are_counted_through_changes_of_the_clock(
+    pattern: Pattern, where: tuple[str, datetime], days: int
+) -> None:
+    zone, start = where
+    schedule, until = cron(pattern.text, zone), start + timedelta(days=days)
+    found, moment = 0, start
+    while (slot := schedule.next(moment)) is not None and slot <= until:
+        found, moment = found + 1, slot
+    assert schedule.count(start, until) == found
+
+
+def test_a_long_outage_is_counted_by_arithmetic() -> None:
+    start, month = datetime(2026, 3, 1, tzinfo=UTC), timedelta(days=31)
+    assert cron("* * * * *").count(start, start + month) == 31 * 24 * 60
+    assert cron("* * * * *", "Europe/Berlin").count(start, start + month) == 31 * 24 * 60
+    assert cron("30 2 * * *", "Europe/Berlin").count(start, start + month) == 31
+    assert every("1s", start=start).count(start, start + month) == 31 * 24 * 60 * 60
+
+
 @given(schedules(), st.text(max_size=20), moments)
 @settings(deadline=None)
 def test_a_schedule_survives_json(schedule: Schedule, key: str, anchor: datetime) -> None:

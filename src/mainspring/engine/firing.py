@@ -17,12 +17,17 @@ from mainspring.model import (
     slot_run_id,
 )
 from mainspring.policy import MisfireKind, Overlap
+from mainspring.schedules import Schedule
 from mainspring.store import Firing
 
 __all__ = ["Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
 
-MOST_COUNTED = 1000
-"""A gap of more slots than this is said to be of at least so many: counting is not free."""
+MOST_COUNTED = 100
+"""Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to here:
+a longer gap is said to be of at least so many."""
+
+MOST_STEPPED = 1000
+"""The same for the slots that `misfire="all"` runs."""
 
 PLAN_HOLDS = timedelta(seconds=5)
 """A plan older than this is refused by the store: its slots may be missed by now."""
@@ -42,30 +47,41 @@ class Gap:
         return {"first": self.first, "last": self.last, "count": self.count}
 
 
-def plan(job: Job, now: datetime, followers: Iterable[Job] = ()) -> tuple[list[Firing], Gap | None]:
+def plan(
+    job: Job, now: datetime, followers: Iterable[Job] = (), most: int = 1000
+) -> tuple[list[Firing], Gap | None]:
     """What to fire for a job whose `next_run_at` has come.
 
     Of several slots that are due at once only the newest runs, unless `misfire="all"`; those
-    passed over leave one skipped record. Each firing advances the job, so the versions chain.
+    passed over leave one skipped record, made by the first firing. Each firing advances the job,
+    so the versions chain.
+    A chain ends once it makes `most` runs; the job is due again behind it, for the next plan.
     """
     assert job.schedule is not None
     assert job.next_run_at is not None
-    slots, gap = _chosen(job, now)
-    upcoming = job.schedule.next(now)
-    runs = [(slot, _slot_run(job, slot, now)) for slot in slots]
-    firings = []
-    version = job.version
-    if gap is not None:
-        following = slots[0] if slots else upcoming
-        firings.append(_firing(job, version, (_gap_run(job, gap, now),), gap.last, following, now))
-    catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) > 1
-    for at, (slot, run) in enumerate(runs):
-        following = slots[at + 1] if at + 1 < len(slots) else upcoming
-        made = with_followers(run, followers, now)
-        firing = _firing(job, version + len(firings), made, slot, following, now)
+    slots, gap, left = _chosen(job, now, most)
+    passed_over = () if gap is None else (_gap_run(job, gap, now),)
+    if gap is not None and not slots:
+        upcoming = job.schedule.next(now)
+        return [_firing(job, job.version, passed_over, gap.last, upcoming, now)], gap
+    firings: list[Firing] = []
+    catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) + left > 1
+    made = 0
+    for at, slot in enumerate(slots):
+        runs = with_followers(_slot_run(job, slot, now), followers, now)
+        if at == 0:
+            runs += passed_over
+        made += len(runs)
+        # A chain never leaves one slot alone: that would no longer look like catching up.
+        full = made >= most and len(slots) - at - 1 + left > 1
+        ahead = slots[at + 1] if at + 1 < len(slots) else None
+        following = ahead or job.schedule.next(slot if left else now)
+        firing = _firing(job, job.version + len(firings), runs, slot, following, now)
         if catching_up and firing.overlap is Overlap.SKIP:
             firing = replace(firing, overlap=Overlap.QUEUE)  # "all" means all: one by one
         firings.append(firing)
+        if full:
+            break
     return firings, gap
 
 
@@ -156,41 +172,73 @@ def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime)
     return replace(run, state=State.WAITING, after=upstream, start_by=None)
 
 
-def _chosen(job: Job, now: datetime) -> tuple[list[datetime], Gap | None]:
-    """The slots to run, earliest first, and those passed over."""
+def _chosen(job: Job, now: datetime, most: int) -> tuple[list[datetime], Gap | None, int]:
+    """The slots to run, earliest first; those passed over; and how many more are to run behind
+    these, where they are more than `most`."""
     schedule, misfire, first = job.schedule, job.policy.misfire, job.next_run_at
     assert schedule is not None
     assert first is not None
     newest = max(schedule.previous(now + _INSTANT) or first, first)
     if misfire.kind is MisfireKind.ALL:
-        return _newest_slots(job, first, newest, misfire.limit)
+        return _all_slots(job, first, newest, misfire.limit, most)
     late = now - newest > duration(misfire.grace)
     if late and misfire.kind is MisfireKind.SKIP:
-        return [], _gap(job, first, newest)
+        return [], _gap(job, first, newest), 0
     if newest == first:
-        return [newest], None
+        return [newest], None, 0
     last = schedule.previous(newest)
-    return [newest], _gap(job, first, max(last or first, first))
+    return [newest], _gap(job, first, max(last or first, first)), 0
 
 
-def _newest_slots(
-    job: Job, first: datetime, newest: datetime, limit: int
-) -> tuple[list[datetime], Gap | None]:
+def _all_slots(
+    job: Job, first: datetime, newest: datetime, limit: int, most: int
+) -> tuple[list[datetime], Gap | None, int]:
+    """The newest `limit` slots of those from `first` to `newest`, or the first `most` of them."""
+    schedule = job.schedule
+    assert schedule is not None
+    behind = schedule.count(first, newest)
+    if behind is None:  # no more than these can be run: they are found one by one
+        slots = _newest_slots(job, first, newest, min(limit, MOST_STEPPED))
+        start, count = slots[0], len(slots)
+    else:
+        count = min(behind + 1, limit)
+        start = first if count > behind else _nth_from_last(schedule, first, newest, count)
+        slots = [start]
+        while len(slots) < min(count, most + 1):
+            following = schedule.next(slots[-1])
+            assert following is not None
+            slots.append(following)
+    before = schedule.previous(start) if start > first else None
+    gap = None if start == first else _gap(job, first, max(before or first, first))
+    return slots, gap, count - len(slots)
+
+
+def _newest_slots(job: Job, first: datetime, newest: datetime, limit: int) -> list[datetime]:
     assert job.schedule is not None
     slots = [newest]
-    while slots[0] > first and len(slots) < limit:
-        earlier = job.schedule.previous(slots[0])
-        if earlier is None or earlier < first:
-            break
-        slots.insert(0, earlier)
-    before = job.schedule.previous(slots[0])
-    if slots[0] == first or before is None or before < first:
-        return slots, None
-    return slots, _gap(job, first, before)
+    while slots[-1] > first and len(slots) < limit:
+        earlier = job.schedule.previous(slots[-1])
+        slots.append(max(earlier or first, first))
+    return slots[::-1]
+
+
+def _nth_from_last(schedule: Schedule, first: datetime, newest: datetime, n: int) -> datetime:
+    """The slot that has `n - 1` behind it up to `newest`, found by halving the time between."""
+    low, high = first, newest  # more than n - 1 lie behind `low`, at most so many behind `high`
+    while high - low > _INSTANT:
+        middle = low + (high - low) // 2
+        if (schedule.count(middle, newest) or 0) >= n:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _gap(job: Job, first: datetime, last: datetime) -> Gap:
     assert job.schedule is not None
+    behind = job.schedule.count(first, last)
+    if behind is not None:
+        return Gap(first, last, 1 + behind)
     count, slot = 1, first
     while slot < last and count < MOST_COUNTED:
         following = job.schedule.next(slot)

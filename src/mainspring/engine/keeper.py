@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from mainspring import states
-from mainspring.engine.firing import Gap, plan
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
+from mainspring.engine.slot_firer import SlotFirer
 from mainspring.errors import StoreError
-from mainspring.model import Job, Page, Run, State
+from mainspring.model import Page, Run, State
 from mainspring.policy import Delivery
 from mainspring.states import Change
-from mainspring.store import Fired, Firing, JobQuery, RunQuery
+from mainspring.store import RunQuery
 
 __all__ = ["LEADER", "Keeper"]
 
@@ -32,7 +32,6 @@ LEADER = "keeper"
 """What a leader is elected to, in the store."""
 
 TERM = timedelta(seconds=15)
-FOLLOWER_GRACE = timedelta(seconds=2)
 LEADER_SWEEP = 2.0
 FOLLOWER_SWEEP = 3.0
 """Seconds between two looks for lapsed runs: a rescue comes within lease + 5 s either way."""
@@ -49,7 +48,6 @@ FOLLOWER_REST = 1.0
 """The same for a follower, which fires nothing that is less late than its grace."""
 
 BATCH = 1000
-FAR = timedelta(days=366)
 
 
 class Keeper:
@@ -59,14 +57,13 @@ class Keeper:
         self, parts: Parts, finished: Callable[[str], None], live_workers: LiveWorkers
     ) -> None:
         self._parts = parts
-        self._live_workers = live_workers
         self._finished = finished
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._unblock = asyncio.Event()
         self._any_waiting = False
         self._term: int | None = None
-        self._broken: dict[str, int] = {}
+        self._firer = SlotFirer(parts, finished, lambda: self.leads, live_workers)
 
     @property
     def leads(self) -> bool:
@@ -107,8 +104,10 @@ class Keeper:
             self._wake.clear()
             self._changed.clear()
             # A try that failed is planned afresh: what was due then may be missed by now.
-            seconds = await self._call("fire", self._fire_due)
-            if seconds > 0:
+            seconds = await self._call("fire", self._firer.fire_due)
+            if seconds <= 0:
+                await asyncio.sleep(0)  # claims and renewals get their turn between two chunks
+            else:
                 pause = HINT_REST if self.leads else FOLLOWER_REST
                 await rest(self._changed, min(seconds, pause))
                 await rest(self._wake, seconds - pause)
@@ -130,84 +129,6 @@ class Keeper:
                 self._parts.patience.succeeded("prune")  # it is another's to do
             await asyncio.sleep(STEP_REST if self._any_waiting else HINT_REST)
             await rest(self._unblock, rescued_at + every - monotonic())
-
-    # Firing
-
-    def _grace(self) -> timedelta:
-        return timedelta() if self.leads else FOLLOWER_GRACE
-
-    async def _due(self, moment: datetime, limit: int) -> list[Job]:
-        """Up to `limit` jobs with a slot by that moment, but for those whose slots cannot be
-        worked out, whose record cannot be read or that no live worker can run: those stay due
-        and must not hide the others."""
-        asked = limit + len(self._broken) + len(self._live_workers.not_fired)
-        while True:
-            page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=asked))
-            fit = [job for job in page.items if self._can_fire(job)]
-            if fit or len(page.items) < asked:
-                return fit[:limit]
-            asked *= 2
-
-    def _can_fire(self, job: Job) -> bool:
-        if job.unreadable is not None or self._broken.get(job.id) == job.version:
-            return False
-        return self._live_workers.may_fire(job)
-
-    async def _fire_due(self) -> float:
-        """Fire what is due now; say in how many seconds to look again."""
-        now = await self._parts.store.now()
-        self._parts.time.correct(now)
-        seconds = await self._until_next(now)
-        if seconds > 0:
-            return seconds
-        jobs = await self._due(now - self._grace(), BATCH)
-        if not jobs:  # another node was quicker
-            return 0.0
-        followers = await self._parts.jobs.followers()
-        firings: list[Firing] = []
-        gaps: dict[str, Gap] = {}
-        for job in jobs:
-            planned, gap = self._planned(job, now, followers)
-            firings += planned
-            if gap is not None:
-                gaps[planned[0].runs[0].id] = gap
-        fired: list[Fired] = await self._parts.store.fire(firings)
-        for one in fired:
-            for run in one.replaced:
-                self._finished(run.id)
-                self._parts.emit("run.cancelled", run)
-            for run in one.runs:
-                self._tell_fired(run, gaps.get(run.id))
-        return 0.0
-
-    async def _until_next(self, now: datetime) -> float:
-        """Seconds until the next slot is due, or until the next look."""
-        poll = self._parts.settings.poll.total_seconds()
-        soonest = await self._due(now + FAR, 1)
-        if not soonest or soonest[0].next_run_at is None:
-            return poll
-        return min(poll, (soonest[0].next_run_at + self._grace() - now).total_seconds())
-
-    def _planned(
-        self, job: Job, now: datetime, followers: list[Job]
-    ) -> tuple[list[Firing], Gap | None]:
-        """One job that cannot be planned must not keep the others from firing."""
-        try:
-            return plan(job, now, followers)
-        except Exception as error:
-            self._broken[job.id] = job.version
-            log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
-            self._parts.emit("scheduler.error", error=error, job_id=job.id)
-            return [], None
-
-    def _tell_fired(self, run: Run, gap: Gap | None) -> None:
-        if gap is not None:
-            log.warning("job %s missed %d slots up to %s", run.job_id, gap.count, gap.last)
-            self._parts.emit("schedule.missed", run, **gap.data())
-        elif run.state is State.SKIPPED:
-            self._parts.emit("run.skipped", run)
-        else:
-            self._parts.emit("run.enqueued", run)
 
     # Sweeping
 

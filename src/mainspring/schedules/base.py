@@ -88,6 +88,16 @@ class Schedule(ABC):
             moment = slot
         return slots
 
+    def count(self, after: datetime, until: datetime) -> int | None:
+        """How many slots lie in `(after, until]`, by arithmetic; None where they could only be
+        counted one by one."""
+        after, until = in_utc(after, "after"), in_utc(until, "until")
+        if self.start is not None and after < self.start:
+            after = _just_before(self.start)
+        if self.end is not None and until > self.end:
+            until = self.end
+        return self._count(after, until) if after < until else 0
+
     def delay(self, slot: datetime) -> timedelta:
         """How long the run of `slot` is put off: in [0, jitter], the same on every machine."""
         if self.jitter is None:
@@ -132,6 +142,10 @@ class Schedule(ABC):
     @abstractmethod
     def _earlier(self, before: datetime) -> datetime | None:
         """`previous` without the bounds."""
+
+    def _count(self, after: datetime, until: datetime) -> int | None:
+        """`count` without the bounds, for an `until` later than `after`."""
+        return None
 
     @abstractmethod
     def _own_dict(self) -> dict[str, Any]:

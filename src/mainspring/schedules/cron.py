@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from mainspring.errors import InvalidSchedule
+from mainspring.schedules import dst
 from mainspring.schedules.base import Wall
 from mainspring.schedules.cron_walls import CronWalls, walls_of
 from mainspring.schedules.describe import cron_in_words
@@ -49,6 +50,12 @@ class Cron(Wall):
 
     def _wall_earlier(self, wall: datetime) -> datetime | None:
         return self._walls.earlier(wall)
+
+    def _count(self, after: datetime, until: datetime) -> int | None:
+        if until - after > dst.TEN_YEARS:
+            return None
+        zone = zone_named(self.timezone)
+        return dst.count_instants(after, until, zone, self._walls.count, repeats=self.follows_clock)
 
     def _own_dict(self) -> dict[str, Any]:
         return {"expression": self.expression}

@@ -19,8 +19,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = [
+    "TEN_YEARS",
     "TICK",
     "Jump",
+    "count_instants",
     "instant_of",
     "jumps",
     "next_instant",
@@ -30,12 +32,13 @@ __all__ = [
 
 TICK = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
-_TEN_YEARS = timedelta(days=3653)
+TEN_YEARS = timedelta(days=3653)
 _LAST_PLANNED = 9980  # later years have no room left for a look ahead
 _BLOCK = 5  # 2 ** 5 days
 # Where an instant has no wall time left, the calendar counts as ending a day early.
 _EARLIEST, _LATEST = datetime.min + _DAY, datetime.max - _DAY
 
+Counts = Callable[[datetime, datetime], int]
 Step = Callable[[datetime], datetime | None]
 
 
@@ -117,6 +120,29 @@ def previous_instant(
     return None
 
 
+def count_instants(
+    after: datetime, until: datetime, zone: tzinfo, walls: Counts, *, repeats: bool
+) -> int:
+    """How many instants in `(after, until]` the wall times of a sequence name in `zone`.
+
+    `walls(a, b)` counts the wall times in `(a, b]`. The span is at most ten years long.
+    """
+    here = wall_of(after, zone)
+    if here.fold and not repeats and (overlap := _overlap_at(here, zone)) is not None:
+        here = max(here.replace(fold=0), overlap.before - TICK)
+    here, total = here.replace(fold=0), 0
+    for jump in jumps(after, until, zone):
+        total += walls(here, jump.before - TICK)
+        if jump.before < jump.after:
+            here = jump.after - TICK
+            # All of a gap happens at its end, together with what happens then anyway.
+            if walls(jump.before - TICK, here) and not walls(here, jump.after):
+                total += 1
+        else:
+            here = (jump.after if repeats else jump.before) - TICK
+    return total + walls(here, wall_of(until, zone).replace(fold=0))
+
+
 def instant_of(wall: datetime, zone: tzinfo) -> datetime:
     """The instant (in UTC) of a naive wall time: the end of a gap, the first pass of an overlap.
 
@@ -139,8 +165,13 @@ def jumps(after: datetime, until: datetime, zone: tzinfo) -> Iterator[Jump]:
     """The changes of the zone's clocks in `(after, until]`, in order, for at most ten years."""
     if zone is UTC or after.year > _LAST_PLANNED:
         return
-    here, until = after, min(until, after + _TEN_YEARS)
+    here, until = after, min(until, after + TEN_YEARS)
     while here < until:
+        block = here.toordinal() >> _BLOCK
+        if _steady_offset(zone, block) is not None:
+            next_block = datetime.fromordinal(block + 1 << _BLOCK).replace(tzinfo=UTC)
+            here = min(until, next_block)
+            continue
         there = min(until, here + _DAY)
         jump = _jump_between(here, there, zone)
         if jump is not None:

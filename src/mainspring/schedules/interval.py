@@ -88,6 +88,12 @@ class Interval(Schedule):
         number = -((self._base - before) // self.interval) - 1
         return self._slot(number) if number >= self._first else None
 
+    def _count(self, after: datetime, until: datetime) -> int | None:
+        if self._base is None:
+            return None
+        passed = max((after - self._base) // self.interval, self._first - 1)
+        return max((until - self._base) // self.interval - passed, 0)
+
     def _own_dict(self) -> dict[str, Any]:
         return {"interval": self.interval / timedelta(seconds=1), "anchor": iso(self.anchor)}
 

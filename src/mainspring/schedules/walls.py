@@ -69,6 +69,33 @@ class Walls(ABC):
         found = self._day_to(year, month, day - 1)
         return None if found is None else datetime(*found, *self._last)
 
+    def count(self, after: datetime, until: datetime) -> int:
+        """How many matches lie in `(after, until]`, by whole months and then by masks."""
+        if until <= after:
+            return 0
+        origin = after.year
+        return self._count_to(until, origin) - self._count_to(after, origin)
+
+    def _count_to(self, wall: datetime, origin: int) -> int:
+        """How many matches there are from the first of January of `origin` to a wall time."""
+        days = 0
+        for year in range(origin, wall.year + 1):
+            masks = self.days_of(year)
+            months = masks[1:] if year < wall.year else masks[1 : wall.month]
+            days += sum(month.bit_count() for month in months)
+        month = self.days_of(wall.year)[wall.month]
+        days += (month & (1 << wall.day) - 1).bit_count()
+        in_minute = self.seconds.bit_count()
+        in_hour = self.minutes.bit_count() * in_minute
+        found = days * self.hours.bit_count() * in_hour
+        if month >> wall.day & 1:
+            found += (self.hours & (1 << wall.hour) - 1).bit_count() * in_hour
+            if self.hours >> wall.hour & 1:
+                found += (self.minutes & (1 << wall.minute) - 1).bit_count() * in_minute
+                if self.minutes >> wall.minute & 1:
+                    found += (self.seconds & (2 << wall.second) - 1).bit_count()
+        return found
+
     def _time_from(self, hour: int, minute: int, second: int) -> _Triple | None:
         """The first matching time of day at or after one."""
         if self.hours >> hour & 1:

@@ -271,6 +271,25 @@ class Firing(Suite):
         assert (slot.state, old.cancel_requested) == (State.PENDING, False)
 
     @pytest.mark.parametrize("overlap", list(Overlap))
+    async def test_the_record_of_missed_slots_stands_beside_the_slot(
+        self, store: Store, overlap: str
+    ) -> None:
+        """Whatever becomes of the slot itself: it speaks of others."""
+        job = await self.earlier(store, State.RUNNING)
+        told = {"first": self.at(-40), "last": self.at(-20), "count": 2}
+        missed = self.slot(
+            self.at(-40),
+            state=State.SKIPPED,
+            finished_at=self.start,
+            reason="misfire",
+            result=told,
+        )
+        fired = await self.fire(store, job, self.start, overlap, missed)
+        assert fired.done is True
+        assert fired.runs[1] == missed
+        assert await self.one(store, missed.id) == missed
+
+    @pytest.mark.parametrize("overlap", list(Overlap))
     async def test_what_has_ended_does_not_overlap(self, store: Store, overlap: str) -> None:
         job = await self.earlier(store, State.RUNNING)
         old = await self.one(store, slot_run_id("job", self.at(-60)))

@@ -1,0 +1,267 @@
+"""Fires the slots that are due: reads jobs, plans them, and has the store fire them.
+
+Work comes in small chunks, each planned for the moment at which it is fired. After an outage
+every job is due at once; a chunk that took long to plan would be refused as outdated, and the
+process could not renew its leases meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from mainspring.engine.firing import Gap, plan
+from mainspring.engine.live_workers import LiveWorkers
+from mainspring.engine.parts import Parts
+from mainspring.errors import StoreUnavailable
+from mainspring.model import Job, Page, Run, State
+from mainspring.store import Fired, Firing, JobQuery
+
+__all__ = ["FOLLOWER_GRACE", "SlotFirer"]
+
+log = logging.getLogger("mainspring")
+
+FOLLOWER_GRACE = timedelta(seconds=2)
+"""How late a slot must be before a node that does not lead fires it."""
+
+FOLLOWER_REST = 1.0
+"""Seconds that such a node waits after another node was quicker."""
+
+SMALLEST_CHUNK, FIRST_CHUNK, LARGEST_CHUNK = 10, 100, 400
+"""Runs to make in one transaction."""
+
+QUICK, SLOW = 0.1, 0.4
+"""A chunk that took less or more seconds to fire makes the next one larger or smaller. Renewals
+on SQLite wait for it, and a plan holds for a few seconds only."""
+
+LONGEST_PLANNING = 0.05
+"""Seconds of planning after which a chunk is fired, however few jobs it has."""
+
+REFUSED_REST = 60.0
+"""Seconds until a job whose firing the store refused is tried again, unless it is changed."""
+
+MOST_GAPS_LOGGED = 10
+"""Jobs with missed slots that are named in the log while catching up; the rest is counted."""
+
+FAR = timedelta(days=366)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What is to be fired for one job, one firing after the other."""
+
+    job: Job
+    firings: list[Firing]
+    gap: Gap | None
+
+
+@dataclass(slots=True)
+class _CatchUp:
+    """What was found missed since the schedules were last up to date."""
+
+    since: datetime
+    began: float
+    jobs: int = 0
+    slots: int = 0
+
+
+class SlotFirer:
+    """`finished(run_id)` is called for runs that a slot has replaced."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        finished: Callable[[str], None],
+        leads: Callable[[], bool],
+        live_workers: LiveWorkers,
+    ) -> None:
+        self._parts = parts
+        self._finished = finished
+        self._leads = leads
+        self._live_workers = live_workers
+        self._chunk = FIRST_CHUNK
+        self._more_due = False
+        self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
+        self._catch_up: _CatchUp | None = None
+
+    async def fire_due(self) -> float:
+        """Fire one chunk of what is due. Returns the seconds until the next look: 0 if more may
+        be due already."""
+        now = await self._parts.store.now()
+        self._parts.time.correct(now)
+        if not self._more_due:
+            seconds = await self._until_next(now)
+            if seconds > 0:
+                self._tell_caught_up()
+                return seconds
+        jobs = await self._due(now - self._grace(), self._chunk)
+        self._more_due = len(jobs) >= self._chunk
+        chains = await self._planned_chunk(jobs)
+        if not chains:
+            self._more_due = False  # another node was quicker, or none of them can be planned
+            return 0.0
+        began = self._parts.clock.monotonic()
+        fired = await self._fired(chains)
+        self._adapt(self._parts.clock.monotonic() - began)
+        self._tell(chains, fired)
+        if not any(one.done for one in fired):
+            self._more_due = False
+            return 0.0 if self._leads() else FOLLOWER_REST
+        return 0.0
+
+    # Looking
+
+    def _grace(self) -> timedelta:
+        return timedelta() if self._leads() else FOLLOWER_GRACE
+
+    async def _until_next(self, now: datetime) -> float:
+        """Seconds until the next slot is due, or until the next look."""
+        poll = self._parts.settings.poll.total_seconds()
+        soonest = await self._due(now + FAR, 1)
+        if not soonest or soonest[0].next_run_at is None:
+            return poll
+        return min(poll, (soonest[0].next_run_at + self._grace() - now).total_seconds())
+
+    async def _due(self, moment: datetime, limit: int) -> list[Job]:
+        """Up to `limit` jobs with a slot by that moment, earliest first. Jobs that are set aside,
+        cannot be read or that no live worker can run stay due: they must not hide the others."""
+        asked = limit + len(self._set_aside) + len(self._live_workers.not_fired)
+        while True:
+            page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=asked))
+            fit = [job for job in page.items if self._can_fire(job)]
+            if fit or len(page.items) < asked:
+                return fit[:limit]
+            asked *= 2
+
+    def _can_fire(self, job: Job) -> bool:
+        if job.unreadable is not None or self._is_aside(job):
+            return False
+        return self._live_workers.may_fire(job)
+
+    # Planning
+
+    async def _planned_chunk(self, jobs: Sequence[Job]) -> list[_Chain]:
+        """Plan jobs until the chunk is full, for the moment that it is now."""
+        if not jobs:
+            return []
+        followers = await self._parts.jobs.followers()
+        now = await self._parts.store.now()
+        monotonic = self._parts.clock.monotonic
+        ends = monotonic() + LONGEST_PLANNING
+        chains: list[_Chain] = []
+        room = self._chunk
+        for job in jobs:
+            if room <= 0 or monotonic() > ends:
+                self._more_due = True
+                break
+            chain = self._planned(job, now, followers, room)
+            if chain is not None:
+                chains.append(chain)
+                room -= sum(len(firing.runs) for firing in chain.firings)
+        return chains
+
+    def _planned(self, job: Job, now: datetime, followers: list[Job], most: int) -> _Chain | None:
+        """One job that cannot be planned must not keep the others from firing."""
+        try:
+            return _Chain(job, *plan(job, now, followers, most))
+        except Exception as error:
+            log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
+            self._leave(job, error, float("inf"))
+            return None
+
+    # Firing
+
+    async def _fired(self, chains: Sequence[_Chain]) -> list[Fired]:
+        """Fire the chains. What the store refuses is set aside; the rest is fired."""
+        refused: list[tuple[_Chain, Exception]] = []
+        fired = await self._fired_apart(chains, refused)
+        if len(refused) == len(chains) > 1:
+            raise refused[0][1]  # it is not one job that the store cannot take
+        for chain, error in refused:
+            job_id, rest = chain.job.id, REFUSED_REST
+            log.error("the store refuses to fire job %s; next try in %d s: %s", job_id, rest, error)
+            self._leave(chain.job, error, self._parts.clock.monotonic() + rest)
+        return fired
+
+    async def _fired_apart(
+        self, chains: Sequence[_Chain], refused: list[tuple[_Chain, Exception]]
+    ) -> list[Fired]:
+        """Fire all at once; if the store refuses that, in halves, down to the jobs at fault."""
+        firings = [firing for chain in chains for firing in chain.firings]
+        try:
+            return await self._parts.store.fire(firings)
+        except (StoreUnavailable, TimeoutError, OSError):
+            raise
+        except Exception as error:
+            if len(chains) == 1:
+                refused.append((chains[0], error))
+                return [Fired(False)] * len(firings)
+        half = len(chains) // 2
+        first = await self._fired_apart(chains[:half], refused)
+        return first + await self._fired_apart(chains[half:], refused)
+
+    def _leave(self, job: Job, error: Exception, until: float) -> None:
+        self._set_aside[job.id] = (job.version, until)
+        self._parts.emit("scheduler.error", error=error, job_id=job.id)
+
+    def _is_aside(self, job: Job) -> bool:
+        version, until = self._set_aside.get(job.id, (None, 0.0))
+        if version is None:
+            return False
+        if version == job.version and self._parts.clock.monotonic() < until:
+            return True
+        del self._set_aside[job.id]
+        return False
+
+    def _adapt(self, seconds: float) -> None:
+        if seconds > SLOW:
+            self._chunk = max(self._chunk // 2, SMALLEST_CHUNK)
+        elif seconds < QUICK and self._more_due:
+            self._chunk = min(self._chunk * 2, LARGEST_CHUNK)
+
+    # Telling
+
+    def _tell(self, chains: Sequence[_Chain], fired: Sequence[Fired]) -> None:
+        results = iter(fired)
+        for chain in chains:
+            for _ in chain.firings:
+                one = next(results)
+                for run in one.replaced:
+                    self._finished(run.id)
+                    self._parts.emit("run.cancelled", run)
+                for run in one.runs:
+                    self._tell_fired(run, chain.gap)
+
+    def _tell_fired(self, run: Run, gap: Gap | None) -> None:
+        if gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first:
+            self._count_missed(run, gap)
+            self._parts.emit("schedule.missed", run, **gap.data())
+        elif run.state is State.SKIPPED:
+            self._parts.emit("run.skipped", run)
+        else:
+            self._parts.emit("run.enqueued", run)
+
+    def _count_missed(self, run: Run, gap: Gap) -> None:
+        found = self._catch_up
+        if found is None:
+            found = self._catch_up = _CatchUp(gap.first, self._parts.clock.monotonic())
+        found.since = min(found.since, gap.first)
+        found.jobs += 1
+        found.slots += gap.count
+        if found.jobs <= MOST_GAPS_LOGGED:
+            log.warning("job %s missed %d slots up to %s", run.job_id, gap.count, gap.last)
+        if found.jobs == MOST_GAPS_LOGGED + 1:
+            log.warning("more jobs have missed slots since %s; catching up", found.since)
+
+    def _tell_caught_up(self) -> None:
+        found, self._catch_up = self._catch_up, None
+        if found is not None and found.jobs > MOST_GAPS_LOGGED:
+            log.warning(
+                "caught up in %.1f s: %d jobs had missed %d slots since %s",
+                self._parts.clock.monotonic() - found.began,
+                found.jobs,
+                found.slots,
+                found.since,
+            )
