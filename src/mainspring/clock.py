@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-__all__ = ["EPOCH", "CarriedClock", "Clock", "SystemClock", "from_us", "to_us", "utcnow"]
+__all__ = [
+    "EPOCH",
+    "CarriedClock",
+    "Clock",
+    "SteadyClock",
+    "SystemClock",
+    "from_us",
+    "to_us",
+    "utcnow",
+]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -41,10 +56,16 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+class _Reading(NamedTuple):
+    time: datetime
+    read_at: float
+
+
 class CarriedClock:
     """The store's time between readings, carried on by the monotonic clock.
 
-    For record times and for a retry's `run_at`; it never decides what is due or lapsed.
+    For record times and for a retry's `run_at`; it never decides what is due or lapsed. It may be
+    read in any thread while another corrects it, so a reading is replaced as one value.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -53,8 +74,84 @@ class CarriedClock:
 
     def correct(self, reading: datetime) -> None:
         """Take a fresh reading of the store's clock."""
-        self._reading = reading
-        self._read_at = self._monotonic()
+        self._reading = _Reading(reading, self._monotonic())
 
     def now(self) -> datetime:
-        return self._reading + timedelta(0, self._monotonic() - self._read_at)
+        reading = self._reading
+        return reading.time + timedelta(0, self._monotonic() - reading.read_at)
+
+
+class SteadyClock:
+    """A count of microseconds that nobody can step, and how far the wall clock is from it.
+
+    `elapsed_us` is the same for all processes of a machine, from its boot to its shutdown; `boot`
+    names the boot. `wall_offset_us` changes only when somebody sets the wall clock: a store that
+    keeps the offset sees by how much. Where a machine has no such clock (`boot` is empty), the
+    wall clock itself is counted, and no step is ever seen. An injected clock is counted by its
+    monotonic time.
+    """
+
+    STEP_US = 50_000
+    """Offsets that differ by less than this are the same."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.boot = _boot_id() if isinstance(clock, SystemClock) else "injected"
+        self.elapsed_us: Callable[[], int]
+        if not self.boot:
+            self.elapsed_us = lambda: to_us(clock.now())
+        elif isinstance(clock, SystemClock):
+            self.elapsed_us = _boot_clock()
+        else:
+            self.elapsed_us = lambda: round(clock.monotonic() * 1_000_000)
+
+    def wall_offset_us(self) -> int | None:
+        """The wall clock's distance; None if the two could not be read closely together."""
+        if not self.boot:
+            return 0
+        for _ in range(10):
+            before = self.elapsed_us()
+            wall = to_us(self._clock.now())
+            after = self.elapsed_us()
+            if after - before < 1_000:
+                return wall - (before + after) // 2
+        return None
+
+    def step_from(self, offset_us: int) -> int:
+        """By how much the wall clock was set since it was that far from this one; 0 for none."""
+        found = self.wall_offset_us()
+        step = 0 if found is None else found - offset_us
+        return step if abs(step) >= self.STEP_US else 0
+
+
+@cache
+def _boot_id() -> str:
+    """What tells this boot of the machine from any other; empty where there is nothing."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "linux":
+            return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        if sys.platform == "darwin":
+            asked = ("sysctl", "-n", "kern.bootsessionuuid")
+            return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    return ""
+
+
+@cache
+def _boot_clock() -> Callable[[], int]:
+    """Microseconds since the boot, sleep included."""
+    if sys.platform != "linux":
+        return lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+    ahead = _time_namespace_us()
+    boottime = time.CLOCK_BOOTTIME
+    return lambda: time.clock_gettime_ns(boottime) // 1_000 - ahead
+
+
+def _time_namespace_us() -> int:
+    """How far this container's boot clock was moved ahead of the machine's (`man 7
+    time_namespaces`): processes on both sides must count alike."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/timens_offsets").read_text("ascii").splitlines():
+            name, seconds, nanoseconds = line.split()
+            if name == "boottime":
+                return int(seconds) * 1_000_000 + int(nanoseconds) // 1_000
+    return 0

@@ -162,7 +162,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         """Seconds of the last attempt, once it is over."""
         if self.started_at is None or self.finished_at is None:
             return None
-        return (self.finished_at - self.started_at).total_seconds()
+        # The wall clock may have been set back meanwhile.
+        return max(0.0, (self.finished_at - self.started_at).total_seconds())
 
     @property
     def finished(self) -> bool:

@@ -172,7 +172,7 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
             "error": _LOST.format(run.worker),
         }
     else:
-        end = _pending(run, run.run_at)
+        end = _pending(run, _was_due(run, now))
     return Change(run.id, expect, _known(run, {**end, "lapses": lapses, "attempts": attempts}))
 
 
@@ -194,9 +194,9 @@ def released(
 ) -> Change:
     """Give back a run that this worker holds but will not finish (it is draining)."""
     if not began:
-        return Change(run.id, _mine(run), {**_pending(run, run.run_at), **_unstarted(run)})
+        return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), **_unstarted(run)})
     attempts = _with_attempt(run, now, Outcome.RELEASED, log=log, detail=detail)
-    return Change(run.id, _mine(run), {**_pending(run, run.run_at), "attempts": attempts})
+    return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), "attempts": attempts})
 
 
 def snoozed(run: Run, until: datetime) -> Change:
@@ -266,6 +266,11 @@ def _known(run: Run, put: dict[str, Any]) -> dict[str, Any]:
 
 
 _FROM_THE_RECORD = frozenset({"attempts", "progress", "started_at", "run_at", "lapses"})
+
+
+def _was_due(run: Run, now: datetime) -> datetime:
+    """When a claimed run fell due: never later than now, even if the clock was set back since."""
+    return min(run.run_at, now)
 
 
 def _pending(run: Run, run_at: datetime) -> dict[str, Any]:

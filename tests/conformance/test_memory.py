@@ -12,6 +12,8 @@ _EMPTY: dict[str, Any] = {"attempts": (), "after": ()}
 
 
 class TestMemory(StoreConformance):
+    reads_clock = True
+
     def make_store(self) -> Store:
         return MemoryStore(self.clock)
 

@@ -14,6 +14,8 @@ _IN_THE_BODY = {"schedule": "$[3]", "policy": "$[4]"}
 
 
 class TestSqlite(StoreConformance):
+    reads_clock = True
+
     def make_store(self) -> Store:
         return SqliteStore(str(self.place / "jobs.db"), self.clock)
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from mainspring.clock import Clock
 from mainspring.durations import duration
-from mainspring.model import LIVE, Attempt, Job, Outcome, Run, Source, State, slot_run_id
+from mainspring.model import LIVE, Attempt, Job, Outcome, Run, Source, State, replace, slot_run_id
 from mainspring.policy import Delivery, MisfireKind, Overlap
 from mainspring.schedules import Schedule
 from mainspring.store import Store
@@ -42,6 +42,8 @@ INVARIANTS = {
     "misfire": "a missed slot runs only as the policy says",
     "overlap": "slots of a job run at once only where its policy allows it",
     "order": "a waiting run is freed only by the end of all it waits for",
+    "clock": "when the store's wall clock is set, leases and retries last as long as was meant,"
+    " and what is due stays due",
     "early": "nothing starts before its time on the store's clock",
     "start": "a handler starts once for a token, and under a valid lease",
     "overrun": "a worker that is not frozen stops its handlers before their lease lapses",
@@ -110,6 +112,7 @@ class Monitor:
     _edited: set[str] = field(default_factory=set)
     _pruned: set[str] = field(default_factory=set)
     _data: Any = None
+    _set_back: timedelta = timedelta()
 
     # What others tell
 
@@ -188,6 +191,32 @@ class Monitor:
         if late > timedelta(milliseconds=10) and not _was_frozen(handling):
             self.fail("overrun", f"{key[0]} ran {late} beyond its lease on {handling.author}")
 
+    def clock_set(self, by: timedelta) -> None:
+        """Somebody has set the store's wall clock. Leases and retries last as long as before, and
+        what was due is due: this is what the store has to make of it."""
+        self.note("WORLD", f"the clock is set by {by}")
+        self.counted["clock set"] += 1
+        now = self.clock.now()
+        before = now - by
+        for run_id, run in self._runs.items():
+            retry = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+            was_due = run.state in LIVE and now < run.run_at <= before
+            if retry or was_due:
+                run = replace(run, run_at=run.run_at + by)
+            if run.state is State.RUNNING and run.lease_until is not None:
+                run = replace(run, lease_until=run.lease_until + by)
+            self._runs[run_id] = run
+        self._leases = {key: until + by for key, until in self._leases.items()}
+        self._set_back += max(timedelta(), -by)
+
+    def check_clock_set(self) -> None:
+        """The store has looked at its clock since it was set."""
+        for run_id, run in self.store._runs.items():
+            meant = self._runs[run_id]
+            if run != meant:
+                found, wanted = (run.run_at, run.lease_until), (meant.run_at, meant.lease_until)
+                self.fail("clock", f"{run_id} has {found} after the clock was set, not {wanted}")
+
     def died(self, author: str) -> None:
         """A worker was killed, and its handlers with it."""
         self.note(author, "dies")
@@ -205,7 +234,11 @@ class Monitor:
         self.calls += 1
         now = self.clock.now()
         stored = self.store._runs
-        changed = [(old, run) for i, run in stored.items() if (old := self._runs.get(i)) is not run]
+        changed = [
+            (old, run)
+            for i, run in stored.items()
+            if (old := self._runs.get(i)) is not run and old != run
+        ]
         joined = [run for old, run in changed if self._step(author, method, old, run, now)]
         made = sum(old is None for old, _ in changed)
         if len(stored) != len(self._runs) + made:
@@ -350,7 +383,10 @@ class Monitor:
             run = self._runs[run_id]
             self._pruned.add(run_id)
             self.counted["pruned"] += 1
-            old = run.finished_at is not None and run.finished_at < now - self.retention + LATE
+            old = (
+                run.finished_at is not None
+                and run.finished_at < now - self.retention + LATE + self._set_back
+            )
             if method != "prune" or not run.finished or not old:
                 self.fail("lost", f"{run_id}, {run.state}, was deleted by {method}")
 

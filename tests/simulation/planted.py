@@ -169,6 +169,13 @@ class RenewBeyondLimit(MemoryStore):
         return True
 
 
+class LeasesByWallClock(MemoryStore):
+    """Whoever sets the clock forward ends every lease."""
+
+    def _move(self, step: timedelta) -> None:
+        """Nothing is allowed for."""
+
+
 class EffectFirst(MemoryStore):
     """Keeps what a handler wrote, and records the completion a moment later."""
 
@@ -393,6 +400,8 @@ def _bugs() -> Iterator[Planted]:
               make_store=RenewByIdAlone, stress=True)  # fmt: skip
     yield bug("renew beyond the limit", "a lapsed lease comes back though its place is taken",
               "limit", make_store=RenewBeyondLimit, stress=True)  # fmt: skip
+    yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
+              "clock", make_store=LeasesByWallClock)  # fmt: skip
     yield bug("rescue without guard", "an owner that renewed in between is robbed", "rescue",
               patches=_without("rescued", "lease_until"), stress=True)  # fmt: skip
     yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",

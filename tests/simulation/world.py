@@ -99,7 +99,7 @@ class World:
         self.ended_at = 0.0
 
     async def run(self) -> None:
-        clock = VirtualClock(asyncio.get_running_loop())
+        self._clock = clock = VirtualClock(asyncio.get_running_loop())
         self.monitor = monitor = Monitor(self._make_store(clock), clock, self._trace)
         if self._settings["retention"] == "20s":
             monitor.retention = timedelta(seconds=20)
@@ -130,6 +130,7 @@ class World:
             node.boot(**self._settings)
         desk.boot(**{**self._settings, "workers": 0})
         fates = [asyncio.ensure_future(self._fate(node)) for node in nodes]
+        fates.append(asyncio.ensure_future(self._set_clock()))
         while desk.scheduler is None:
             await asyncio.sleep(0.1)
         client = Client(monitor, rng, workload, desk.scheduler)
@@ -186,6 +187,19 @@ class World:
                 node.boot(**self._settings)
             elif kind > 0.83:
                 node.clock.offset += rng.uniform(-7200, 7200)
+
+    async def _set_clock(self) -> None:
+        """In every third world somebody sets the clock that the store reads, now and then."""
+        rng = random.Random(f"clock {self._seed}")
+        while rng.random() < 0.33:
+            await asyncio.sleep(rng.uniform(0.1, 0.6) * self._span)
+            if self._time() > self._span:
+                return
+            by = rng.choice((-1, 1)) * rng.randint(1, 240) / 4  # a float has these exactly
+            self._clock.offset += by
+            self.monitor.clock_set(timedelta(seconds=by))
+            await self.monitor.store.now()  # it looks at once, as a busy store does
+            self.monitor.check_clock_set()
 
     async def _settled(self, client: Client) -> None:
         loop = asyncio.get_running_loop()

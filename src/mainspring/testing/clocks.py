@@ -41,6 +41,11 @@ class FakeClock:
         self._monotonic += max(0.0, (to - self._now).total_seconds())
         self._now = to
 
+    def step(self, by: float | timedelta) -> datetime:
+        """Move the wall clock alone, back or forward, as an operator or NTP does; the new time."""
+        self._now += by if isinstance(by, timedelta) else timedelta(seconds=by)
+        return self._now
+
 
 def _aware(moment: datetime) -> datetime:
     if moment.tzinfo is None:

@@ -15,7 +15,7 @@ from itertools import count
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from mainspring.clock import Clock, SystemClock
+from mainspring.clock import Clock, SteadyClock, SystemClock
 from mainspring.model import (
     FINISHED,
     LIVE,
@@ -78,6 +78,8 @@ class MemoryStore:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self._steady = SteadyClock(self._clock)
+        self._wall_offset: int | None = None
         self._runs: dict[str, Run] = {}
         self._number: dict[str, int] = {}  # in which order they came, for cursors
         self._numbers = count(1)
@@ -96,11 +98,35 @@ class MemoryStore:
         """What was kept stays, so that a restart can be simulated."""
 
     async def now(self) -> datetime:
+        return self._now()
+
+    def _now(self) -> datetime:
+        """The wall clock's time. When somebody has set it, leases, terms and retries are moved
+        along: they last as long as they were meant to."""
+        if self._wall_offset is None:
+            self._wall_offset = self._steady.wall_offset_us()
+        elif step := self._steady.step_from(self._wall_offset):
+            self._wall_offset += step
+            self._move(timedelta(microseconds=step))
         return self._clock.now()
+
+    def _move(self, step: timedelta) -> None:
+        now = self._clock.now()
+        before = now - step
+        for run in list(self._runs.values()):
+            retries = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+            stays_due = run.state in LIVE and now < run.run_at <= before
+            if retries or stays_due:
+                run = replace(run, run_at=run.run_at + step)
+            if run.state is State.RUNNING and run.lease_until is not None:
+                run = replace(run, lease_until=run.lease_until + step)
+            self._runs[run.id] = run
+        for term in self._terms.values():
+            term.until += step
 
     @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
-        now = self._clock.now()
+        now = self._now()
         runs = [
             values.storable(run) for run in runs
         ]  # refused before the first is there, or not at all
@@ -117,7 +143,7 @@ class MemoryStore:
 
     @_whole
     async def claim(self, claim: Claim) -> list[Run]:
-        now = self._clock.now()
+        now = self._now()
         due = sorted(
             (r for r in self._runs.values() if r.run_at <= now and values.takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
@@ -148,7 +174,7 @@ class MemoryStore:
         return taken
 
     async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        since = self._clock.now() - back
+        since = self._now() - back
         return min(
             (r.run_at for r in self._runs.values() if r.run_at > since and values.takes(claim, r)),
             default=None,
@@ -156,7 +182,7 @@ class MemoryStore:
 
     @_whole
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
-        now = self._clock.now()
+        now = self._now()
         mine = []
         for item in held:
             run = self._runs.get(item.id)
@@ -170,7 +196,7 @@ class MemoryStore:
 
     @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        now = self._clock.now()
+        now = self._now()
         changes = [values.storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
@@ -179,8 +205,9 @@ class MemoryStore:
     async def get(self, ids: Iterable[str]) -> dict[str, Run]:
         return {i: values.handed_out(self._runs[i]) for i in ids if i in self._runs}
 
+    @_whole
     async def find(self, query: RunQuery) -> Page[Run]:
-        now = self._clock.now()
+        now = self._now()
         before = values.cursor(query.cursor)
         found = [
             run
@@ -201,7 +228,7 @@ class MemoryStore:
         return Page([values.handed_out(run) for run in found], cursor)
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        now = self._clock.now()
+        now = self._now()
         runs: dict[str, Counter[State]] = defaultdict(Counter)
         due: dict[str, Due] = {}
         ended: Counter[State] = Counter()
@@ -216,7 +243,7 @@ class MemoryStore:
 
     @_whole
     async def prune(self, before: datetime, limit: int) -> int:
-        now = self._clock.now()
+        now = self._now()
         for key in [key for key, note in self._notes.items() if values.over(note, now)]:
             del self._notes[key]
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
@@ -224,7 +251,7 @@ class MemoryStore:
 
     @_whole
     async def drop_runs(self, ids: Iterable[str]) -> int:
-        now = self._clock.now()
+        now = self._now()
         return self._drop([i for i in dict.fromkeys(ids) if self._droppable(i, now)])
 
     def _droppable(self, run_id: str, now: datetime) -> bool:
@@ -283,7 +310,7 @@ class MemoryStore:
         return True
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        now = self._clock.now()
+        now = self._now()
         found = sorted(
             name
             for (kind, name), note in self._notes.items()
@@ -298,7 +325,7 @@ class MemoryStore:
     @_whole
     async def put_note(self, note: Note) -> int | None:
         stored = self._notes.get((note.kind, note.name))
-        live = stored is not None and not values.over(stored, self._clock.now())
+        live = stored is not None and not values.over(stored, self._now())
         if (stored.version if stored and live else 0) != note.version:
             return None
         version = (stored.version if stored else 0) + 1
@@ -315,7 +342,7 @@ class MemoryStore:
 
     @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        now = self._clock.now()
+        now = self._now()
         fired: list[Fired] = []
         broken: set[str] = set()  # the jobs whose chain of firings did not hold
         for firing in firings:
@@ -326,8 +353,9 @@ class MemoryStore:
         self._waiters.wake()
         return fired
 
+    @_whole
     async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        now = self._clock.now()
+        now = self._now()
         term = self._terms.get(name)
         if term is None or (term.until <= now and term.holder != holder):
             term = self._terms[name] = _Term(holder, term.token + 1 if term else 1, now)

@@ -41,7 +41,7 @@ class MemoryTransaction:
         with store._guard:
             if store.data is not self._before:
                 raise TransactionAborted("another transaction came between")
-            done = store._commit(change, store._clock.now())
+            done = store._commit(change, store._now())
             if done:
                 store.data = deepcopy(self._session)
         return done

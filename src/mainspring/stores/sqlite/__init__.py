@@ -7,6 +7,7 @@
     reader.py       reader threads, never blocked by writers
     lock.py         whose turn it is, between processes
     file_identity.py  notices a file that is deleted, moved, replaced or overwritten while in use
+    store_clock.py  wall time, with its steps seen and allowed for
     ballast.py      what is given up when the disk is full
     transaction.py  what the next three work in
     writes.py       add, claim, renew, prune, elect

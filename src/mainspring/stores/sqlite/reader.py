@@ -14,18 +14,22 @@ from mainspring.errors import StoreFileChanged
 from mainspring.stores.sqlite.faults import translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.schema import check_version, connect
+from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.threads import Mailbox, Work, deliver
 
-__all__ = ["Reader"]
+__all__ = ["NOW", "Reader"]
 
 T = TypeVar("T")
+
+NOW = object()
 
 
 class Reader:
     """Starts its thread with the first read."""
 
-    def __init__(self, path: Path, identity: FileIdentity) -> None:
+    def __init__(self, path: Path, clock: StoreClock, identity: FileIdentity) -> None:
         self._path = path
+        self._clock = clock
         self._identity = identity
         self._mailbox = Mailbox()
         self._started = False
@@ -33,7 +37,8 @@ class Reader:
         self.ended: Future[None] = Future()
 
     async def read(self, run: Callable[..., T], *arguments: Any) -> T:
-        """`run(connection, *arguments)`, all of it on one snapshot."""
+        """`run(connection, *arguments)`, all of it on one snapshot. `NOW` among the arguments
+        stands for the store's time in microseconds, as of that snapshot."""
         loop = asyncio.get_running_loop()
         work = Work(run, list(arguments), loop, loop.create_future())
         self._mailbox.put(work)
@@ -80,7 +85,8 @@ class Reader:
         connection.execute("BEGIN")
         try:
             check_version(connection, self._path)
-            return work.run(connection, *work.items)
+            now = self._clock.read(connection)
+            return work.run(connection, *(now if item is NOW else item for item in work.items))
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

@@ -270,8 +270,8 @@ def counts(connection: sqlite3.Connection, now: int, since: datetime | None = No
 # -- next_due -------------------------------------------------------------------------------
 
 
-def next_due(connection: sqlite3.Connection, claim: Claim, since: int) -> datetime | None:
-    lanes = json.loads(_value(connection, LANES_AFTER, since))
+def next_due(connection: sqlite3.Connection, claim: Claim, now: int, back: int) -> datetime | None:
+    lanes = json.loads(_value(connection, LANES_AFTER, now - back))
     moments = [at for lane, at in lanes if takes(claim, lane)]
     return from_us(min(moments)) if moments else None
 

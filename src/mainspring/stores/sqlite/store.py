@@ -32,7 +32,7 @@ from mainspring.store import (
 )
 from mainspring.stores.sqlite import changes as committing
 from mainspring.stores.sqlite import firing, notes, reads, writes
-from mainspring.stores.sqlite.reader import Reader
+from mainspring.stores.sqlite.reader import NOW, Reader
 from mainspring.stores.sqlite.rows import job_row, runs_one_by_one, span_us, to_us
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
@@ -73,9 +73,8 @@ class SqliteStore:
         writer = Writer(path, self._clock)
         writer.start()
         await asyncio.wrap_future(writer.opened)
-        self._session = _Session(
-            writer, Reader(path, writer.identity), Reader(path, writer.identity), os.getpid()
-        )
+        reader, slow_reader = (Reader(path, writer.clock, writer.identity) for _ in range(2))
+        self._session = _Session(writer, reader, slow_reader, os.getpid())
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -108,8 +107,8 @@ class SqliteStore:
         return [found[seq] for seq in seqs if seq in found and found[seq].unreadable is None]
 
     async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        since = to_us(self._clock.now() - back)
-        return await self._open_session().reader.read(reads.next_due, claim, since)
+        reader = self._open_session().reader
+        return await reader.read(reads.next_due, claim, NOW, span_us(back))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
         items = [(item, span_us(lease)) for item in held]
@@ -125,17 +124,16 @@ class SqliteStore:
         return await self._open_session().reader.read(reads.get, list(ids))
 
     async def find(self, query: RunQuery) -> Page[Run]:
-        now, session = to_us(self._clock.now()), self._open_session()
+        session = self._open_session()
         reader = session.slow_reader if reads.by_time(query) else session.reader
-        page = await reader.read(reads.find, query, now)
+        page = await reader.read(reads.find, query, NOW)
         if query.set_aside:
             again = [run.id for run in page.items if run.unreadable is None]
             await self._write(writes.bring_back, again)
         return page
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        now = to_us(self._clock.now())
-        return await self._open_session().slow_reader.read(reads.counts, now, since)
+        return await self._open_session().slow_reader.read(reads.counts, NOW, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
@@ -162,8 +160,7 @@ class SqliteStore:
         return bool(done)
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        now = to_us(self._clock.now())
-        return await self._open_session().reader.read(notes.find, query, now)
+        return await self._open_session().reader.read(notes.find, query, NOW)
 
     async def put_note(self, note: Note) -> int | None:
         [version] = await self._write(notes.put, [note], wakes=False)

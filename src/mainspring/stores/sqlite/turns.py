@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from mainspring.clock import Clock
 from mainspring.errors import InvalidState, TransactionAborted, TransactionExpired
 from mainspring.states import Change
 from mainspring.store import Held
 from mainspring.stores.sqlite import changes
 from mainspring.stores.sqlite.file_identity import FileIdentity
-from mainspring.stores.sqlite.rows import to_us
+from mainspring.stores.sqlite.rows import from_us
 from mainspring.stores.sqlite.schema import check_version, connect
+from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.transaction import Transaction
 
 __all__ = ["Turn", "take_turn"]
@@ -92,7 +92,7 @@ class Turn:
         return future.result() if self._blocking else await asyncio.wrap_future(future)
 
 
-def take_turn(turn: Turn, path: Path, clock: Clock, identity: FileIdentity) -> bool:
+def take_turn(turn: Turn, path: Path, clock: StoreClock, identity: FileIdentity) -> bool:
     """In the writer's thread, under the file's lock: whether the transaction was committed."""
     connection = connect(path, factory=HandlerConnection, check_same_thread=False)
     assert isinstance(connection, HandlerConnection)
@@ -107,8 +107,8 @@ def take_turn(turn: Turn, path: Path, clock: Clock, identity: FileIdentity) -> b
         connection.take_back()
         if completion is None:
             return False
-        time = clock.now()
-        [done] = changes.commit(Transaction(connection, time, to_us(time)), [completion])
+        now = clock.follow(connection)
+        [done] = changes.commit(Transaction(connection, from_us(now), now), [completion])
         if done:
             connection.execute("COMMIT")
             identity.check()

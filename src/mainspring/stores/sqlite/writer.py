@@ -30,7 +30,7 @@ from mainspring.stores.sqlite.claims import next_runs
 from mainspring.stores.sqlite.faults import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.lock import TurnLock
-from mainspring.stores.sqlite.rows import to_us
+from mainspring.stores.sqlite.rows import from_us
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
     check_file,
@@ -38,6 +38,7 @@ from mainspring.stores.sqlite.schema import (
     connect,
     migrate,
 )
+from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.threads import CLOSED, Bell, Mailbox, Work, deliver
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.turns import Turn, take_turn
@@ -60,7 +61,7 @@ class Writer:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
-        self._clock = clock
+        self.clock = StoreClock(clock)
         self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS)
         self._ballast = Ballast(path.with_name(path.name + "-ballast"))
         self.identity = FileIdentity(path, clock, self._lock)
@@ -112,6 +113,9 @@ class Writer:
         try:
             migrate(connection, self._path, self._lock)
             with self._lock:
+                connection.execute("BEGIN IMMEDIATE")
+                self.clock.begin(connection)
+                connection.execute("COMMIT")
                 self.identity.remember(connection)
         except BaseException:
             connection.close()
@@ -144,7 +148,7 @@ class Writer:
         try:
             with self._lock:
                 self.identity.check_content(self._connection)
-                done = take_turn(turn, self._path, self._clock, self.identity)
+                done = take_turn(turn, self._path, self.clock, self.identity)
         except BaseException as error:  # the handler's side must not hang
             turn.fail(translated(error, self._path))
             return
@@ -180,7 +184,9 @@ class Writer:
 
     def _anything_due(self, claims: list[Work]) -> bool:
         """A look without the write lock, so that idle workers cost the busy ones nothing."""
-        now = to_us(self._clock.now())
+        if self.clock.stepped():
+            return True  # the transaction allows for it
+        now = self.clock.now_us()
         try:
             return any(
                 next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now)
@@ -197,8 +203,9 @@ class Writer:
             try:
                 check_version(self._connection, self._path)
                 self.identity.step(self._connection)
-                time = self._clock.now()
-                results = list(_run(Transaction(self._connection, time, to_us(time)), group))
+                now = self.clock.follow(self._connection)
+                tx = Transaction(self._connection, from_us(now), now)
+                results = list(_run(tx, group))
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:

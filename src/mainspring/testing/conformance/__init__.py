@@ -4,9 +4,11 @@
         def make_store(self):
             return MyStore(self.place / "file", self.clock)
 
-A store that reads a clock of its own sets `tick` to a fraction of a second and overrides
-`advance` to sleep. `make_peer` gives a second client of the same data. A store with transactions
-says how a handler writes with their sessions: `write_effect`, `write_effect_blocking`, `effects`.
+A store that reads `self.clock` sets `reads_clock`, and is tried with a wall clock that is set back
+and forward. A store that reads a clock of its own sets `tick` to a fraction of a second and
+overrides `advance` to sleep. `make_peer` gives a second client of the same data. A store with
+transactions says how a handler writes with their sessions: `write_effect`,
+`write_effect_blocking`, `effects`.
 `damage_run` and `damage_job` break a stored record, which must not stop any other.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from mainspring.testing.conformance.adding import Adding, Living
 from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
+from mainspring.testing.conformance.clock_steps import ClockSteps
 from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
 from mainspring.testing.conformance.jobs import Firing, KeepingJobs
 from mainspring.testing.conformance.keeping import Keeping
@@ -53,5 +56,6 @@ class StoreConformance(
     Racing,
     Transacting,
     Unreadable,
+    ClockSteps,
 ):
     """Subclass it under a name that begins with `Test`, and say how a store is made."""

@@ -44,6 +44,9 @@ class Suite:
     clock: FakeClock
     """A clock to give to the store, where it takes one."""
 
+    reads_clock: bool = False
+    """Whether the store reads `clock`: then steps of the wall clock are tried as well."""
+
     place: Path
     """An empty directory for this test alone."""
 

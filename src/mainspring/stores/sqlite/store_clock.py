@@ -1,0 +1,113 @@
+"""The store's clock: the machine's wall clock, whose steps are seen and allowed for.
+
+Leases are kept as wall times, so that people can read them. Whoever sets the wall clock would
+lengthen or end them all. Therefore the database holds how far the wall clock is from a clock that
+nobody can set (the time since boot, the same in every process of the machine). A transaction that
+finds another distance moves every lease, every term of a leader and every retry by the
+difference, before it decides anything: they last as long as they were meant to. What is due stays
+due when the clock is set back. Schedules and delays name wall times, and follow the new time.
+
+No lease outlives its machine: with another boot, all leases of the former one have lapsed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from datetime import timedelta
+
+from mainspring.clock import Clock, SteadyClock
+from mainspring.durations import humanize
+
+__all__ = ["StoreClock"]
+
+log = logging.getLogger("mainspring")
+
+_READ = "SELECT value FROM mainspring_meta WHERE name = ?"
+_WRITE = "INSERT OR REPLACE INTO mainspring_meta VALUES (?, ?)"
+_BOOT, _OFFSET = "boot", "wall offset"
+
+_LAPSE_LEASES = (
+    "UPDATE mainspring_runs SET lease_until = min(lease_until, ?1) WHERE state = 'running'",
+    "UPDATE mainspring_terms SET until = min(until, ?1)",
+)
+_MOVE_RETRIES = """
+UPDATE mainspring_runs SET run_at = run_at + :step
+WHERE state = 'pending' AND attempt > 0 AND run_at > :before
+"""
+_MOVE_DUE = """
+UPDATE mainspring_runs SET run_at = run_at + :step
+WHERE state = '{}' AND run_at <= :before AND run_at > :after
+"""
+_MOVES = (
+    "UPDATE mainspring_runs SET lease_until = lease_until + :step WHERE state = 'running'",
+    "UPDATE mainspring_terms SET until = until + :step",
+    *(_MOVE_DUE.format(state) for state in ("pending", "running", "waiting")),
+    _MOVE_RETRIES,  # behind the others: what it moves would look due to them
+)
+
+
+class StoreClock:
+    """Gives the store's time in microseconds. A time may only be compared with leases that were
+    written under the same offset: `read` is for a snapshot, `follow` for a write transaction."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._steady = SteadyClock(clock)
+        self._offset = 0
+        """As the last transaction of this process had it. Used in the writer's thread alone."""
+
+    def now_us(self) -> int:
+        """By the last transaction's offset: for a first look, which a transaction confirms."""
+        return self._steady.elapsed_us() + self._offset
+
+    def stepped(self) -> bool:
+        """Whether somebody has set the wall clock, and no transaction has allowed for it yet."""
+        return bool(self._steady.step_from(self._offset))
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """When the file is opened."""
+        boot = self._steady.boot
+        if not boot:
+            return
+        known = _value(connection, _BOOT)
+        if known == boot:
+            self.follow(connection)
+            return
+        while (offset := self._steady.wall_offset_us()) is None:
+            pass
+        self._offset = offset
+        if known is not None:
+            for statement in _LAPSE_LEASES:
+                connection.execute(statement, (self.now_us(),))
+        connection.execute(_WRITE, (_BOOT, boot))
+        connection.execute(_WRITE, (_OFFSET, self._offset))
+
+    def read(self, connection: sqlite3.Connection) -> int:
+        offset = _value(connection, _OFFSET) if self._steady.boot else 0
+        return self._steady.elapsed_us() + int(offset or 0)
+
+    def follow(self, connection: sqlite3.Connection) -> int:
+        """Allow for a step of the wall clock, where there was one, and give the time."""
+        if not self._steady.boot:
+            return self._steady.elapsed_us()
+        self._offset = int(_value(connection, _OFFSET) or 0)
+        step = self._steady.step_from(self._offset)
+        if step:
+            before = self.now_us()
+            times = {"step": step, "before": before, "after": before + step}
+            for statement in _MOVES:
+                connection.execute(statement, times)
+            self._offset += step
+            connection.execute(_WRITE, (_OFFSET, self._offset))
+            log.warning(
+                "this machine's clock was set %s by %s. Leases and retries keep their length;"
+                " schedules follow the new time",
+                "forward" if step > 0 else "back",
+                humanize(timedelta(microseconds=abs(step))),
+            )
+        return self.now_us()
+
+
+def _value(connection: sqlite3.Connection, name: str) -> int | str | None:
+    row = connection.execute(_READ, (name,)).fetchone()
+    return None if row is None else row[0]

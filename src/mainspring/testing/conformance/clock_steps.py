@@ -1,0 +1,125 @@
+"""What a step of the wall clock does to a store that reads it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from mainspring import states
+from mainspring.policy import Delivery
+from mainspring.store import Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["ClockSteps"]
+
+HOUR = timedelta(hours=1)
+STEPS = pytest.mark.parametrize("step", [HOUR, -HOUR], ids=["forward", "back"])
+
+
+class ClockSteps(Suite):
+    """Somebody sets the clock of the machine. For stores that read `self.clock` (`reads_clock`);
+    the clock of a server cannot be set from here."""
+
+    async def set_clock(self, store: Store, by: timedelta) -> Store:
+        """Move the wall clock; gives another client, which sees the step as well."""
+        if not self.reads_clock:
+            pytest.skip("the store does not read the suite's clock")
+        other = await self.peer(store)
+        self.clock.step(by)
+        return other
+
+    @STEPS
+    async def test_a_lease_lasts_as_long_as_was_meant(self, store: Store, step: timedelta) -> None:
+        await self.put(store, concurrency=1)
+        await self.running(store)
+        await store.add(self.runs("second"))
+        other = await self.set_clock(store, step)
+        for client in (other, store, other):
+            assert await self.lapsed(client) == []
+            assert await self.claim_ids(client) == []  # a valid lease uses up the limit
+            assert await self.lapsed(client) == []
+        run = await self.one(other)
+        assert run.lease_until is not None
+        assert abs(run.lease_until - await store.now() - self.ticks(30)) < self.ticks(1)
+        await self.pass_ticks(29)
+        assert await self.lapsed(other) == []
+        await self.pass_ticks(2)
+        assert await self.lapsed(other) == await self.lapsed(store) == ["run"]
+        rescue = states.rescued(run, await other.now(), Delivery.AT_LEAST_ONCE)
+        assert await other.commit([rescue]) == [True]
+        assert len(await self.claim_ids(store)) == 1
+
+    @STEPS
+    async def test_a_lease_is_renewed_from_the_new_time(
+        self, store: Store, step: timedelta
+    ) -> None:
+        run = await self.running(store)
+        other = await self.set_clock(store, step)
+        await self.pass_ticks(20)
+        assert [one.id for one in await self.renew(other, run)] == ["run"]
+        await self.pass_ticks(29)
+        assert await self.lapsed(store) == []
+        await self.pass_ticks(2)
+        assert await self.lapsed(store) == ["run"]
+
+    @STEPS
+    async def test_a_rescue_that_was_planned_before_is_decided_again(
+        self, store: Store, step: timedelta
+    ) -> None:
+        """What looked lapsed by another time is not taken from its worker."""
+        run = await self.running(store)
+        await self.set_clock(store, step)
+        rescue = states.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
+        assert await store.commit([rescue]) == [False]
+
+    @STEPS
+    async def test_a_leaders_term_lasts_as_long_as_was_meant(
+        self, store: Store, step: timedelta
+    ) -> None:
+        first = await store.elect("lead", "a", self.ticks(10))
+        other = await self.set_clock(store, step)
+        assert await other.elect("lead", "b", self.ticks(10)) is None
+        await self.pass_ticks(9)
+        assert await store.elect("lead", "b", self.ticks(10)) is None
+        await self.pass_ticks(2)
+        second = await other.elect("lead", "b", self.ticks(10))
+        assert first is not None
+        assert second is not None
+        assert second > first
+
+    @STEPS
+    async def test_a_retry_waits_as_long_as_was_meant(self, store: Store, step: timedelta) -> None:
+        run = await self.running(store)
+        failure = states.Failure("no")
+        again = states.retrying(run, await store.now(), failure, self.at(10))
+        assert await store.commit([again]) == [True]
+        other = await self.set_clock(store, step)
+        assert await self.claim_ids(other) == []
+        await self.pass_ticks(9)
+        assert await self.claim_ids(store) == []
+        await self.pass_ticks(2)
+        assert await self.claim_ids(other) == ["run"]
+
+    @STEPS
+    async def test_what_is_due_stays_due(self, store: Store, step: timedelta) -> None:
+        await self.running(store, "held")
+        await store.add(self.runs("one", "two"))
+        await self.pass_ticks(1)
+        other = await self.set_clock(store, step)
+        assert await self.claim_ids(other, 1) == ["one"]
+        assert await self.claim_ids(store) == ["two"]
+        await self.pass_ticks(31)
+        lapsed = [await self.one(store, run_id) for run_id in await self.lapsed(store)]
+        now = await store.now()
+        rescues = [states.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
+        assert await store.commit(rescues) == [True] * 3
+        assert sorted(await self.claim_ids(other)) == ["held", "one", "two"]
+
+    async def test_what_is_for_a_wall_time_follows_the_clock(self, store: Store) -> None:
+        at = self.start + HOUR + self.ticks(5)
+        await store.add(self.runs("appointment", run_at=at))
+        other = await self.set_clock(store, HOUR)
+        assert await self.claim_ids(other) == []
+        await self.pass_ticks(6)
+        assert await self.claim_ids(store) == ["appointment"]

@@ -1,0 +1,175 @@
+"""The store's clock: what a step of the wall clock and a reboot do to leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainspring import clock as clocks
+from mainspring.clock import CarriedClock, SteadyClock, SystemClock
+from mainspring.store import RunQuery
+from mainspring.stores.sqlite import SqliteStore
+from mainspring.testing import FakeClock
+from tests.servers.clocks import SteppedClock
+from tests.unit.sqlite_kit import START, a_claim, a_run, opened
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="CLOCK_BOOTTIME is Linux's")
+
+
+async def lapsed(store: SqliteStore) -> list[str]:
+    return [run.id for run in (await store.find(RunQuery(lapsed=True))).items]
+
+
+async def test_a_step_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock(START)
+    async with (
+        opened(tmp_path / "jobs.db", clock) as one,
+        opened(tmp_path / "jobs.db", clock) as two,
+    ):
+        await one.add([a_run("one")])
+        assert len(await one.claim(a_claim())) == 1
+        clock.step(-3600)
+        for store in (one, two, one):
+            assert await store.claim(a_claim()) == []
+            assert await lapsed(store) == []
+    [record] = [r for r in caplog.records if "clock was set" in r.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert "set back by 1 hour" in record.getMessage()
+
+
+async def test_a_step_while_nothing_was_open_is_allowed_for(tmp_path: Path) -> None:
+    clock = FakeClock(START)
+    async with opened(tmp_path / "jobs.db", clock) as store:
+        await store.add([a_run("one")])
+        await store.claim(a_claim())
+    clock.step(3600)
+    async with opened(tmp_path / "jobs.db", clock) as store:
+        assert await lapsed(store) == []
+        clock.advance(31)
+        assert await lapsed(store) == ["one"]
+
+
+async def test_leases_of_a_former_boot_have_lapsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the clock came back years behind, as with an empty battery."""
+    clock = FakeClock(START)
+    async with opened(tmp_path / "jobs.db", clock) as store:
+        await store.add([a_run("one")])
+        await store.claim(a_claim())
+        assert await store.elect("lead", "a", a_claim().lease) == 1
+    booted = FakeClock(START.replace(year=2020))
+    original = SteadyClock.__init__
+
+    def another_boot(self: SteadyClock, clock: FakeClock) -> None:
+        original(self, clock)
+        self.boot = "another"
+
+    monkeypatch.setattr(SteadyClock, "__init__", another_boot)
+    async with opened(tmp_path / "jobs.db", booted) as store:
+        assert await lapsed(store) == ["one"]
+        assert await store.elect("lead", "b", a_claim().lease) == 2
+
+
+async def test_where_there_is_no_boot_clock_the_wall_clock_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clocks, "_boot_id", lambda: "")
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("one")])
+        [run] = await store.claim(a_claim())
+        assert run.lease_until is not None
+        assert await lapsed(store) == []
+    monkeypatch.undo()
+    async with opened(tmp_path / "jobs.db") as store:  # and a program that has one lapses nothing
+        assert await lapsed(store) == []
+
+
+@linux
+def test_the_boot_clock_is_the_same_in_every_process() -> None:
+    steady = SteadyClock(SystemClock())
+    assert steady.boot
+    before = steady.elapsed_us()
+    code = (
+        "from mainspring.clock import SteadyClock, SystemClock\n"
+        "steady = SteadyClock(SystemClock()); print(steady.boot, steady.elapsed_us())"
+    )
+    with os.popen(f"{sys.executable} -c '{code}'") as pipe:
+        boot, elapsed = pipe.read().split()
+    assert boot == steady.boot
+    assert before <= int(elapsed) <= steady.elapsed_us()
+
+
+STEPPED = """
+import asyncio, sys
+from datetime import timedelta
+from mainspring.stores.sqlite import SqliteStore
+from mainspring.store import Held, RunQuery
+from tests.unit.sqlite_kit import a_claim, a_run, opened
+
+async def main():
+    async with opened(__import__("pathlib").Path(sys.argv[1])) as store:
+        await store.add([a_run("one")])
+        [held] = await store.claim(a_claim(lease=timedelta(minutes=10)))
+        print("ready", flush=True)
+        for line in sys.stdin:
+            page = await store.find(RunQuery(lapsed=True))
+            mine = await store.renew([Held(held.id, held.token)], timedelta(minutes=10))
+            left = mine[0].lease_until - await store.now()
+            print(len(page.items), len(mine), round(left.total_seconds() / 60), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@linux
+async def test_a_real_program_keeps_its_lease_through_steps_of_the_wall_clock(
+    tmp_path: Path,
+) -> None:
+    clock = SteppedClock(tmp_path)
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        STEPPED,
+        str(tmp_path / "jobs.db"),
+        env={**os.environ, **clock.environment},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert await program.stdout.readline() == b"ready\n"
+    for offset in (3600, -3600, 86_400, 0):
+        clock.step(offset)
+        program.stdin.write(b"look\n")
+        assert await program.stdout.readline() == b"0 1 10\n"
+    program.stdin.close()
+    assert await program.wait() == 0
+
+
+def test_a_carried_clock_is_corrected_as_one() -> None:
+    """Another thread reads it at any moment: also between what used to be two writes."""
+    clock = FakeClock(START)
+    carried = CarriedClock(clock)
+    seen = []
+
+    class Looking:
+        def monotonic(self) -> float:
+            seen.append(carried.now() - clock.now())
+            return clock.monotonic()
+
+    clock.advance(100)
+    looking = Looking()
+    monotonic, carried._monotonic = carried._monotonic, lambda: look()
+
+    def look() -> float:
+        carried._monotonic = monotonic
+        return looking.monotonic()
+
+    carried.correct(clock.now())
+    assert [abs(off.total_seconds()) < 1 for off in seen] == [True]
