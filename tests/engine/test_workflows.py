@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
+from mainspring import RunContext, Scheduler, State, states
+from mainspring.engine import keeper
 from mainspring.errors import InvalidInput
+from mainspring.model import Page, Run, replace
+from mainspring.store import RunQuery
+from mainspring.stores.memory import MemoryStore
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -207,3 +211,58 @@ async def test_a_paused_follower_is_left_out(make: Make) -> None:
         await scheduler.wait(f"report@{root.id}", 10)
         await asyncio.sleep(0)
     assert [name for name, _ in ran] == ["extract", "right", "join", "report"]
+
+
+class Reading(MemoryStore):
+    """Counts the runs that queries give."""
+
+    read = 0
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        page = await super().find(query)
+        self.read += len(page.items)
+        return page
+
+
+async def test_an_ended_run_looks_for_its_own_followers_only() -> None:
+    """Each run that ended made its process read all waiting runs: with 5,000 of them the
+    throughput fell to a third."""
+    store = Reading()
+    scheduler = Scheduler(store)
+
+    @scheduler.job()
+    async def held() -> None: ...
+
+    @scheduler.job()
+    async def quick() -> None: ...
+
+    async with scheduler:
+        root = await scheduler.enqueue("held", delay="1h")
+        await scheduler.enqueue_many("quick", [None] * 500, after=[root.id])
+        store.read = 0
+        for _ in range(40):
+            run = await scheduler.enqueue("quick")
+            await scheduler.wait(run.id, 20)
+        behind = await scheduler.enqueue("quick", after=[run.id])
+        assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED
+    assert store.read < 10 * 500  # a few looks at all of them, in a rhythm of their own
+
+
+async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that dies between the end of a run and the look for its followers."""
+    monkeypatch.setattr(keeper, "WAITING_SWEEP", 0.2)
+    store = MemoryStore()
+    scheduler = Scheduler(store)
+
+    @scheduler.job()
+    async def step() -> None: ...
+
+    async with scheduler:
+        root = await scheduler.enqueue("step", delay="1h")
+        behind = await scheduler.enqueue("step", after=[root.id])
+        ended = states.cancelled(root, await store.now(), "by another process")
+        over = replace(ended, set={**ended.set, "state": State.SUCCEEDED})
+        assert await store.commit([over]) == [True]
+        assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED

@@ -30,6 +30,7 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
     RecordUnreadable,
+    StoreError,
 )
 from mainspring.model import (
     Job,
@@ -86,8 +87,9 @@ class Control:
         followers = await self._parts.jobs.followers()
         instances = [with_followers(root, followers, now) for root in roots]
         added = await self._parts.store.add(_flat(instances))
-        if options.after:
-            self._keeper.unblock()
+        if options.after:  # it may have ended before its follower was there to be found
+            with contextlib.suppress(StoreError):  # it is added; the next sweep frees it
+                await self._keeper.free_followers(options.upstream())
         stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
         for one in answers:
@@ -114,7 +116,7 @@ class Control:
         """A cancel was committed: the run has ended, or is to be told to."""
         if after.finished:
             self._awaited.finished(after.id)
-            self._keeper.unblock()
+            self._keeper.unblock(after.id)
             self._parts.emit("run.cancelled", after)
         else:
             self._worker.leases.heed([after])
@@ -356,7 +358,6 @@ class Control:
             raise _contended(f"job {job_id}")
         self._parts.jobs.forget(job_id)
         await self._cancel_unstarted(job_id)
-        self._keeper.unblock()
         self._parts.emit("job.removed", job_id=job_id)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
@@ -387,6 +388,7 @@ class Control:
             for run, change, kept in zip(left, changes, done, strict=True):
                 if kept:
                     self._awaited.finished(run.id)
+                    self._keeper.unblock(run.id)
                     self._parts.emit("run.cancelled", change.after(run))
 
     async def _refuse_reorder(self, job: Job) -> None:

@@ -162,6 +162,10 @@ class Engine:
             await asyncio.wait(left, timeout=CANCEL_AGAIN_AFTER)
         await self.worker.close()
         try:
+            await self.keeper.free_last()
+        except Exception as error:
+            log.warning("could not look for runs that waited; the next leader does: %s", error)
+        try:
             await self.keeper.resign()
             if parts.settings.workers > 0:
                 await self.live_workers.withdraw()
@@ -205,7 +209,7 @@ class Engine:
 
     def _finished(self, run_id: str) -> None:
         self.awaited.finished(run_id)
-        self.keeper.unblock()
+        self.keeper.unblock(run_id)
 
     def _go(self, part: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(self._always(part)))

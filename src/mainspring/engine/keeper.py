@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from mainspring.engine.parts import EVENT_OF, Parts
 from mainspring.engine.resting import rest
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.errors import StoreError
-from mainspring.model import Page, Run, State
+from mainspring.model import Page, Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import RunQuery
@@ -35,6 +35,10 @@ TERM = timedelta(seconds=15)
 LEADER_SWEEP = 2.0
 FOLLOWER_SWEEP = 3.0
 """Seconds between two looks for lapsed runs: a rescue comes within lease + 5 s either way."""
+
+WAITING_SWEEP = 10.0
+"""Seconds between two looks at all waiting runs, by the leader. Each process looks for the
+followers of the runs that it has ended; this finds what a process left that died in between."""
 
 PRUNE_EVERY = 60.0
 STEP_REST = 0.02
@@ -61,9 +65,10 @@ class Keeper:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._unblock = asyncio.Event()
+        self._ended: dict[str, None] = {}  # runs whose followers are to be looked for, in order
         self._any_waiting = False
         self._term: int | None = None
-        self._firer = SlotFirer(parts, finished, lambda: self.leads, live_workers)
+        self._firer = SlotFirer(parts, finished, self.unblock, lambda: self.leads, live_workers)
 
     @property
     def leads(self) -> bool:
@@ -78,8 +83,9 @@ class Keeper:
         self._changed.set()
         self._wake.set()
 
-    def unblock(self) -> None:
-        """A run has ended: another may be waiting for it."""
+    def unblock(self, run_id: str) -> None:
+        """A run has ended: others may be waiting for it."""
+        self._ended[run_id] = None
         self._unblock.set()
 
     async def electing(self) -> None:
@@ -115,13 +121,16 @@ class Keeper:
     async def sweeping(self) -> None:
         """Rescue, unblock and prune, each in its own rhythm."""
         monotonic = self._parts.clock.monotonic
-        rescued_at, pruned_at = -FOLLOWER_SWEEP, monotonic()
+        rescued_at, pruned_at, swept_at = -FOLLOWER_SWEEP, monotonic(), -WAITING_SWEEP
         while True:
             every = LEADER_SWEEP if self.leads else FOLLOWER_SWEEP
             if monotonic() - rescued_at >= every:
                 rescued_at = monotonic()
                 await self._guarded("rescue", self._rescue)
-            await self._guarded("unblock", self._unblock_waiting)
+            if self.leads and monotonic() - swept_at >= WAITING_SWEEP:
+                swept_at = monotonic()
+                await self._guarded("unblock", self._unblock_all)
+            await self._guarded("unblock", self._unblock_followers)
             if self.leads and monotonic() - pruned_at >= PRUNE_EVERY:
                 pruned_at = monotonic()
                 await self._guarded("prune", self._prune)
@@ -154,20 +163,45 @@ class Keeper:
             if run.finished:
                 self._parts.emit(EVENT_OF[run.state], run)
 
-    async def _unblock_waiting(self) -> None:
+    async def _unblock_all(self) -> None:
+        """Look at every waiting run: for what was missed."""
+        self._any_waiting = await self._free_found(RunQuery(states=frozenset({State.WAITING})))
+
+    async def _unblock_followers(self) -> None:
+        """Look for the runs that wait for those which have ended since the last look."""
         self._unblock.clear()
-        self._any_waiting = False
-        cursor: str | None = None
+        ended = list(self._ended)[:BATCH]
+        if ended:
+            self._any_waiting = await self.free_followers(ended)
+            for run_id in ended:
+                self._ended.pop(run_id, None)
+        if self._ended:
+            self._unblock.set()
+
+    async def free_last(self) -> None:
+        """Before a process ends: do not leave the followers of its last runs to the next sweep."""
+        if self._ended:
+            await self.free_followers(self._ended)
+
+    async def free_followers(self, upstream: Iterable[str]) -> bool:
+        """Free the runs that wait for these, as far as they may go on; whether there are any."""
+        return await self._free_found(RunQuery(upstream=frozenset(upstream)))
+
+    async def _free_found(self, query: RunQuery) -> bool:
+        found, cursor = False, None
         while True:
-            query = RunQuery(states=frozenset({State.WAITING}), limit=BATCH, cursor=cursor)
-            page: Page[Run] = await self._parts.store.find(query)
-            self._any_waiting = self._any_waiting or bool(page.items)
+            page: Page[Run] = await self._parts.store.find(
+                replace(query, limit=BATCH, cursor=cursor)
+            )
+            found = found or bool(page.items)
             await self._free(page.items)
             if (cursor := page.cursor) is None:
-                return
+                return found
 
     async def _free(self, waiting: list[Run]) -> None:
         waiting = [run for run in waiting if run.unreadable is None]
+        if not waiting:
+            return
         upstream = await self._parts.store.get({name for run in waiting for name in run.after})
         known = {run_id: run.state for run_id, run in upstream.items()}
         now = self._parts.time.now()
@@ -177,7 +211,7 @@ class Keeper:
         for run in await self._committed(runs, changes):
             if run.state is State.SKIPPED:
                 self._parts.emit("run.skipped", run)
-                self._unblock.set()  # its own followers are to be skipped as well
+                self.unblock(run.id)  # its own followers are to be skipped as well
 
     async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         """Commit, and give the runs as they are now, of those that were still as seen."""

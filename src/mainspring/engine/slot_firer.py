@@ -68,17 +68,20 @@ class _CatchUp:
 
 
 class SlotFirer:
-    """`finished(run_id)` is called for runs that a slot has replaced."""
+    """`finished(run_id)` is called for runs that a slot has replaced, `unblock(run_id)` for those
+    that a queued slot waits for: they may have ended before the slot was there to be found."""
 
     def __init__(
         self,
         parts: Parts,
         finished: Callable[[str], None],
+        unblock: Callable[[str], None],
         leads: Callable[[], bool],
         live_workers: LiveWorkers,
     ) -> None:
         self._parts = parts
         self._finished = finished
+        self._unblock = unblock
         self._leads = leads
         self._live_workers = live_workers
         self._chunk = FIRST_CHUNK
@@ -233,6 +236,8 @@ class SlotFirer:
                     self._parts.emit("run.cancelled", run)
                 for run in one.runs:
                     self._tell_fired(run, chain.gap)
+                    for earlier in run.after if run.after_any else ():
+                        self._unblock(earlier)
 
     def _tell_fired(self, run: Run, gap: Gap | None) -> None:
         if gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first:
