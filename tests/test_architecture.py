@@ -25,7 +25,7 @@ FLOORS: list[set[str]] = [
     {"states"},
     {"handlers", "events"},
     {"context"},
-    {"options", "settings"},
+    {"options", "settings", "job_options"},
     {"model"},
     {"policy"},
     {"schedules"},

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from mainspring import reports
 from mainspring.engine.bulk import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, UnknownOption
+from mainspring.job_options import RunFilter, option_names
 from mainspring.model import Job, Note, Page, Run, State, check_key
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.settings import Settings
@@ -131,17 +132,21 @@ class Asking:
         ids: Iterable[str] | None = None,
         *,
         reason: str = "cancelled by request",
-        **matching: Any,
+        **matching: Unpack[RunFilter],
     ) -> Matched:
         """Cancel runs by id, or all that match `job`, `state`, `since`, `until`."""
         query, named = _chosen(ids, matching)
         return await self._call(self._running().bulk.cancel(query, named, reason))
 
-    async def retry_runs(self, ids: Iterable[str] | None = None, **matching: Any) -> Matched:
+    async def retry_runs(
+        self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
+    ) -> Matched:
         """Try failed and cancelled runs again."""
         return await self._call(self._running().bulk.retry(*_chosen(ids, matching)))
 
-    async def remove_runs(self, ids: Iterable[str] | None = None, **matching: Any) -> Matched:
+    async def remove_runs(
+        self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
+    ) -> Matched:
         """Delete finished runs. One whose dedupe key is still held stays until it is free."""
         return await self._call(self._running().bulk.remove(*_chosen(ids, matching)))
 
@@ -172,12 +177,11 @@ class Asking:
         return await self._call(self._running().store.now())
 
 
-def _chosen(
-    ids: Iterable[str] | None, matching: dict[str, Any]
-) -> tuple[RunQuery, list[str] | None]:
-    unknown = matching.keys() - {"job", "state", "since", "until", "limit"}
-    if unknown:
-        raise InvalidInput(f"unknown filter {', '.join(sorted(unknown))}")
+def _chosen(ids: Iterable[str] | None, given: RunFilter) -> tuple[RunQuery, list[str] | None]:
+    matching: dict[str, Any] = {**given}
+    allowed = option_names(RunFilter)
+    if unknown := matching.keys() - allowed:
+        raise UnknownOption(unknown, allowed, "filter")
     if ids is not None and matching:
         raise InvalidInput("give ids or filters, not both")
     limit = matching.pop("limit", MOST_AT_ONCE)

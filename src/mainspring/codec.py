@@ -96,9 +96,11 @@ def _tagged(value: Any, what: str) -> dict[str, str]:
         return {"$decimal": str(value)}
     if isinstance(value, bytes | bytearray):
         return {"$bytes": base64.b64encode(value).decode()}
+    name = type(value).__name__
+    article = "an" if name[:1].lower() in "aeiou" else "a"
     raise InvalidPayload(
-        f"the {what} is not JSON: it holds a {type(value).__name__}. Allowed are text, numbers,"
-        " true, false, null, lists, objects, date-times, dates, UUIDs, Decimals and bytes"
+        f"the {what} is not JSON: it holds {article} {name}. Allowed are text, numbers, true,"
+        " false, null, lists, objects, date-times, dates, UUIDs, Decimals and bytes"
     )
 
 

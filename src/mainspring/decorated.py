@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from mainspring.context import RunContext
 from mainspring.handlers import Handler
+from mainspring.job_options import EnqueueOptions
 from mainspring.model import Run
 from mainspring.options import Options
-from mainspring.policy import Span
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -22,6 +30,7 @@ __all__ = ["BlockingQueue", "DecoratedJob", "JobDecorator", "Queue"]
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Queue(Generic[P]):
@@ -43,29 +52,10 @@ class Queue(Generic[P]):
         checked = [self._handler.arguments((), dict(payload)) for payload in payloads]
         return await self._scheduler._enqueue(self._handler.name, checked, self._options)
 
-    def options(
-        self,
-        *,
-        delay: Span | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
-        queue: str | None = None,
-        dedupe_key: str | list[str] | None = None,
-        dedupe_for: Span | None = None,
-        after: str | list[str] | tuple[str, ...] | None = None,
-    ) -> Queue[P]:
+    def options(self, **chosen: Unpack[EnqueueOptions]) -> Queue[P]:
         """The same queue with options: `job.options(delay="5m").enqueue(...)`."""
-        given = {
-            "delay": delay,
-            "at": at,
-            "priority": priority,
-            "queue": queue,
-            "dedupe_key": dedupe_key,
-            "dedupe_for": dedupe_for,
-            "after": after,
-        }
-        chosen: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-        return Queue(self._scheduler, self._handler, replace(self._options, **chosen))
+        given = {name: value for name, value in chosen.items() if value is not None}
+        return Queue(self._scheduler, self._handler, self._options.changed(given))
 
     @property
     def blocking(self) -> BlockingQueue[P]:
@@ -79,13 +69,19 @@ class BlockingQueue(Generic[P]):
         self._queue = queue
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Run:
-        return self._scheduler.blocking.wait_for(self._queue.enqueue(*args, **kwargs))
+        return self._wait_for(self._queue.enqueue(*args, **kwargs), "enqueue")
 
     def enqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Run]:
-        return self._scheduler.blocking.wait_for(self._queue.enqueue_many(payloads))
+        return self._wait_for(self._queue.enqueue_many(payloads), "enqueue_many")
 
-    def options(self, **chosen: Any) -> BlockingQueue[P]:
+    def options(self, **chosen: Unpack[EnqueueOptions]) -> BlockingQueue[P]:
         return BlockingQueue(self._scheduler, self._queue.options(**chosen))
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T], name: str) -> T:
+        job = self._queue._handler.name
+        return self._scheduler.blocking.wait_for(
+            coroutine, f"{job}.blocking.{name}", f"{job}.{name}(…)"
+        )
 
 
 class DecoratedJob(Queue[P], Generic[P, Q, R]):

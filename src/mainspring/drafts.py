@@ -9,10 +9,17 @@ from typing import Any
 
 from mainspring import codec, schedules
 from mainspring.clock import EPOCH
-from mainspring.durations import duration
+from mainspring.durations import duration, warn_of_bare_number
 from mainspring.engine.processes import Target
-from mainspring.errors import InvalidArguments, InvalidInput, InvalidSchedule, JobOwnedByCode
+from mainspring.errors import (
+    InvalidArguments,
+    InvalidInput,
+    InvalidSchedule,
+    JobOwnedByCode,
+    UnknownOption,
+)
 from mainspring.handlers import Handler, Registry
+from mainspring.job_options import JobChanges, JobOptions, option_names
 from mainspring.model import (
     Job,
     Owner,
@@ -25,13 +32,23 @@ from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Interval, Schedule
 from mainspring.webhooks.desk import HANDLER, Webhooks
 
-__all__ = ["draft_job", "edited", "new_job", "replaced", "stored_as"]
+__all__ = ["draft_job", "edited", "new_job", "refuse_unknown", "replaced", "stored_as"]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
 
 WEBHOOK_TIMEOUT = timedelta(seconds=30)
+USUAL = timedelta(hours=4)
+"""A timeout or a delay longer than this, given as a bare number, may be meant in milliseconds."""
+
 LONGEST_WEBHOOK = timedelta(hours=1)
+
+
+def refuse_unknown(given: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()) -> None:
+    """Refuse options that are none of `kind`; those `beside` are taken too, by other ways."""
+    allowed = option_names(kind)
+    if unknown := given.keys() - allowed:
+        raise UnknownOption(unknown, allowed.union(beside))
 
 
 def draft_job(
@@ -52,6 +69,7 @@ def draft_job(
     given by its name, and what its signature asks for is checked there."""
     if webhook is not None:
         given.setdefault("timeout", WEBHOOK_TIMEOUT)
+    _warn_of_bare_numbers({**given, "jitter": jitter})
     about = {name: given.pop(name) for name in _ABOUT if name in given}
     job = Job(
         id=check_job_id(job_id),
@@ -83,6 +101,8 @@ def new_job(
 ) -> Job:
     """A draft for a registered handler, by its name or as it was decorated, or for a webhook.
     `elsewhere`: handlers may be in other processes, so any name will do."""
+    beside = ("schedule", "handler", "webhook", "replace", "dry_run")
+    refuse_unknown({name: given[name] for name in given if name not in beside}, JobOptions, beside)
     if webhook is not None and handler in (None, HANDLER):
         handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
     elif webhook is not None or handler in (None, HANDLER):
@@ -115,7 +135,9 @@ def edited(
 ) -> Job:
     """A stored job with changes; what is not named stays. A new schedule starts afresh.
     `elsewhere` is as for `new_job`."""
+    refuse_unknown(changes, JobChanges)
     given = dict(changes)
+    _warn_of_bare_numbers(given)
     if "webhook" in given:
         job = replace(job, webhook=webhooks.changed(job, given.pop("webhook")))
     if "signing_secret" in given:
@@ -160,6 +182,11 @@ def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
     made = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
     same = made.definition() == replace(job, webhook=None).definition()
     return same and webhooks.alike(draft, job)
+
+
+def _warn_of_bare_numbers(given: Mapping[str, Any]) -> None:
+    for name in ("timeout", "start_deadline", "retry_delay", "jitter"):
+        warn_of_bare_number(given.get(name), name, USUAL)
 
 
 def _handler(registry: Registry, asked: Any, *, elsewhere: bool) -> Handler | str:

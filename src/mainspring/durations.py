@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from datetime import timedelta
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["duration", "humanize"]
+__all__ = ["duration", "humanize", "warn_of_bare_number"]
+
+log = logging.getLogger("mainspring")
 
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _UNITS = {**{unit: n * 1_000_000 for unit, n in _SECONDS.items()}, "ms": 1_000, "us": 1}
@@ -39,6 +42,22 @@ def duration(value: str | int | float | timedelta, *, what: str = "duration") ->
     if span < timedelta(0):
         raise _refused(what, value, "it is negative")
     return span
+
+
+def warn_of_bare_number(value: object, what: str, usual: timedelta) -> None:
+    """Say that numbers are seconds where one is so large that milliseconds may be meant."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return
+    if usual < timedelta(seconds=min(value, 1e12)):
+        log.warning(
+            "%s=%s is %s, because a bare number is seconds: write a text with its unit to say what"
+            ' you mean, such as "%sms" or "%ss"',
+            what,
+            value,
+            humanize(timedelta(seconds=min(value, 1e12))),
+            value,
+            value,
+        )
 
 
 def humanize(span: timedelta) -> str:

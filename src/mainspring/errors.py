@@ -5,6 +5,7 @@
     │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire
     │   ├── InvalidPayload               not JSON, or too large
     │   ├── InvalidArguments             the handler does not take these arguments
+    │   ├── UnknownOption                there is no option of that name
     │   └── SecretKeyMissing             no key to encrypt a secret with, or to open it
     ├── NotFound (LookupError)
     │   ├── JobNotFound
@@ -39,6 +40,8 @@ Three more steer a run from inside a handler, and are no errors of ours: `Retry`
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import timedelta
 
 __all__ = [
@@ -76,6 +79,7 @@ __all__ = [
     "StoreUnavailable",
     "TransactionAborted",
     "TransactionExpired",
+    "UnknownOption",
     "WebhookFailed",
 ]
 
@@ -105,6 +109,42 @@ class InvalidPayload(InvalidInput):
 
 class InvalidArguments(InvalidInput, TypeError):
     """The handler does not take these arguments."""
+
+
+class UnknownOption(InvalidInput):
+    """There is no option of that name: `unknown` are those given, `allowed` all that there are."""
+
+    def __init__(
+        self, unknown: Iterable[str], allowed: Iterable[str], what: str = "option"
+    ) -> None:
+        self.unknown = sorted(unknown)
+        self.allowed = sorted(allowed)
+        told = ", ".join(f"{name!r}{self._advice(name)}" for name in self.unknown)
+        plural = "s" if len(self.unknown) > 1 else ""
+        super().__init__(f"unknown {what}{plural} {told}; {what}s are {', '.join(self.allowed)}")
+
+    def _advice(self, name: str) -> str:
+        near = _OTHER_NAMES.get(name.lower())
+        if near not in self.allowed:
+            found = difflib.get_close_matches(name.lower(), self.allowed, n=1)
+            near = found[0] if found else None
+        return "" if near is None else f" (did you mean {near!r}?)"
+
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("retry", "max_retries", "retry_attempts", "attempts", "tries"), "retries"),
+    **dict.fromkeys(("tz", "zone", "time_zone"), "timezone"),
+    **dict.fromkeys(("cron", "every", "interval", "trigger", "when", "run_at"), "schedule"),
+    **dict.fromkeys(("args", "kwargs", "arguments", "data", "params"), "payload"),
+    **dict.fromkeys(("max_instances", "max_concurrency", "workers", "limit"), "concurrency"),
+    **dict.fromkeys(("countdown", "eta", "run_at", "schedule"), "delay"),
+    **dict.fromkeys(("key", "unique", "idempotency_key", "unique_key", "job_key"), "dedupe_key"),
+    **dict.fromkeys(("depends_on", "follows", "upstream"), "after"),
+    **dict.fromkeys(("time_limit", "deadline", "max_duration"), "timeout"),
+    **dict.fromkeys(("active", "paused", "disabled"), "enabled"),
+    "name": "id",
+}
+"""What other schedulers call it."""
 
 
 class SecretKeyMissing(InvalidInput):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -117,10 +118,19 @@ class Handler:
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         names = given.keys()
-        if missing := self._required - names:
-            raise self._refusal(f"missing {_listed(missing)}")
-        if not self._any_names and (extra := names - self._names):
-            raise self._refusal(f"unknown {_listed(extra)}")
+        missing = self._required - names
+        extra = frozenset() if self._any_names else names - self._names
+        if not missing and not extra:
+            return
+        told = [f"missing {_listed(missing)}"] if missing else []
+        told += [f"unknown {_listed(extra)}"] if extra else []
+        left = sorted(self._names - names)
+        near = [
+            f"did you mean {found[0]!r} instead of {name!r}?"
+            for name in sorted(map(str, extra))
+            if (found := difflib.get_close_matches(name, left, n=1))
+        ]
+        raise self._refusal("; ".join([*told, *near]))
 
     def _refusal(self, why: str) -> InvalidArguments:
         return InvalidArguments(f"wrong arguments for {self.name}{self._signature}: {why}")
@@ -170,7 +180,7 @@ def _is_context(parameter: inspect.Parameter) -> bool:
     return annotation is RunContext
 
 
-def _listed(names: set[str] | frozenset[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(str, names)))
 
 

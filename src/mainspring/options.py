@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
+from typing import Any
 
 from mainspring.durations import duration
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, UnknownOption
+from mainspring.job_options import EnqueueOptions, option_names
 from mainspring.model import check_key
 from mainspring.policy import Policy, Span
 
@@ -39,6 +42,17 @@ class Options:
             raise InvalidInput(f"after takes a run id or a list of them, not {self.after!r}")
         given = {"priority": self.priority, "queue": self.queue}
         Policy.make(**{name: value for name, value in given.items() if value is not None})
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Options by name; `UnknownOption` for a name that is none."""
+        return cls().changed(given)
+
+    def changed(self, given: Mapping[str, Any]) -> Options:
+        allowed = option_names(EnqueueOptions)
+        if unknown := given.keys() - allowed:
+            raise UnknownOption(unknown, allowed)
+        return replace(self, **given)
 
     def run_at(self, now: datetime, zone: tzinfo) -> datetime:
         if self.delay is not None:

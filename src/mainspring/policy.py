@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from mainspring.durations import duration
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
     "Backoff",
@@ -167,10 +167,7 @@ class Policy:
         """Read the forms people write, over `base`; refuse what makes no sense."""
         unknown = given.keys() - _READERS.keys()
         if unknown:
-            raise InvalidInput(
-                f"unknown policy {', '.join(map(repr, sorted(unknown)))};"
-                f" known are {', '.join(sorted(_READERS))}"
-            )
+            raise UnknownOption(unknown, _READERS)
         policy = base or cls()
         if "retry_delay" in given and isinstance(given.get("backoff"), Backoff):
             raise InvalidInput("give retry_delay or a Backoff with its delay, not both")

@@ -9,18 +9,17 @@ import asyncio
 import concurrent.futures
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime, timedelta
+from functools import cached_property
 from importlib import import_module
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from mainspring.announce import announce
 from mainspring.asking import Asking
-from mainspring.blocking import Blocking
 from mainspring.clock import Clock, SystemClock
-from mainspring.context import TRANSACTING
+from mainspring.context import TRANSACTING, RunContext
 from mainspring.decorated import DecoratedJob, JobDecorator
-from mainspring.drafts import draft_job, edited, new_job, replaced
+from mainspring.drafts import draft_job, edited, new_job, refuse_unknown, replaced
 from mainspring.durations import duration
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
@@ -28,6 +27,7 @@ from mainspring.engine.run_log import log_runs
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry, name_of
+from mainspring.job_options import EnqueueOptions, JobChanges, JobOptions
 from mainspring.model import Job, Owner, Run, Source, replace
 from mainspring.options import Options
 from mainspring.policy import Span
@@ -44,7 +44,12 @@ from mainspring.webhooks.settings import WebhookSettings
 
 __all__ = ["Scheduler"]
 
+if TYPE_CHECKING:
+    from mainspring.blocking import Blocking
+
 T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 ScheduleLike = Schedule | str | float | timedelta | datetime | None
 
 
@@ -106,10 +111,25 @@ class Scheduler(Asking):
         self._stopping: concurrent.futures.Future[None] | None = None
         self._registering: set[concurrent.futures.Future[Job]] = set()
         self._home_loop: asyncio.AbstractEventLoop
-        self.blocking = Blocking(self)
+
+    @cached_property
+    def blocking(self) -> Blocking:
+        """The same methods for plain code: `scheduler.blocking.enqueue("job")`."""
+        # By name: it is made of this class, so it can only be imported after it.
+        made: Blocking = import_module("mainspring.blocking").Blocking(self)
+        return made
 
     # Registering
 
+    @overload
+    def job(
+        self, function: Callable[Concatenate[RunContext, P], R], /
+    ) -> DecoratedJob[P, Concatenate[RunContext, P], R]: ...
+
+    @overload
+    def job(self, function: Callable[P, R], /) -> DecoratedJob[P, P, R]: ...
+
+    @overload
     def job(
         self,
         schedule: ScheduleLike = None,
@@ -118,29 +138,42 @@ class Scheduler(Asking):
         on_start: Callable[..., Any] | None = None,
         on_success: Callable[..., Any] | None = None,
         on_error: Callable[..., Any] | None = None,
-        **policy: Any,
-    ) -> JobDecorator:
+        **options: Unpack[JobOptions],
+    ) -> JobDecorator: ...
+
+    def job(
+        self,
+        schedule: Any = None,
+        *,
+        id: str | None = None,
+        on_start: Callable[..., Any] | None = None,
+        on_success: Callable[..., Any] | None = None,
+        on_error: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> Any:
         """Make a function a job: `@scheduler.job("0 9 * * 1-5", timezone="Asia/Kolkata")`.
 
-        Its id is the function's name, or `id`. Without a schedule it runs when enqueued,
-        triggered, or `after` other jobs. May be used after start too.
+        Its id is the function's name, or `id`. Without a schedule (`@scheduler.job`) it runs when
+        enqueued, triggered, or `after` other jobs. May be used after start too.
         """
-        if callable(schedule) and not isinstance(schedule, Schedule):
-            raise InvalidInput("write @scheduler.job() with its brackets")
+        refuse_unknown(
+            options, JobOptions, ("schedule", "id", "on_start", "on_success", "on_error")
+        )
         hooks = Hooks(on_start, on_success, on_error)
+        when = None if _is_function(schedule) else schedule
 
         def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any]:
             if isinstance(function, DecoratedJob):  # one function under two ids
                 function = function.handler.function
             handler = Handler(id if id is not None else name_of(function), function, hooks)
             zone = self._timezone
-            draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=schedule, **policy)
+            draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=when, **options)
             self._registry.add(handler)
             self._drafts[draft.id] = draft
             self._define_later(draft)
             return DecoratedJob(self, handler)
 
-        return decorate
+        return decorate(schedule) if _is_function(schedule) else decorate
 
     def on(self, event: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` (sync or async) with each `Event` of that name in this process."""
@@ -271,10 +304,9 @@ class Scheduler(Asking):
         handler: str | DecoratedJob[Any, Any, Any] | None = None,
         webhook: Given | None = None,
         schedule: ScheduleLike = None,
-        payload: Any = None,
         replace: bool = False,
         dry_run: bool = False,
-        **policy: Any,
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Store a job for a handler, or for a webhook: a URL, or an object with url, method,
         headers, body and so on (docs/webhooks.md).
@@ -284,9 +316,7 @@ class Scheduler(Asking):
         handler must be registered here, except in a producer (`workers=0`), which takes the name
         of one that a worker has. A `dry_run` refuses what would be refused, and stores nothing.
         """
-        draft = self.draft(
-            id, handler=handler, webhook=webhook, schedule=schedule, payload=payload, **policy
-        )
+        draft = self.draft(id, handler=handler, webhook=webhook, schedule=schedule, **options)
         control = self._running().control
         if not replace:
             return await self._call(control.create(draft, keep=not dry_run))
@@ -297,7 +327,9 @@ class Scheduler(Asking):
 
         return await self._call(control.put(draft, adapt, keep=not dry_run))
 
-    async def update_job(self, id: str, *, seen: Job | None = None, **changes: Any) -> Job:
+    async def update_job(
+        self, id: str, *, seen: Job | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
         """Change fields of a job made by `add_job`; what is not named stays; a `signing_secret`
         takes the place of a webhook's own, as `rotate_secret` does it. With the job as it was
         `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
@@ -348,18 +380,24 @@ class Scheduler(Asking):
 
     # Runs
 
-    async def enqueue(self, job_id: str, payload: Any = None, **options: Any) -> Run:
+    async def enqueue(
+        self, job_id: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Run:
         """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after."""
-        [run] = await self._enqueue(job_id, [payload], _options(options))
+        [run] = await self._enqueue(job_id, [payload], Options.of(options))
         return run
 
-    async def enqueue_many(self, job_id: str, payloads: Iterable[Any], **options: Any) -> list[Run]:
+    async def enqueue_many(
+        self, job_id: str, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]
+    ) -> list[Run]:
         """Queue a run for each payload, in one commit; answers in their order."""
-        return await self._enqueue(job_id, list(payloads), _options(options))
+        return await self._enqueue(job_id, list(payloads), Options.of(options))
 
-    async def trigger(self, job_id: str, payload: Any = None, **options: Any) -> Run:
+    async def trigger(
+        self, job_id: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Run:
         """Run a job now, also a paused one. Options are those of `enqueue`."""
-        [run] = await self._enqueue(job_id, [payload], _options(options), Source.TRIGGER)
+        [run] = await self._enqueue(job_id, [payload], Options.of(options), Source.TRIGGER)
         return run
 
     async def get_run(self, run_id: str) -> Run:
@@ -499,8 +537,5 @@ def _in_a_loop() -> bool:
     return True
 
 
-def _options(given: dict[str, Any]) -> Options:
-    unknown = given.keys() - {field.name for field in fields(Options)}
-    if unknown:
-        raise InvalidInput(f"unknown option {', '.join(sorted(unknown))}")
-    return Options(**given)
+def _is_function(given: object) -> bool:
+    return callable(given) and not isinstance(given, Schedule)

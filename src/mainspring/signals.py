@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run_until_signal"]
 
+NEARLY_STARTED = 1.0
+"""Seconds that a start is given after a signal before it is given up."""
+
 log = logging.getLogger("mainspring")
 
 
@@ -66,11 +69,13 @@ async def run_until_signal(
 
 
 async def _started(scheduler: Scheduler, asked: asyncio.Event) -> bool:
-    """Start, unless a signal comes meanwhile: the store may be long in coming."""
+    """Start, unless a signal comes meanwhile: the store may be long in coming. A start that is
+    nearly through is let through, because runs may have begun: they are drained like all others."""
     starting = asyncio.ensure_future(scheduler.start())
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    await asyncio.wait({starting}, timeout=NEARLY_STARTED)
     if starting.done():
         starting.result()
         return True

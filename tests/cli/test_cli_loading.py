@@ -66,7 +66,18 @@ def test_a_module_that_cannot_be_imported(folder: Path, source: str, message: st
     assert "broken_app" in str(caught.value)
 
 
-def test_the_place_of_an_error_is_told(folder: Path) -> None:
-    (folder / "broken_app.py").write_text("x = 1\n\n1 / 0\n")
-    with pytest.raises(CommandError, match=r"broken_app\.py, line 3"):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1 / 0",
+        "import json; json.loads('{')",  # raised in the standard library
+        "Scheduler('memory://').job(retires=3)",  # raised in ours
+        "import no_such_module",
+        "def f(:",
+    ],
+)
+def test_the_users_own_line_is_told(folder: Path, line: str) -> None:
+    (folder / "broken_app.py").write_text(f"from mainspring import Scheduler\n\n{line}\n")
+    with pytest.raises(CommandError) as caught:
         load_scheduler("broken_app:scheduler")
+    assert f"({folder}/broken_app.py, line 3)" in str(caught.value)

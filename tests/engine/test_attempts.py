@@ -375,7 +375,7 @@ async def test_payloads_and_results_come_back_as_they_were(make: Make) -> None:
 )
 @pytest.mark.parametrize("isolation", ["auto", "thread"])
 async def test_a_result_that_cannot_be_kept_is_kept_as_text_and_its_run_succeeds(
-    make: Make, caplog: pytest.LogCaptureFixture, result: Any, words: str, isolation: str
+    make: Make, caplog: pytest.LogCaptureFixture, result: Any, words: str, isolation: Any
 ) -> None:
     scheduler = make()
     sent: list[str] = []

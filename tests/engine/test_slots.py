@@ -171,7 +171,7 @@ async def test_a_single_moment_fires_once(world: World) -> None:
 # Overlap
 
 
-async def overlapping(world: World, overlap: str) -> tuple[list[Run], int]:
+async def overlapping(world: World, overlap: Any) -> tuple[list[Run], int]:
     scheduler = world.scheduler()
     now = most = 0
 

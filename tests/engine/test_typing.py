@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from mainspring import Scheduler
+from mainspring.blocking import Blocking
 
 SNIPPET = """
 from mainspring import Run, RunContext, Scheduler
@@ -57,3 +65,106 @@ def test_enqueue_is_checked_by_type(tmp_path: Path) -> None:
     found = {int(line.split(":")[1]) for line in out.splitlines() if ": error:" in line}
     wanted = {at for at, line in enumerate(lines, 1) if "  # " in line}
     assert found == wanted, out + err
+
+
+OPTIONS = """
+import asyncio
+from datetime import datetime
+from mainspring import Job, Page, Run, RunContext, Scheduler
+
+scheduler = Scheduler("memory://")
+
+
+@scheduler.job
+def bare(path: str) -> bytes:
+    return path.encode()
+
+
+@scheduler.job
+async def bare_with_context(ctx: RunContext, to: str) -> int:
+    return 1
+
+
+@scheduler.job("5m", retries=3, overlap="queue", retry_on=[OSError, "x.Y"], after=bare, tags="a")
+def scheduled() -> None: ...
+
+
+async def right(ctx: RunContext) -> None:
+    run: Run = await bare.enqueue("x")
+    data: bytes = bare("x")
+    run = await bare_with_context.enqueue(to="a")
+    number: int = await bare_with_context(ctx, "a")
+    job: Job = await scheduler.add_job("a", handler=bare, payload={"path": "x"}, replace=True)
+    job = await scheduler.update_job("a", schedule="5m", priority=3, enabled=False)
+    run = await scheduler.enqueue("a", {"path": "x"}, delay="5m", dedupe_key="k")
+    run = await scheduler.trigger("a", at=datetime(2030, 1, 1))
+    await scheduler.cancel_runs(job="a", state="pending")
+
+
+def plain() -> None:
+    with scheduler.blocking as blocking:
+        job: Job = blocking.add_job("a", handler=bare, retries=3)
+        run: Run = blocking.enqueue("a", {"path": "x"}, delay="5m")
+        runs: list[Run] = blocking.enqueue_many("a", [{"path": "x"}])
+        page: Page[Run] = blocking.list_runs(job="a")
+        done: bool = blocking.cancel(run.id)
+        run = bare.blocking.options(delay="5m").enqueue("x")
+    scheduler.run(drain_timeout="5m")
+
+
+async def wrong() -> None:
+    scheduler.job(retires=3)  # unknown
+    scheduler.job(retries="3")  # type
+    scheduler.job(overlap="skp")  # no choice
+    await bare.enqueue(pathh="x")  # unknown
+    await bare.options(delya="5m").enqueue("x")  # unknown
+    await scheduler.add_job("a", handler=bare, retires=3)  # unknown
+    await scheduler.update_job("a", priorty=3)  # unknown
+    await scheduler.enqueue("a", delya="5m")  # unknown
+    await scheduler.cancel_runs(jobs="a")  # unknown
+    scheduler.blocking.nonexistent()  # unknown
+    scheduler.blocking.add_job("a", retires=3)  # unknown
+    scheduler.blocking.enqueue("a", delya="5m")  # unknown
+    scheduler.blocking.get_run(5)  # type
+    text: str = scheduler.blocking.enqueue("a")  # result
+    bare.blocking.options(delya="5m")  # unknown
+    bare.blocking.enqueue(path=b"x")  # type
+"""
+
+
+def marked(text: str) -> set[int]:
+    return {at for at, line in enumerate(text.splitlines(), 1) if "  # " in line}
+
+
+def test_options_and_blocking_are_checked_by_mypy(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "options.py"
+    file.write_text(OPTIONS)
+    out, err, _ = api.run(
+        ["--strict", "--no-error-summary", f"--cache-dir={tmp_path}/cache", str(file)]
+    )
+    found = {int(line.split(":")[1]) for line in out.splitlines() if ": error:" in line}
+    assert found == marked(OPTIONS), out + err
+
+
+def test_options_and_blocking_are_checked_by_pyright(tmp_path: Path) -> None:
+    pyright = shutil.which("pyright")
+    if pyright is None:
+        pytest.skip("pyright is not installed: pip install 'pyright[nodejs]'")
+    file = tmp_path / "options.py"
+    file.write_text(OPTIONS)
+    command = [pyright, "--outputjson", "--pythonpath", sys.executable, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    told = json.loads(done.stdout)["generalDiagnostics"]
+    found = {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"}
+    assert found == marked(OPTIONS), done.stdout
+
+
+def test_blocking_has_every_public_async_method() -> None:
+    wanted = {
+        name
+        for name, member in inspect.getmembers(Scheduler)
+        if inspect.iscoroutinefunction(member) and not name.startswith("_")
+    }
+    assert wanted - set(dir(Blocking)) == set()
+    assert inspect.signature(Scheduler("memory://").blocking.add_job).parameters.keys() >= {"id"}

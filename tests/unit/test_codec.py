@@ -101,7 +101,7 @@ def test_nothing_is_none() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "it holds a object. Allowed are text, numbers"),
+        (object(), "it holds an object. Allowed are text, numbers"),
         ({1, 2}, "it holds a set"),
         ([time(1)], "it holds a time"),
         ({"a": [timedelta(1)]}, "it holds a timedelta"),

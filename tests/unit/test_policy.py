@@ -91,8 +91,11 @@ class TestBackoff:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"retrys": 3}, "unknown policy 'retrys'; known are after, backoff,"),
-    ({"b": 1, "a": 2}, "unknown policy 'a', 'b'"),
+    (
+        {"retrys": 3},
+        r"unknown option 'retrys' \(did you mean 'retries'\?\); options are after, backoff,",
+    ),
+    ({"b": 1, "a": 2}, "unknown options 'a', 'b'"),
     ({"retries": -1}, "retries is 0 or more, not -1"),
     ({"retries": "3"}, "retries is a whole number, not '3'"),
     ({"retries": True}, "retries is a whole number, not True"),

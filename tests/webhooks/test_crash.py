@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from standardwebhooks import Webhook as Verifier
@@ -39,7 +40,7 @@ async def worker(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-async def test_a_worker_killed_in_mid_call(tmp_path: Path, delivery: str) -> None:
+async def test_a_worker_killed_in_mid_call(tmp_path: Path, delivery: Any) -> None:
     url, secret = f"sqlite:///{tmp_path}/jobs.db", new_signing_secret()
     async with endpoint() as end, scheduler(store=url, workers=0) as mainspring:
         end.hold = asyncio.Event()

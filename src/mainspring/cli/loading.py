@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -130,18 +131,24 @@ def _in_words(error: BaseException) -> str:
     """The error with the place of the user's code that it came from."""
     text = " ".join(str(error).split())
     words = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, SyntaxError):
-        return words
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     return f"{words} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else words
 
 
-def _is_users(filename: str) -> bool:
-    return (
-        not filename.startswith("<")
-        and os.path.dirname(__file__) not in filename
-        and ("importlib" not in filename)
+_LIBRARIES = tuple(
+    os.path.join(os.path.abspath(folder), "")
+    for folder in (
+        os.path.dirname(os.path.dirname(__file__)),  # mainspring itself
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
+)
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file is the user's own: neither ours, nor Python's, nor an installed package's."""
+    return not filename.startswith("<") and not filename.startswith(_LIBRARIES)
 
 
 def _refused(message: str, advice: str) -> CommandError:

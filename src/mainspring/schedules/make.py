@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from mainspring.durations import duration
+from mainspring.durations import duration, warn_of_bare_number
 from mainspring.errors import InvalidInput, InvalidSchedule
 from mainspring.schedules import dst
 from mainspring.schedules.base import Schedule, moment
@@ -26,6 +26,12 @@ _EVERY = re.compile(r"@every\s+(\S.*)", re.IGNORECASE)
 _ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}([T ].*)?")
 _RULE = re.compile(r"\s*(RRULE|DTSTART|EXDATE|FREQ)\b", re.IGNORECASE)
+
+_CRON_FIELD = re.compile(
+    r"(?:[0-9*?,/#+()HLW-]|JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC"
+    r"|SUN|MON|TUE|WED|THU|FRI|SAT)+",
+    re.IGNORECASE,
+)
 
 Moment = datetime | str | None
 Span = str | int | float | timedelta
@@ -70,6 +76,7 @@ def every(
     A `start` without an offset is wall time in the job's zone, then the scheduler's; by itself
     in UTC.
     """
+    warn_of_bare_number(interval, "interval", timedelta(days=1))
     return Interval(
         interval=_interval(interval),
         start=_moment(start, "UTC", "start"),
@@ -213,10 +220,19 @@ def _parse_text(text: str) -> Schedule:
     try:
         span = duration(stripped, what="interval")
     except InvalidInput as error:
+        if _looks_like_cron(stripped):
+            return cron(stripped)
         if stripped[:1].isdigit() or stripped[:1] in "-+.":
             raise InvalidSchedule(f"{_shown(text)} is no schedule: {error}") from None
         raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
     return every(span)
+
+
+def _looks_like_cron(text: str) -> bool:
+    """Whether somebody meant a cron expression, though its number of fields is wrong."""
+    fields = text.split()
+    cron_fields = all(map(_CRON_FIELD.fullmatch, fields))
+    return cron_fields and (len(fields) > 2 or (len(fields) == 2 and "*" in text))
 
 
 def _rule_text(rule: object) -> str:

@@ -1,0 +1,125 @@
+"""Messages for common mistakes: what was given, what is allowed, what to write instead."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import Scheduler, every
+from mainspring.codec import encode
+from mainspring.errors import (
+    InvalidArguments,
+    InvalidPayload,
+    InvalidSchedule,
+    NotStarted,
+    UnknownOption,
+)
+from mainspring.model import Job
+from mainspring.schedules import parse
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("retry", "retries"),
+        ("retires", "retries"),
+        ("max_retries", "retries"),
+        ("tz", "timezone"),
+        ("timezon", "timezone"),
+        ("cron", "schedule"),
+        ("kwargs", "payload"),
+        ("max_instances", "concurrency"),
+        ("depends_on", "after"),
+    ],
+)
+def test_an_unknown_option_of_a_job_is_told_with_its_neighbour(given: str, meant: str) -> None:
+    scheduler = Scheduler("memory://")
+    options: dict[str, Any] = {given: 3}
+    with pytest.raises(UnknownOption) as caught:
+        scheduler.job(**options)
+    assert f"unknown option {given!r} (did you mean {meant!r}?); options are" in str(caught.value)
+    for name in ("timezone", "enabled", "payload", "tags", "jitter", "metadata", "on_error", "id"):
+        assert f" {name}" in str(caught.value)
+    assert caught.value.unknown == [given]
+    scheduler.job(id="known")(lambda: None)
+    with pytest.raises(UnknownOption, match=f"did you mean '{meant}'"):
+        scheduler.draft("another", handler="known", **options)
+
+
+async def test_unknown_options_of_an_edit_and_of_an_enqueue_are_told() -> None:
+    scheduler = Scheduler("memory://")
+    scheduler.job(id="known")(lambda: None)
+    async with scheduler:
+        await scheduler.add_job("a", handler="known")
+        wrong: dict[str, Any] = {"priorty": 5}
+        with pytest.raises(UnknownOption, match=r"'priorty' \(did you mean 'priority'\?\)"):
+            await scheduler.update_job("a", **wrong)
+        with pytest.raises(UnknownOption, match=r"'eta' \(did you mean 'delay'\?\)"):
+            await scheduler.enqueue("a", **{"eta": 5})  # type: ignore[arg-type]
+
+
+def test_an_unknown_argument_is_told_with_the_missing_one() -> None:
+    scheduler = Scheduler("memory://")
+
+    @scheduler.job
+    def send(to: str, subject: str = "hello") -> None: ...
+
+    with pytest.raises(InvalidArguments) as caught:
+        send.handler.arguments((), {"tou": "a"})
+    assert str(caught.value).endswith(
+        "missing to; unknown tou; did you mean 'to' instead of 'tou'?"
+    )
+
+
+@pytest.mark.parametrize("text", ["0 9 * *", "*/5 *", "0 9 1 1", "0 9 MON"])
+def test_too_few_cron_fields_get_the_message_of_a_cron_expression(text: str) -> None:
+    count = len(text.split())
+    with pytest.raises(InvalidSchedule, match=f"cron expression has 5 fields.*has {count}"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["5 minutes", "every 5 minutes", "10 m 5", "90"])
+def test_words_get_the_message_of_all_forms(text: str) -> None:
+    with pytest.raises(InvalidSchedule, match=r"interval|write a cron"):
+        parse(text)
+
+
+async def test_blocking_in_a_loop_names_what_was_called() -> None:
+    scheduler = Scheduler("memory://")
+
+    @scheduler.job
+    def send(to: str) -> None: ...
+
+    async with scheduler:
+        with pytest.raises(
+            NotStarted, match=r"scheduler\.blocking\.stats\(\) would block .* await"
+        ):
+            scheduler.blocking.stats()
+        with pytest.raises(NotStarted, match=r"send\.blocking\.enqueue\(\) would block"):
+            send.blocking.enqueue(to="a")
+
+
+def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler("memory://")
+    with caplog.at_level(logging.WARNING):
+        scheduler.job(timeout=60_000, id="a")(lambda: None)
+        assert "timeout=60000 is 16 hours 40 minutes" in caplog.text
+        assert "seconds" in caplog.text
+        caplog.clear()
+        every(300_000)
+        assert "interval=300000 is 3 days 11 hours 20 minutes" in caplog.text
+        caplog.clear()
+        scheduler.job(86_400, timeout=3_600, id="b")(lambda: None)
+        scheduler.job("60d", timeout="16h", jitter=timedelta(days=1), id="c")(lambda: None)
+        stored = scheduler._drafts["a"]
+        assert isinstance(stored, Job)
+        type(stored.policy).from_dict(stored.policy.to_dict())
+        assert caplog.text == ""
+
+
+def test_a_value_that_is_not_json_is_told_by_its_type() -> None:
+    with pytest.raises(InvalidPayload, match="it holds an object"):
+        encode(object())
