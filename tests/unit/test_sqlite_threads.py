@@ -19,7 +19,8 @@ from mainspring import states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State
 from mainspring.store import Held
-from mainspring.stores.sqlite import SqliteStore
+from mainspring.stores.sqlite import SqliteStore, schema
+from mainspring.stores.sqlite import writer as writer_module
 from mainspring.stores.sqlite.lock import TurnLock
 from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened
 
@@ -146,6 +147,53 @@ async def test_waiters_on_every_loop_are_woken(tmp_path: Path) -> None:
 async def test_a_wait_that_is_over_says_so(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         assert await store.wait(0.01) is False
+
+
+async def test_a_cancelled_open_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler was stopped while it started: the thread closes its files and ends."""
+    path = tmp_path / "jobs.db"
+    died: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    async with opened(path):
+        pass
+    go_on = threading.Event()
+    reached = threading.Event()
+
+    def slow(*given: Any) -> None:
+        reached.set()
+        go_on.wait(30)
+        schema.migrate(*given)
+
+    monkeypatch.setattr(writer_module, "migrate", slow)
+    before = open_files(tmp_path)
+    store = SqliteStore(path)
+    opening = asyncio.create_task(store.open())
+    await asyncio.to_thread(reached.wait)
+    assert open_files(tmp_path) or not LINUX
+    [thread] = [t for t in threading.enumerate() if t.name == "mainspring-sqlite-writer"]
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    go_on.set()
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()
+    assert not died
+    assert open_files(tmp_path) == before
+    await store.open()
+    await store.add([a_run("one")])
+    await store.close()
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files in the folder that this process has open, where the system tells."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")] if LINUX else []
+    names = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [name for name in names if name.startswith(str(folder))]
+
+
+LINUX = os.path.isdir("/proc/self/fd")
 
 
 @pytest.fixture

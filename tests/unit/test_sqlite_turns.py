@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -107,7 +107,16 @@ async def test_foreign_keys_hold(store: SqliteStore) -> None:
     await mine.rollback()
 
 
-@pytest.mark.parametrize("busy", ["sleeping", "in a statement"])
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {} FROM n"
+FETCHES: dict[str, Callable[[Any], Any]] = {
+    "in fetchone": lambda rows: [rows.fetchone(), rows.fetchone()],
+    "in fetchmany": lambda rows: rows.fetchmany(10),
+    "in fetchall": lambda rows: rows.fetchall(),
+    "in a loop": list,
+}
+
+
+@pytest.mark.parametrize("busy", ["sleeping", "in a statement", *FETCHES])
 async def test_its_time_is_up_whatever_the_handler_does(
     store: SqliteStore, tmp_path: Path, busy: str
 ) -> None:
@@ -127,10 +136,9 @@ async def test_its_time_is_up_whatever_the_handler_does(
             if busy == "sleeping":
                 time.sleep(0.5)
                 session.execute("INSERT INTO effects VALUES ('late')")
-            session.execute(
-                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
-                " SELECT count(*) FROM n"
-            )
+            if busy in FETCHES:
+                FETCHES[busy](session.execute(ENDLESS.format("i") + " WHERE i = 1 OR i < 0"))
+            session.execute(ENDLESS.format("count(*)"))
         except Exception as error:
             met.append(error)
 

@@ -72,7 +72,11 @@ class SqliteStore:
         path = self._path.absolute()
         writer = Writer(path, self._clock)
         writer.start()
-        await asyncio.wrap_future(writer.opened)
+        try:
+            await asyncio.wrap_future(writer.opened)
+        except BaseException:
+            writer.mailbox.close()  # cancelled: the thread closes what it has opened, and ends
+            raise
         reader, slow_reader = (Reader(path, writer.clock, writer.identity) for _ in range(2))
         self._session = _Session(writer, reader, slow_reader, os.getpid())
 

@@ -223,6 +223,24 @@ class _Cursor(sqlite3.Cursor):
         with self.connection.in_use():
             return super().executemany(*given)
 
+    # A fetch steps through the statement, and may take as long as its execution.
+
+    def fetchone(self) -> Any:
+        with self.connection.in_use():
+            return super().fetchone()
+
+    def fetchmany(self, *given: Any, **more: Any) -> Any:
+        with self.connection.in_use():
+            return super().fetchmany(*given, **more)
+
+    def fetchall(self) -> Any:
+        with self.connection.in_use():
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with self.connection.in_use():
+            return super().__next__()
+
     def executescript(self, script: str) -> Any:
         """Statement by statement: Python's own would commit first."""
         rest = ""

@@ -69,6 +69,7 @@ class Writer:
         self.mailbox = Mailbox()
         self.bell = Bell(self.mailbox.nudge)
         self.opened: Future[None] = Future()
+        self.opened.set_running_or_notify_cancel()  # who stops waiting does not stop the thread
         self.ended: Future[None] = Future()
 
     def start(self) -> None:
@@ -95,6 +96,7 @@ class Writer:
         except BaseException as error:
             self._lock.close()
             self.opened.set_exception(translated(error, self._path))
+            self.ended.set_result(None)
             return
         self._version = self._data_version()
         self.opened.set_result(None)
