@@ -16,7 +16,17 @@ FLOORS: list[set[str]] = [
     {"service"},
     {"dashboard"},
     {"__init__"},  # what `from mainspring import …` gives
-    {"scheduler", "asking", "decorated", "blocking", "drafts", "reports", "signals", "announce"},
+    {
+        "scheduler",
+        "asking",
+        "decorated",
+        "blocking",
+        "drafts",
+        "reports",
+        "signals",
+        "announce",
+        "explain",
+    },
     {"testing", "copying"},
     {"engine"},
     {"webhooks"},

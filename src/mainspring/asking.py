@@ -49,9 +49,11 @@ class Asking:
         cursor: str | None = None,
         offset: int = 0,
         counted: bool = False,
+        last_runs: bool = True,
     ) -> Page[Job]:
         """By id. `search` looks into ids and descriptions; `cursor` of one page fetches the next,
-        or `offset` passes over so many; `counted` also gives the page's `total`."""
+        or `offset` passes over so many; `counted` also gives the page's `total`. `last_runs=False`
+        saves the lookup of each job's last run: `last_run_at` is then the last slot that fired."""
         query = JobQuery(
             ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
             tag=tag,
@@ -62,7 +64,7 @@ class Asking:
             offset=offset,
             counted=counted,
         )
-        return await self._call(self._running().control.jobs(query))
+        return await self._call(reports.list_jobs(self._running(), query, last_runs=last_runs))
 
     async def list_runs(
         self,
@@ -113,6 +115,10 @@ class Asking:
 
     async def health(self) -> SchedulerHealth:
         return await self._call(reports.health(self._running(), self._settings))
+
+    async def explain_run(self, run_id: str) -> str | None:
+        """Why a run did not run, or not yet, in one sentence. None if it runs or succeeded."""
+        return await self._call(reports.explain(self._running(), run_id))
 
     async def list_workers(self) -> list[LiveWorker]:
         """The processes that work on this store's runs, and which handlers they have. One that

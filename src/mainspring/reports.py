@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -10,11 +11,14 @@ from typing import Literal
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, without_worker
 from mainspring.errors import StoreError
-from mainspring.model import State
+from mainspring.explain import explain_run
+from mainspring.model import Job, Page, Run, State, replace
 from mainspring.settings import Settings
 from mainspring.store import JobQuery, RunQuery
 
 __all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
+
+LOOKUPS_AT_ONCE = 50
 
 RECENT = 200
 """Runs that a job's figures look back on."""
@@ -52,7 +56,12 @@ class SchedulerHealth:
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """`no_worker`: no live worker has the job's handler, so none of its runs can start."""
+    """`no_worker`: no live worker has the job's handler, so none of its runs can start.
+
+    A breaker is counted by each process for itself. `breaker` is what this process knows: "closed",
+    "open" or "half_open" where it works on the job, "unknown" where it does not, "none" where the
+    job has no breaker.
+    """
 
     job_id: str
     status: JobStatus
@@ -65,7 +74,9 @@ class JobHealth:
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """Over the job's newest finished runs (at most `RECENT`). Rates are 0 to 1, or None."""
+    """Counts and rates are over all of the job's runs that are kept and succeeded or failed; rates
+    are 0 to 1, or None. `average_duration` (seconds) and `consecutive_failures` look at the newest
+    `RECENT` of them."""
 
     job_id: str
     total: int
@@ -123,17 +134,60 @@ async def list_workers(engine: Engine) -> list[LiveWorker]:
     return await engine.live_workers.current()
 
 
+async def explain(engine: Engine, run_id: str) -> str | None:
+    return await explain_run(engine, await engine.control.run(run_id))
+
+
+async def get_job(engine: Engine, job_id: str) -> Job:
+    [job] = await with_last_runs(engine, [await engine.control.job(job_id)])
+    return job
+
+
+async def list_jobs(engine: Engine, query: JobQuery, *, last_runs: bool) -> Page[Job]:
+    page = await engine.control.jobs(query)
+    return replace(page, items=await with_last_runs(engine, page.items)) if last_runs else page
+
+
+async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs with `last_run_at` as it is true for all their runs, triggered and enqueued ones
+    too: when their newest run that was tried was started.
+
+    The store keeps only the last slot with the job, because a write for every run would cost too
+    much. So the newest run is looked up, by index. Where there is none, it may be older than what
+    is kept; then the last slot is the best that is known.
+    """
+    kept_since = engine.time.now() - engine.retention
+    found: list[Job] = []
+    for at in range(0, len(jobs), LOOKUPS_AT_ONCE):
+        chunk = jobs[at : at + LOOKUPS_AT_ONCE]
+        newest = await asyncio.gather(*(_newest_tried(engine, job) for job in chunk))
+        for job, run in zip(chunk, newest, strict=True):
+            last = job.last_run_at
+            if run is not None:
+                last = run.started_at
+            elif last is not None and last > kept_since:
+                last = None  # the slot was skipped, or its run has not started yet
+            found.append(job if last == job.last_run_at else replace(job, last_run_at=last))
+    return found
+
+
+async def _newest_tried(engine: Engine, job: Job) -> Run | None:
+    page = await engine.control.runs(RunQuery(job=job.id, tried=True, limit=1))
+    # One that is older than the job was left by another job that had its id.
+    return page.items[0] if page.items and page.items[0].created_at >= job.created_at else None
+
+
 async def job_health(engine: Engine, job_id: str) -> JobHealth:
-    job = await engine.control.job(job_id)
-    metrics = await job_metrics(engine, job_id)
+    job = await get_job(engine, job_id)
+    recent = await _newest_ended(engine, job_id)
     status: JobStatus = "healthy"
     if not job.enabled:
         status = "paused"
     elif without_worker([job], await list_workers(engine)):
         status = "no_worker"
-    elif metrics.total == 0:
+    elif not recent:
         status = "unknown"
-    elif metrics.consecutive_failures:
+    elif recent[0].state is State.FAILED:
         status = "failing"
     return JobHealth(
         job_id=job_id,
@@ -141,25 +195,41 @@ async def job_health(engine: Engine, job_id: str) -> JobHealth:
         enabled=job.enabled,
         last_run_at=job.last_run_at,
         next_run_at=job.next_run_at,
-        consecutive_failures=metrics.consecutive_failures,
-        breaker=engine.worker.breaker_state(job_id),
+        consecutive_failures=_consecutive_failures(recent),
+        breaker=_breaker(engine, job),
     )
+
+
+def _breaker(engine: Engine, job: Job) -> str:
+    if job.policy.breaker is None:
+        return "none"
+    return engine.worker.breaker_state(job.id) if engine.can_run(job) else "unknown"
 
 
 async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
     await engine.control.job(job_id)
-    ended = frozenset({State.SUCCEEDED, State.FAILED})
-    runs = (await engine.control.runs(RunQuery(job=job_id, states=ended, limit=RECENT))).items
-    failed = [run.state is State.FAILED for run in runs]
-    durations = [run.duration for run in runs if run.duration is not None]
-    total = len(runs)
+    counts = (await engine.control.counts()).runs.get(job_id, {})
+    succeeded, failed = counts.get(State.SUCCEEDED, 0), counts.get(State.FAILED, 0)
+    total = succeeded + failed
+    recent = await _newest_ended(engine, job_id)
+    durations = [run.duration for run in recent if run.duration is not None]
     return JobMetrics(
         job_id=job_id,
         total=total,
-        succeeded=total - sum(failed),
-        failed=sum(failed),
-        success_rate=1 - sum(failed) / total if total else None,
-        failure_rate=sum(failed) / total if total else None,
+        succeeded=succeeded,
+        failed=failed,
+        success_rate=succeeded / total if total else None,
+        failure_rate=failed / total if total else None,
         average_duration=sum(durations) / len(durations) if durations else None,
-        consecutive_failures=failed.index(False) if False in failed else total,
+        consecutive_failures=_consecutive_failures(recent),
     )
+
+
+async def _newest_ended(engine: Engine, job_id: str) -> list[Run]:
+    ended = frozenset({State.SUCCEEDED, State.FAILED})
+    return (await engine.control.runs(RunQuery(job=job_id, states=ended, limit=RECENT))).items
+
+
+def _consecutive_failures(newest: list[Run]) -> int:
+    failed = [run.state is State.FAILED for run in newest]
+    return failed.index(False) if False in failed else len(failed)

@@ -14,6 +14,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
+from mainspring import reports
 from mainspring.announce import announce
 from mainspring.asking import Asking
 from mainspring.clock import Clock, SystemClock
@@ -376,7 +377,7 @@ class Scheduler(Asking):
         return await self._call(self._running().control.switch(id, True, seen=seen))
 
     async def get_job(self, id: str) -> Job:
-        return await self._call(self._running().control.job(id))
+        return await self._call(reports.get_job(self._running(), id))
 
     # Runs
 

@@ -67,6 +67,7 @@ def succeeded(
         _mine(run),
         {
             **_over(run, now, State.SUCCEEDED),
+            **_without_reason(run),
             "result": result,
             "error": None,
             "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, log=log, detail=detail),
@@ -199,9 +200,11 @@ def released(
     return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), "attempts": attempts})
 
 
-def snoozed(run: Run, until: datetime) -> Change:
-    """Give back a run for a later time without burning an attempt (its breaker is open)."""
-    return Change(run.id, _mine(run), {**_pending(run, until), **_unstarted(run)})
+def snoozed(run: Run, until: datetime, reason: str | None = None) -> Change:
+    """Give back a run for a later time without burning an attempt (its breaker is open). The
+    reason is kept while the run is pending."""
+    later = {**_pending(run, until), **_unstarted(run)}
+    return Change(run.id, _mine(run), later if reason is None else {**later, "reason": reason})
 
 
 def revived(run: Run, now: datetime) -> Change:
@@ -274,7 +277,13 @@ def _was_due(run: Run, now: datetime) -> datetime:
 
 
 def _pending(run: Run, run_at: datetime) -> dict[str, Any]:
-    return {"state": State.PENDING, "run_at": run_at, "lease_until": None, "worker": None}
+    later = {"state": State.PENDING, "run_at": run_at, "lease_until": None, "worker": None}
+    return {**later, **_without_reason(run)}
+
+
+def _without_reason(run: Run) -> dict[str, Any]:
+    """Why a run was pending is over. Most runs have no reason, and then nothing is written."""
+    return {} if run.reason is None else {"reason": None}
 
 
 def _unstarted(run: Run) -> dict[str, Any]:

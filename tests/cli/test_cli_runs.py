@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from mainspring.cli.loading import load_scheduler
 from tests.cli.conftest import Run
 
@@ -99,3 +101,11 @@ def test_text_that_is_no_unicode_is_shown_escaped(run: Run, stocked: Stocked) ->
     listed = run("jobs", "list", "--json").json["items"]
     assert [one["metadata"] for one in listed if one["id"] == "odd"] == [{"file": odd}]
     assert run("jobs", "list").code == 0
+
+
+def test_show_says_why_a_run_is_pending(folder: Path, run: Run) -> None:
+    with load_scheduler("app:scheduler").configure(workers=0).blocking as blocking:
+        waiting = blocking.enqueue("whoami")
+    [line] = [x for x in run("runs", "show", waiting.id).out.splitlines() if x.startswith("why:")]
+    assert line.endswith("no worker is running")
+    assert run("runs", "show", waiting.id, "--json").json["why"] == "no worker is running"

@@ -24,7 +24,7 @@ MOST = 20
 
 async def greet(scheduler: Scheduler, *, as_json: bool) -> None:
     """On stderr, or as one JSON document on stdout. Handlers may print what they like."""
-    page = await scheduler.list_jobs(limit=1000)
+    page = await scheduler.list_jobs(limit=1000, last_runs=False)
     store = Found(scheduler.store, scheduler.url).name
     if as_json:
         _greet_program(scheduler, store, page.items)

@@ -106,7 +106,8 @@ async def _show(where: Where, output: Output, run_id: str) -> None:
 
     async with producer(where) as scheduler:
         run = await scheduler.get_run(run_id)
-    tell_run(output, run)
+        why = await scheduler.explain_run(run_id)
+    tell_run(output, run, why)
 
 
 @group.command("cancel", epilog=example("mainspring runs cancel 0199c2f4a1b3"))
@@ -160,21 +161,21 @@ async def _retry(where: Where, output: Output, run_id: str) -> None:
         output.line(f"{run_id} is {run.state} again")
 
 
-def tell_run(output: Output, run: Run) -> None:
-    """A run with all that is known of it."""
+def tell_run(output: Output, run: Run, why: str | None = None) -> None:
+    """A run with all that is known of it; `why` it did not run, or not yet."""
     if output.as_json:
         from mainspring.cli.shapes import run_document
 
-        output.document(run_document(run))
+        output.document({**run_document(run), "why": why})
         return
-    output.fields(_about(run, output))
+    output.fields(_about(run, output, why))
     for attempt in run.attempts:
         _tell_attempt(output, attempt)
     if run.error and not run.attempts:
         output.line(run.error)
 
 
-def _about(run: Run, output: Output) -> list[tuple[str, str | None]]:
+def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | None]]:
     moment = when if output.pretty else times.seconds
     running = run.state == "running"
     return [
@@ -182,6 +183,7 @@ def _about(run: Run, output: Output) -> list[tuple[str, str | None]]:
         ("job", run.job_id),
         ("state", run.state.value),
         ("reason", run.reason),
+        ("why", why if why != run.error else None),
         ("error", run.error),
         ("made by", run.source.value),
         ("due", moment(run.run_at)),

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
@@ -81,6 +82,17 @@ class Engine:
     def time(self) -> CarriedClock:
         """The store's time, carried on between readings."""
         return self._parts.time
+
+    def can_run(self, job: Job) -> bool:
+        """Whether this process works on runs of the job."""
+        return self._parts.settings.workers > 0 and self.live_workers.myself().takes(
+            job.handler, job.policy.queue
+        )
+
+    @property
+    def retention(self) -> timedelta:
+        """How long runs are kept that have ended."""
+        return self._parts.settings.retention
 
     @property
     def failing(self) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class LiveWorkers:
     async def current(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
         found = await find_workers(self._parts.store)
-        myself = self._myself()
+        myself = self.myself()
         if self._parts.settings.workers > 0:
             found = [worker for worker in found if worker.id != myself.id] + [myself]
         return found
@@ -144,14 +144,14 @@ class LiveWorkers:
         return False
 
     def _has_worker(self, job: Job) -> bool | None:
-        if self._myself().takes(job.handler, job.policy.queue):
+        if self.myself().takes(job.handler, job.policy.queue):
             return True
         age = None if self._read_at is None else self._parts.clock.monotonic() - self._read_at
         if age is None or age > LIFETIME.total_seconds():
             return None
         return not without_worker([job], self._workers)
 
-    def _myself(self) -> LiveWorker:
+    def myself(self) -> LiveWorker:
         settings = self._parts.settings
         return LiveWorker(
             id=settings.worker_id, handlers=self._parts.registry.names(), queues=settings.queues
@@ -161,7 +161,7 @@ class LiveWorkers:
         await self._parts.patience.call("announce", self._write_and_read)
 
     async def _write_and_read(self) -> None:
-        myself = self._myself()
+        myself = self.myself()
         query = NoteQuery(kind=NOTE_KIND, names=frozenset({myself.id}), limit=1)
         kept = (await self._parts.store.notes(query)).items
         facts = to_builtins(myself)
@@ -189,7 +189,7 @@ class LiveWorkers:
         cursor = None
         while True:
             page = await self._parts.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
-            for job in without_worker(page.items, [self._myself(), *self._workers]):
+            for job in without_worker(page.items, [self.myself(), *self._workers]):
                 if job.schedule is not None and job.id not in self._absent_since:
                     self._absent(job)
             if (cursor := page.cursor) is None:

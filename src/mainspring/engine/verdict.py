@@ -61,7 +61,7 @@ def judge(work: Work, now: datetime, rng: random.Random) -> Verdict:
         return Verdict(_aborted(run, work, now, rng, problem))
     if problem is not None and problem.snoozes:
         wait = max(_asked_delay(problem) or LEAST_SNOOZE, LEAST_SNOOZE)
-        return Verdict(states.snoozed(run, _later(now, wait)))
+        return Verdict(states.snoozed(run, _later(now, wait), problem.error))
     if problem is not None:
         return _failed(run, work, now, rng, problem)
     return Verdict(states.succeeded(run, now, work.result, log, detail))

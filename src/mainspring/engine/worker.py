@@ -224,7 +224,8 @@ class Worker:
             if job.unreadable is not None or run.id in blocked:
                 # Its policy, or what it is given from the runs before it, cannot be read.
                 later = self._parts.time.now() + UNREADABLE_SNOOZE
-                self._record.settle_alone(run, states.snoozed(run, later))
+                reason = "its job, or a run that it comes after, cannot be read"
+                self._record.settle_alone(run, states.snoozed(run, later, reason))
                 continue
             handler = registry.get(run.handler)
             context = RunContext(
@@ -279,7 +280,8 @@ class Worker:
         self._record.tell_breaker(run, turn)
         if wait is None:
             return False
-        self._settle_unbegun(work, states.snoozed(run, now + max(wait, LEAST_SNOOZE)))
+        later = now + max(wait, LEAST_SNOOZE)
+        self._settle_unbegun(work, states.snoozed(run, later, "its circuit breaker is open"))
         return True
 
     async def _upstream_results(

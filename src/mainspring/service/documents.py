@@ -274,6 +274,7 @@ class RunDocument(Document):
     result: Annotated[Any, Field(description="Of one run; lists leave it out.")] = None
     after: list[str] | None = None
     attempts: list[AttemptDocument] | None = None
+    why: str | None = None
 
 
 class RunAnswer(Document):

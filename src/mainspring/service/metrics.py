@@ -183,7 +183,7 @@ class Metrics:
         self.due.put([((name,), due.count) for name, due in counts.due.items()])
         self.oldest.put([((name,), _ago(due.oldest, now)) for name, due in counts.due.items()])
         await self._forget_removed()
-        jobs = (await scheduler.list_jobs(limit=MOST_JOBS)).items
+        jobs = (await scheduler.list_jobs(limit=MOST_JOBS, last_runs=False)).items
         self.next_run.put(
             [((job.id,), job.next_run_at.timestamp()) for job in jobs if job.next_run_at]
         )
@@ -195,7 +195,7 @@ class Metrics:
     async def _forget_removed(self) -> None:
         """Asked of the store: a job may be removed by another instance, and its runs end later."""
         labels = set(self._jobs)
-        found = await self._scheduler.list_jobs(ids=labels, limit=MOST_JOBS)
+        found = await self._scheduler.list_jobs(ids=labels, limit=MOST_JOBS, last_runs=False)
         gone = labels - {job.id for job in found.items}
         for job in gone & self._gone:
             self._jobs.discard(job)

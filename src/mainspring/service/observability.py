@@ -54,8 +54,8 @@ async def stats(service: ServiceDep) -> Response:
     counts = await scheduler.counts(since=now - DAY)
     good, bad = counts.total(State.SUCCEEDED), counts.total(State.FAILED)
     ended = counts.ended
-    jobs = await scheduler.list_jobs(limit=1, counted=True)
-    enabled = await scheduler.list_jobs(limit=1, counted=True, enabled=True)
+    jobs = await scheduler.list_jobs(limit=1, last_runs=False, counted=True)
+    enabled = await scheduler.list_jobs(limit=1, last_runs=False, counted=True, enabled=True)
     here = (await scheduler.health()).running_here
     data: dict[str, Any] = {
         "executions": {

@@ -121,7 +121,9 @@ async def delete(id: RunPath, service: ServiceDep) -> Response:
 
 async def _whole(service: Service, run_id: str) -> Response:
     run = await service.scheduler.get_run(run_id)
-    return shapes.answer({"success": True, "data": shapes.run_document(run, whole=True)})
+    why = await service.scheduler.explain_run(run_id)
+    document = {**shapes.run_document(run, whole=True), "why": why}
+    return shapes.answer({"success": True, "data": document})
 
 
 def _moment(text: str | None, what: str) -> datetime | None:

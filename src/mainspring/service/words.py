@@ -58,7 +58,7 @@ _JOB = {
     "rotateSecret": "Sign with a new secret; the former one signs beside it for a day.",
     "owner": "`code`: a program defines it, and only its switch can be changed here.",
     "nextRunAt": "The slot that fires next.",
-    "lastRunAt": "The slot that fired last.",
+    "lastRunAt": "When its newest run was started, however that run was made.",
     "createdAt": "When it was made.",
     "updatedAt": "When it was changed last.",
 }
@@ -101,6 +101,7 @@ _RUN = {
     "progress": "What its handler tells of how far it is.",
     "after": "Runs that it waits for.",
     "attempts": "Its tries, oldest first; the last 20 are kept.",
+    "why": "Why it did not run, or not yet. Lists leave it out.",
 }
 _ATTEMPT = {
     "number": "From 1 on.",
