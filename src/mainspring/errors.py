@@ -35,7 +35,7 @@
         └── StoreTooNew                  written by a newer Mainspring
 
 Three more steer a run from inside a handler, and are no errors of ours: `Retry`, `GiveUp` and
-`Snooze`.
+`Snooze`. `RetryNotBefore` is a `Retry` for which the backoff is the least wait.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ __all__ = [
     "RecordUnreadable",
     "RemoteFailure",
     "Retry",
+    "RetryNotBefore",
     "RunCancelled",
     "RunNotFound",
     "RunTimeout",
@@ -284,6 +285,10 @@ class Retry(Exception):
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
         super().__init__(reason or "the handler asked for another try")
         self.after = after
+
+
+class RetryNotBefore(Retry):
+    """Try again `after` a given time, but no sooner than the backoff says."""
 
 
 class GiveUp(Exception):

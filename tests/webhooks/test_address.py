@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import sys
+import threading
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
@@ -121,13 +123,18 @@ async def test_this_machine_is_not_called_however_it_is_spelt(host: str) -> None
 
 
 async def test_a_name_is_checked_by_the_address_it_stands_for(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The address is for the operator's log alone: a probe must not learn where hosts lie."""
     _names(monkeypatch, {"inside.test": [["127.0.0.1"]]})
     async with endpoint() as end:
         why = await refusal(f"http://inside.test:{end.port}/")
     assert end.connections == 0
-    assert "inside.test was not called: webhooks may not call 127.0.0.1" in why
+    assert "inside.test was not called: webhooks may not call the address" in why
+    assert "--allow-private" in why
+    for told in ("127.0.0.1", "this machine"):
+        assert told not in why
+        assert told in caplog.text
 
 
 @two_addresses
@@ -145,7 +152,7 @@ async def test_a_name_that_changes_its_address_is_caught(monkeypatch: pytest.Mon
     assert first.state is State.SUCCEEDED
     assert first.attempts[0].detail["response"]["address"] == "127.0.0.2"
     assert second.state is State.FAILED
-    assert "webhooks may not call 127.0.0.1" in str(second.error)
+    assert "webhooks may not call the address that it resolves to" in str(second.error)
     assert made.connections == 1
 
 
@@ -163,7 +170,7 @@ async def test_the_socket_is_checked_whatever_the_resolver_said(
     async with endpoint() as end:
         why = await refusal(f"http://liar.test:{end.port}/")
     assert end.connections == 0
-    assert "webhooks may not call 127.0.0.1" in why
+    assert "webhooks may not call the address that it resolves to" in why
 
 
 @two_addresses
@@ -203,6 +210,63 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
             run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
     assert run.state is State.SUCCEEDED
     assert (end.connections, proxy.connections) == (1, 0)
+
+
+async def test_lookups_that_hang_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer held one of 32 threads for each name: everybody waited."""
+    released = threading.Event()
+    asked: list[str] = []
+
+    def looked_up(host: str, *_: Any) -> Any:
+        asked.append(host)
+        if host.endswith(".dead") and not released.wait(60):
+            raise OSError("no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(wire, "LOOKUP_HANGS", 0.05)
+    monkeypatch.setattr(wire, "MOST_HANGING", 50)
+    resolver = wire._Resolver(AllowList.of(["127.0.0.1"]))
+    async with asyncio.timeout(50):
+        assert await resolver.resolve("known.test")
+        names = [f"{n}.dead" for n in range(50)]
+        hanging = [asyncio.create_task(resolver.resolve(name)) for name in names * 2]
+        assert await resolver.resolve("new.test")
+        assert not any(task.done() for task in hanging)
+        with pytest.raises(OSError, match="50 names are being looked up without an answer"):
+            await new_names_until_one_is_refused(resolver)
+        assert await resolver.resolve("known.test")
+        assert not any(task.done() for task in hanging)
+        released.set()
+        await asyncio.gather(*hanging)
+    assert sorted(name for name in asked if name.endswith(".dead")) == sorted(names)
+
+
+async def new_names_until_one_is_refused(resolver: Any) -> None:
+    for n in itertools.count():
+        await resolver.resolve(f"new-{n}.test")
+        await asyncio.sleep(0.01)
+
+
+async def test_a_cancelled_call_leaves_its_lookup_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    def looked_up(*_: Any) -> Any:
+        released.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    resolver = wire._Resolver(AllowList.of(["127.0.0.1"]))
+    first, second = (asyncio.create_task(resolver.resolve("a.test", port)) for port in (1, 2))
+    await asyncio.sleep(0)
+    first.cancel()
+    released.set()
+    async with asyncio.timeout(50):
+        [found] = await second
+    assert (found["host"], found["port"]) == ("127.0.0.1", 2)
+    assert first.cancelled()
 
 
 def _names(monkeypatch: pytest.MonkeyPatch, known: dict[str, list[list[str]]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Breaker, Event, Run, Scheduler, State
+from mainspring import Backoff, Breaker, Event, Run, Scheduler, State
 from mainspring.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
@@ -214,7 +214,8 @@ async def test_an_endpoint_that_is_no_longer_the_jobs_does_not_pause_it() -> Non
 
 
 async def test_retry_after_is_honoured_and_capped() -> None:
-    waits = iter(["1", "86400"])
+    """And no less than the backoff: an endpoint that says 0 would be called without a pause."""
+    waits = iter(["1", "86400", "0"])
     ended: list[Event] = []
     cap = WebhookSettings(allow=["127.0.0.1"], retry_after_cap="2s")
 
@@ -223,12 +224,14 @@ async def test_retry_after_is_honoured_and_capped() -> None:
 
     async with endpoint(busy) as end, scheduler(webhooks=cap) as mainspring:
         mainspring.on("run.retrying", ended.append)
-        await called(mainspring, end.url, retries=2, retry_delay="5ms")
+        backoff = Backoff("fixed", "700ms", jitter=False)
+        await called(mainspring, end.url, retries=3, backoff=backoff)
     asked = []
     for event in ended:
         assert event.run is not None
-        asked.append(round((event.run.run_at - event.run.attempts[-1].finished_at).total_seconds()))
-    assert asked == [1, 2]
+        ended_at = event.run.attempts[-1].finished_at
+        asked.append(round((event.run.run_at - ended_at).total_seconds(), 1))
+    assert asked == [1, 2, 0.7]
 
 
 @pytest.mark.parametrize(

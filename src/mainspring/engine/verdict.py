@@ -12,7 +12,13 @@ from mainspring import states
 from mainspring.durations import duration, humanize
 from mainspring.engine.results import storable_result
 from mainspring.engine.work import Problem, Stop, Work
-from mainspring.errors import InvalidInput, InvalidState, RunTimeout, TransactionAborted
+from mainspring.errors import (
+    InvalidInput,
+    InvalidState,
+    RetryNotBefore,
+    RunTimeout,
+    TransactionAborted,
+)
 from mainspring.model import (
     Outcome,
     Run,
@@ -109,8 +115,8 @@ def _failed(run: Run, work: Work, now: datetime, rng: random.Random, problem: Pr
     if not _another_try(run, policy, problem):
         return Verdict(states.failed(run, now, failure, log, detail=detail), problem)
     wait = _asked_delay(problem)
-    if wait is None:
-        wait = policy.backoff.wait(run.failures + 1, rng)
+    if wait is None or isinstance(problem.exception, RetryNotBefore):
+        wait = max(policy.backoff.wait(run.failures + 1, rng), wait or timedelta())
     change = states.retrying(run, now, failure, _later(now, wait), log, detail)
     return Verdict(change, problem, will_retry=True)
 

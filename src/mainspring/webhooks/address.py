@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["AllowList", "why_refused"]
+__all__ = ["AllowList", "is_literal", "why_refused"]
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -93,6 +93,15 @@ class AllowList(Struct, frozen=True):
             return self.refusal(host.strip("[]"), host.strip("[]"))
         except ValueError:
             return None  # a name: its addresses are checked when it is called
+
+
+def is_literal(host: str) -> bool:
+    """Whether a URL's host is an address, written out."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def why_refused(address: Address) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import re
 from functools import lru_cache, partial
@@ -17,12 +18,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from mainspring.errors import AddressRefused, WebhookFailed
-from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.address import AllowList, is_literal
 from mainspring.webhooks.heard import Heard
 from mainspring.webhooks.render import Prepared
 from mainspring.webhooks.wire import Refusal, Wire
 
 __all__ = ["Client"]
+
+log = logging.getLogger("mainspring")
 
 _QUOTED = re.compile(r"""[:\s]*(\n|(?<!\w)b?['"]|\bwhen reading\b)""")
 
@@ -71,10 +74,7 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
     cause = getattr(error, "os_error", error)
     match error:
         case _ if isinstance(cause, Refusal):
-            return AddressRefused(
-                f"{host} was not called: webhooks may not call {cause}; an operator can allow it by"
-                " host or range (--allow-private)"
-            )
+            return AddressRefused(_refused(host or "", cause))
         case aiohttp.ClientConnectorDNSError():
             return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
@@ -91,6 +91,19 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
             return WebhookFailed(f"{host} did not answer in HTTP that can be read: {why}")
         case _:
             return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")
+
+
+def _refused(host: str, why: Refusal) -> str:
+    """Why a host was not called. What a name resolves to is for the log alone: who may define
+    webhooks must not learn by them where the hosts of an inner network lie."""
+    allow = "an operator can allow it by host or range (--allow-private)"
+    if is_literal(host):
+        return f"{host} was not called: webhooks may not call {why}; {allow}"
+    log.warning("a webhook to %s was refused: webhooks may not call %s", host, why)
+    return (
+        f"{host} was not called: webhooks may not call the address that it resolves to; {allow},"
+        " and finds the address in the log"
+    )
 
 
 def _short(error: object) -> str:

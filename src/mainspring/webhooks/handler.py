@@ -19,7 +19,14 @@ from typing import Any, Protocol, TypeVar
 from mainspring.clock import Clock
 from mainspring.context import RunContext, leave_detail
 from mainspring.durations import duration
-from mainspring.errors import GiveUp, InvalidPayload, JobChanged, NotFound, Retry, WebhookFailed
+from mainspring.errors import (
+    GiveUp,
+    InvalidPayload,
+    JobChanged,
+    NotFound,
+    RetryNotBefore,
+    WebhookFailed,
+)
 from mainspring.handlers import Handler
 from mainspring.model import Job, Webhook, replace
 from mainspring.webhooks.define import check_body, host_of
@@ -118,7 +125,8 @@ class WebhookHandler(Handler):
             return WebhookFailed(answered)
         cap = duration(self._webhooks.settings.retry_after_cap)
         wait = min(wait, cap)
-        return Retry(f"{answered} and asked to wait {wait.total_seconds():g} s", after=wait)
+        why = f"{answered} and asked to wait {wait.total_seconds():g} s"
+        return RetryNotBefore(why, after=wait)
 
 
 def retry_after(headers: Sequence[tuple[str, str]], now: datetime) -> timedelta | None:

@@ -11,13 +11,15 @@ is checked. Nothing of the environment is used (no proxies, no netrc). An answer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -50,14 +52,21 @@ IDLE_SECONDS = 1.5
 or a request would now and then meet a connection that is just being closed, and fail."""
 
 LOOKUPS = 32
-"""Names looked up at once. A name server that does not answer holds a thread for long, and must not
-hold those of the program."""
+"""Names looked up at once, but for those whose lookup hangs."""
+LOOKUP_HANGS = 1.0
+"""Seconds after which a lookup counts as hanging: it goes on, and others need not wait for it. A
+name server that does not answer holds a thread for 10 to 30 s."""
+MOST_HANGING = 256
+"""Lookups that hang at once. Beyond that only names are looked up that have answered before."""
+MOST_ANSWERED = 4_096
 
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _HEAD_ENDS = re.compile(rb"\n\r?\n")
 _BLANK_LINES = (b"\n\r\n", b"\n\n")
 _INTERIM = frozenset(range(100, 200)) - {HTTPStatus.SWITCHING_PROTOCOLS}
 _UNTIMED = aiohttp.ClientTimeout(total=None)
+
+T = TypeVar("T")
 
 _host: ContextVar[str] = ContextVar("_host", default="")
 
@@ -71,10 +80,9 @@ class Wire:
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
-        self._lookups = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="mainspring-names")
         self._connector = _Connector(
             limit=0,  # places are counted by the worker and by host
-            resolver=_Resolver(allow, self._lookups),
+            resolver=_Resolver(allow),
             socket_factory=self._socket,
             ttl_dns_cache=NAME_SECONDS,
             keepalive_timeout=IDLE_SECONDS,
@@ -114,7 +122,6 @@ class Wire:
             _give_up(connection)
 
     async def close(self) -> None:
-        self._lookups.shutdown(wait=False, cancel_futures=True)
         await self._connector.close()
 
     def _socket(self, info: Any) -> socket.socket:
@@ -271,16 +278,14 @@ class _Resolver(AbstractResolver):
     """Names by the system's resolver, on threads of our own; addresses that may not be called are
     left out (and checked again when a socket is made)."""
 
-    def __init__(self, allow: AllowList, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, allow: AllowList) -> None:
         self._allow = allow
-        self._threads = threads
+        self._lookups = _Lookups()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-        )
+        found = await self._lookups.find(host, family)
         results: list[ResolveResult] = []
         why = None
         for kin, _, proto, _, address in found:
@@ -303,4 +308,77 @@ class _Resolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Its threads are the wire's."""
+        """Lookups that hang end by themselves: nobody waits for their threads."""
+
+
+class _Lookups:
+    """Looks names up in threads: one lookup for each name, and those that hang hold up no other.
+
+    The threads are daemons. A program that ends does not wait for a name server.
+    """
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(LOOKUPS)
+        self._hanging = 0
+        self._under_way: dict[tuple[str, int], asyncio.Task[list[Any]]] = {}
+        self._answered: dict[str, None] = {}
+
+    async def find(self, host: str, family: int) -> list[Any]:
+        """What `getaddrinfo` says of a name. Who asks for one that is being looked up joins in."""
+        key = (host, family)
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(self._look_up(host, family))
+            task.add_done_callback(lambda done: self._ended(key, done))
+        return await asyncio.shield(task)
+
+    def _ended(self, key: tuple[str, int], task: asyncio.Task[list[Any]]) -> None:
+        self._under_way.pop(key, None)
+        if task.cancelled() or task.exception() is not None:  # nobody else may ask for it
+            return
+        self._answered.pop(key[0], None)
+        self._answered[key[0]] = None
+        if len(self._answered) > MOST_ANSWERED:
+            del self._answered[next(iter(self._answered))]
+
+    async def _look_up(self, host: str, family: int) -> list[Any]:
+        if self._hanging >= MOST_HANGING and host not in self._answered:
+            raise OSError(f"{self._hanging} names are being looked up without an answer")
+        async with self._free:
+            found = _in_thread(
+                lambda: socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM),
+                name="mainspring-names",
+            )
+            await asyncio.wait({found}, timeout=LOOKUP_HANGS)
+        if found.done():
+            return found.result()
+        self._hanging += 1
+        try:
+            return await found
+        finally:
+            self._hanging -= 1
+
+
+def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """What a function gives, called in a daemon thread of its own."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def tell(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, set_outcome, outcome)
+
+    def run() -> None:
+        try:
+            outcome = work()
+        except Exception as error:
+            tell(future.set_exception, error)
+        else:
+            tell(future.set_result, outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
