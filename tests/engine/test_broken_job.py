@@ -1,15 +1,21 @@
-"""A job whose slots cannot be worked out harms no other."""
+"""A job whose slots cannot be worked out, or that the store cannot take, harms no other."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from mainspring import Event, Scheduler
 from mainspring.engine.firing import plan
+from mainspring.errors import StoreError
 from mainspring.model import Job
+from mainspring.store import Fired, Firing
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import VirtualClock, run_virtual
 
 
 async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
@@ -39,3 +45,97 @@ async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
             async with asyncio.timeout(20):
                 await ticked.wait()
     assert [(event.job_id, type(event.error)) for event in told] == [("bad", ZeroDivisionError)]
+
+
+class RefusingStore(MemoryStore):
+    """Takes no call that is to fire one of these jobs."""
+
+    def __init__(self, *job_ids: str) -> None:
+        super().__init__(VirtualClock())
+        self.refused = set(job_ids)
+        self.calls = 0
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        self.calls += 1
+        for firing in firings:
+            if firing.job_id in self.refused:
+                raise StoreError(f"{firing.job_id} is larger than a document may be")
+        return await super().fire(firings)
+
+
+def test_one_firing_that_the_store_refuses_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        store = RefusingStore("job-3")
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+        told: list[Event] = []
+        scheduler.on("scheduler.error", told.append)
+        ran: list[str] = []
+
+        for number in range(8):
+            name = f"job-{number}"
+
+            @scheduler.job("10s", id=name)
+            async def work(name: str = name) -> None:
+                ran.append(name)
+
+        async with scheduler:
+            await asyncio.sleep(51)
+            others = {f"job-{number}" for number in range(8) if number != 3}
+            assert {name: ran.count(name) for name in others} == dict.fromkeys(others, 5)
+            assert "job-3" not in ran
+            assert [event.job_id for event in told] == ["job-3"]
+            assert store.calls < 20  # it is not tried again with every slot
+            store.refused.clear()
+            await asyncio.sleep(60)
+            assert "job-3" in ran
+
+    with caplog.at_level(logging.ERROR, "mainspring"):
+        run_virtual(main)
+    assert any("job-3" in record.getMessage() for record in caplog.records)
+
+
+def test_a_job_that_was_refused_fires_again_as_soon_as_it_is_changed() -> None:
+    async def main() -> None:
+        store = RefusingStore("job")
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+        ran = asyncio.Event()
+
+        @scheduler.job(id="handler")
+        async def work() -> None:
+            ran.set()
+
+        async with scheduler:
+            await scheduler.add_job("job", handler="handler", schedule="10s")
+            await asyncio.sleep(12)
+            store.refused.clear()
+            await scheduler.update_job("job", priority=9)
+            await asyncio.sleep(2)
+            assert ran.is_set()
+
+    run_virtual(main)
+
+
+def test_a_store_that_refuses_every_job_is_a_store_that_fails() -> None:
+    """Then no job is at fault: all are tried again as soon as it takes them."""
+
+    async def main() -> None:
+        store = RefusingStore("one", "two")
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+        ran: set[str] = set()
+
+        for name in ("one", "two"):
+
+            @scheduler.job("10s", id=name)
+            async def work(name: str = name) -> None:
+                ran.add(name)
+
+        async with scheduler:
+            await asyncio.sleep(15)
+            assert not ran
+            store.refused.clear()
+            await asyncio.sleep(10)
+            assert ran == {"one", "two"}
+
+    run_virtual(main)
