@@ -156,7 +156,7 @@ class Node:
         """Leave politely; what does not end in time is given back."""
         scheduler, self.scheduler = self.scheduler, None
         if scheduler is not None:
-            self._monitor.note(self.author, "drains")
+            self._monitor.drains(self.author)
             graceful = self._rng.random() < 0.7
             await self.machine.spawn(scheduler.stop(graceful=graceful, timeout="4s"))
             self._monitor.note(self.author, "stopped")

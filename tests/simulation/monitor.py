@@ -39,6 +39,7 @@ INVARIANTS = {
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
     "slots": "every slot of a schedule is accounted for by exactly one record",
+    "drain": "a worker that stops fires no slot that falls due from then on",
     "misfire": "a missed slot runs only as the policy says",
     "overlap": "slots of a job run at once only where its policy allows it",
     "order": "a waiting run is freed only by the end of all it waits for",
@@ -110,6 +111,7 @@ class Monitor:
     _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
     _first: dict[str, datetime] = field(default_factory=dict)
     _edited: set[str] = field(default_factory=set)
+    _draining: dict[str, datetime] = field(default_factory=dict)
     _pruned: set[str] = field(default_factory=set)
     _data: Any = None
     _set_back: timedelta = timedelta()
@@ -217,6 +219,11 @@ class Monitor:
                 found, wanted = (run.run_at, run.lease_until), (meant.run_at, meant.lease_until)
                 self.fail("clock", f"{run_id} has {found} after the clock was set, not {wanted}")
 
+    def drains(self, author: str) -> None:
+        """A worker was asked to stop."""
+        self.note(author, "drains")
+        self._draining[author] = self.clock.now()
+
     def died(self, author: str) -> None:
         """A worker was killed, and its handlers with it."""
         self.note(author, "dies")
@@ -248,6 +255,8 @@ class Monitor:
         for run in joined:
             self._check_limit(run, now)
         self._check_made([run for old, run in changed if old is None], now)
+        if method == "fire" and author in self._draining:
+            self._check_draining(author, [run for old, run in changed if old is None])
         self._observe_jobs(author, method, now)
 
     def _step(self, author: str, method: str, old: Run | None, run: Run, now: datetime) -> bool:
@@ -429,6 +438,11 @@ class Monitor:
             held = other.state in LIVE or (other.dedupe_until or now) > now
             if other.id != run.id and other.dedupe_key == run.dedupe_key and held:
                 self.fail("dedupe", f"{run.id} and {other.id} both hold {run.dedupe_key!r}")
+
+    def _check_draining(self, author: str, made: list[Run]) -> None:
+        for run in made:
+            if _by_slot(run) and run.scheduled_at > self._draining[author]:
+                self.fail("drain", f"{author} fired {run.id} though it is about to stop")
 
     def _check_made(self, made: list[Run], now: datetime) -> None:
         fired: Counter[str] = Counter()

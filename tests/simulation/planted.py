@@ -363,6 +363,13 @@ def _aborted_without_fence() -> Patches:
     return [patch.object(states, "aborted", aborted)]
 
 
+def _drains_and_fires() -> Patches:
+    async def retire(self: Keeper) -> None:
+        return None
+
+    return [patch.object(Keeper, "retire", retire)]
+
+
 def _forgotten_is_removed() -> Patches:
     async def get(self: JobBook, ids: Any, newest: Any = ()) -> dict[str, Any]:
         now, wanted = self._clock.monotonic(), set(ids)
@@ -429,6 +436,8 @@ def _bugs() -> Iterator[Planted]:
               patches=_overlap_unseen)  # fmt: skip
     yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
               " removed", "removed", "at most once", patches=_forgotten_is_removed)  # fmt: skip
+    yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
+              "drain", patches=_drains_and_fires)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
               make_store=EffectFirst)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",

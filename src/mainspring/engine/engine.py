@@ -155,6 +155,7 @@ class Engine:
     async def drain(self, *, timeout: float) -> None:
         """Take no more work and wait for what runs; questions are still answered."""
         if self._parts.settings.workers > 0:
+            await self.keeper.retire()  # first: nobody here would run what it fires
             await self.worker.drain(graceful=True, timeout=timeout)
             await self._flush()
 
@@ -162,6 +163,7 @@ class Engine:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
         parts = self._parts
         if parts.settings.workers > 0:
+            await self.keeper.retire()
             await self.worker.drain(graceful=graceful, timeout=timeout)
             await self._flush()
             log.info("worker %s stopped", parts.settings.worker_id)

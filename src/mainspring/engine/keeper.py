@@ -7,6 +7,7 @@ at once; the others only after a grace, so that they rarely meet.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
@@ -40,6 +41,9 @@ WAITING_SWEEP = 10.0
 """Seconds between two looks at all waiting runs, by the leader. Each process looks for the
 followers of the runs that it has ended; this finds what a process left that died in between."""
 
+RETIRE_SECONDS = 2.0
+"""How long a stop waits for a firing that is under way."""
+
 PRUNE_EVERY = 60.0
 STEP_REST = 0.02
 """Least seconds between two steps of workflows, while there are any."""
@@ -68,6 +72,9 @@ class Keeper:
         self._ended: dict[str, None] = {}  # runs whose followers are to be looked for, in order
         self._any_waiting = False
         self._term: int | None = None
+        self._retired = False
+        self._not_firing = asyncio.Event()
+        self._not_firing.set()
         self._firer = SlotFirer(parts, finished, self.unblock, lambda: self.leads, live_workers)
 
     @property
@@ -90,7 +97,7 @@ class Keeper:
 
     async def electing(self) -> None:
         settings = self._parts.settings
-        while settings.leader_election:
+        while settings.leader_election and not self._retired:
             before = self._parts.clock.monotonic()
             term = await self._call(
                 "elect", lambda: self._parts.store.elect(LEADER, settings.worker_id, TERM)
@@ -98,7 +105,24 @@ class Keeper:
             # A term that took longer to get than it lasts is over already.
             slow = self._parts.clock.monotonic() - before > TERM.total_seconds() / 2
             self._lead(None if slow else term)
+            if self._retired:  # meanwhile: another node is to lead at once
+                await self._guarded("elect", self.resign)
             await asyncio.sleep(TERM.total_seconds() / 3)
+
+    async def retire(self) -> None:
+        """Fire no more slots and let another node lead: this process takes no more runs.
+
+        Returns once a firing under way has ended; if the store is away, after a few seconds.
+        """
+        if self._retired:
+            return
+        self._retired = True
+        self._firer.stop()
+        self.changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETIRE_SECONDS):
+                await self._not_firing.wait()
+                await self._guarded("elect", self.resign)
 
     async def resign(self) -> None:
         if self._term is not None:
@@ -106,11 +130,21 @@ class Keeper:
             self._lead(None)
 
     async def firing(self) -> None:
-        while True:
+        """Fire slots as they fall due, until this process is about to stop."""
+        self._not_firing.clear()
+        try:
+            await self._firing()
+        finally:
+            self._not_firing.set()
+
+    async def _firing(self) -> None:
+        while not self._retired:
             self._wake.clear()
             self._changed.clear()
             # A try that failed is planned afresh: what was due then may be missed by now.
             seconds = await self._call("fire", self._firer.fire_due)
+            if self._retired:
+                return
             if seconds <= 0:
                 await asyncio.sleep(0)  # claims and renewals get their turn between two chunks
             else:

@@ -84,14 +84,21 @@ class SlotFirer:
         self._unblock = unblock
         self._leads = leads
         self._live_workers = live_workers
+        self._stopped = False
         self._chunk = FIRST_CHUNK
         self._more_due = False
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
         self._catch_up: _CatchUp | None = None
 
+    def stop(self) -> None:
+        """Send no more firings to the store."""
+        self._stopped = True
+
     async def fire_due(self) -> float:
         """Fire one chunk of what is due. Returns the seconds until the next look: 0 if more may
         be due already."""
+        if self._stopped:
+            return self._parts.settings.poll.total_seconds()
         now = await self._parts.store.now()
         self._parts.time.correct(now)
         if not self._more_due:
@@ -102,7 +109,7 @@ class SlotFirer:
         jobs = await self._due(now - self._grace(), self._chunk)
         self._more_due = len(jobs) >= self._chunk
         chains = await self._planned_chunk(jobs)
-        if not chains:
+        if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
         began = self._parts.clock.monotonic()

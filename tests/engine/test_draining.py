@@ -1,0 +1,93 @@
+"""A process that is about to stop fires no slots, and leaves the lead to another."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import VirtualClock, run_virtual
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def scheduler_on(store: MemoryStore, ran: list[Any]) -> Scheduler:
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+
+    @scheduler.job("10s")
+    async def tick(ctx: RunContext) -> None:
+        ran.append(ctx.scheduled_at)
+
+    @scheduler.job()
+    async def long() -> None:
+        await asyncio.sleep(35)
+
+    return scheduler
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_worker_that_stops_fires_no_slot_that_it_will_not_run(draining: bool) -> None:
+    async def main() -> None:
+        store, ran = MemoryStore(VirtualClock()), list[Any]()
+        scheduler = scheduler_on(store, ran)
+        await scheduler.start()
+        long = await scheduler.enqueue("long")
+        await asyncio.sleep(5)
+        if draining:  # as the service does: it answers questions until the end
+            await scheduler.drain(timeout=60)
+        await scheduler.stop(timeout=60)
+        assert asyncio.get_running_loop().time() > 34
+        runs = [run for run in store._runs.values() if run.job_id == "tick"]
+        assert runs == []
+        assert store._runs[long.id].state is State.SUCCEEDED
+        async with scheduler_on(store, ran):
+            await asyncio.sleep(2)
+        assert ran == [START + timedelta(seconds=30)]  # the newest of those that were due
+
+    run_virtual(main)
+
+
+def test_another_node_leads_as_soon_as_a_drain_begins() -> None:
+    async def main() -> None:
+        store, ran = MemoryStore(VirtualClock()), list[Any]()
+        first, second = scheduler_on(store, []), scheduler_on(store, ran)
+        await first.start()
+        long = await first.enqueue("long")
+        await asyncio.sleep(1)
+        async with second:
+            await asyncio.sleep(1)
+            assert (first.is_leader, second.is_leader) == (True, False)
+            stopping = asyncio.ensure_future(first.stop(timeout=60))
+            await asyncio.sleep(6)
+            assert second.is_leader
+            assert store._runs[long.id].state is State.RUNNING
+            await stopping
+            await asyncio.sleep(10)
+        assert ran == [START + timedelta(seconds=n) for n in (10, 20, 30, 40)]
+
+    run_virtual(main)
+
+
+def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping() -> None:
+    class Hanging(MemoryStore):
+        on = False
+
+        async def jobs(self, query: Any) -> Any:
+            if self.on:
+                await asyncio.sleep(3600)
+            return await super().jobs(query)
+
+    async def main() -> None:
+        store = Hanging(VirtualClock())
+        scheduler = scheduler_on(store, [])
+        await scheduler.start()
+        store.on = True
+        await asyncio.sleep(5)
+        await scheduler.stop(timeout=5)
+        assert asyncio.get_running_loop().time() < 60
+
+    run_virtual(main)
