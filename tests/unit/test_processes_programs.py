@@ -196,6 +196,30 @@ def test_a_parent_that_is_killed_takes_its_processes_along(doomed: subprocess.Po
         time.sleep(0.01)
 
 
+_ORPHAN = """
+import socket
+from mainspring.engine.child import _Channel
+ours, parents = socket.socketpair()
+channel = _Channel(ours.detach())
+parents.close()
+channel.send({"type": "progress"})
+print("still here")
+"""
+
+
+def test_a_child_that_reports_to_a_dead_parent_ends_without_a_word(tmp_path: Path) -> None:
+    """It printed a BrokenPipeError for every run that was under way when its worker died."""
+    orphan = subprocess.run(
+        [sys.executable, "-c", _ORPHAN],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert (orphan.returncode, orphan.stdout, orphan.stderr) == (-signal.SIGKILL, "", "")
+
+
 def test_a_loop_in_another_thread() -> None:
     """The engine has a thread of its own; that thread may block signals, too."""
     replies: list[Reply] = []

@@ -77,6 +77,12 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
+def _end_group() -> None:
+    """The parent is gone: end this process and all that its handler started, at once and without a
+    word. There is nobody left to report to; whoever holds the lease next repeats the run."""
+    os.killpg(0, signal.SIGKILL)
+
+
 class _Channel:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -97,8 +103,12 @@ class _Channel:
             return  # a fork of us has no share in the lock: its frames would land inside ours
         frame = framed(message)
         with self._lock:
-            if sender is self.current:
+            if sender is not self.current:
+                return
+            try:
                 self._socket.sendall(frame)
+            except OSError:
+                _end_group()
 
     def listen(self) -> None:
         """Pass orders to the main thread; take the whole group down when the parent is gone."""
@@ -109,7 +119,7 @@ class _Channel:
                 if body is None:
                     break
                 self.orders.put(body)
-        os.killpg(0, signal.SIGKILL)
+        _end_group()
 
     def _exactly(self, size: int, parent: int) -> bytes | None:
         # A fork of the parent may hold the other end open, and then its death is no end of
