@@ -35,7 +35,7 @@ FLOORS: list[set[str]] = [
     {"states"},
     {"handlers", "events"},
     {"context"},
-    {"options", "settings", "job_options"},
+    {"options", "settings", "job_options", "worker_ids"},
     {"model"},
     {"policy"},
     {"schedules"},

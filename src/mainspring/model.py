@@ -137,6 +137,10 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     failures: int = 0
     lapses: int = 0
     token: int = 0
+    began: bool | None = None
+    """Whether the begin of the handler is on record. A claim sets False. Only for runs that must
+    not begin unrecorded (see `states.records_begin`) does False mean that the handler did not
+    begin. None: not running, or claimed by a version that kept no such record."""
     start_by: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None

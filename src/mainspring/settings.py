@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,6 +11,7 @@ from typing import TypedDict
 from mainspring.durations import duration
 from mainspring.errors import InvalidInput
 from mainspring.policy import Policy, Span
+from mainspring.worker_ids import make_worker_id
 
 __all__ = ["Choices", "Settings"]
 
@@ -58,7 +57,7 @@ class Settings:
     ) -> Settings:
         """Read the forms people write; refuse what makes no sense."""
         return cls(
-            worker_id=f"{socket.gethostname()}:{os.getpid()}:{rng.getrandbits(32):08x}",
+            worker_id=make_worker_id(rng),
             workers=_workers(workers),
             queues=_queues(queues),
             lease=_lease(lease),

@@ -9,22 +9,37 @@ needs no store code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
 
-from mainspring.model import FINISHED, MAX_ATTEMPTS_KEPT, Attempt, Outcome, Run, State, replace
+from mainspring.model import (
+    FINISHED,
+    MAX_ATTEMPTS_KEPT,
+    Attempt,
+    Job,
+    Outcome,
+    Run,
+    State,
+    replace,
+)
 from mainspring.policy import Delivery
 
 __all__ = [
+    "EDIT_GRACE",
     "MAX_LAPSES",
+    "SUSPECT_AFTER",
     "Change",
     "Failure",
     "aborted",
+    "beginning",
     "cancelled",
     "cancelling",
     "failed",
+    "is_suspect",
+    "never_began",
+    "records_begin",
     "released",
     "request_cancel",
     "rescued",
@@ -38,6 +53,14 @@ __all__ = [
 
 MAX_LAPSES = 4
 """The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
+
+SUSPECT_AFTER = 2
+"""Lapses after which a run is a suspect: it may kill its workers, or it was beside one that does.
+From then on it runs alone and its begin is recorded first, so that a lapse tells which."""
+
+EDIT_GRACE = timedelta(seconds=10)
+"""A worker knows an edit of a job within a second, and its time may be off by some: a run that was
+claimed so long after the last edit was begun under the definition that is stored now."""
 
 
 class Change(Struct, frozen=True, gc=False):
@@ -148,11 +171,58 @@ def skipped(run: Run, now: datetime, reason: str) -> Change:
     return Change(run.id, {"state": run.state, "token": run.token}, over)
 
 
-def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
+def is_suspect(run: Run) -> bool:
+    """Whether its workers died so often that it runs alone from now on."""
+    return run.lapses >= SUSPECT_AFTER
+
+
+def records_begin(run: Run, job: Job) -> bool:
+    """Whether a worker records that the handler begins before it begins it.
+
+    Only where somebody has to know: it is one more commit. An at-most-once run that did not begin
+    may be given again, and a suspect that did not begin is not guilty.
+    """
+    return job.policy.delivery is Delivery.AT_MOST_ONCE or is_suspect(run)
+
+
+def beginning(run: Run) -> Change:
+    """Record that the handler is about to begin. Refused where the run is to be cancelled, or is no
+    longer the caller's."""
+    return Change(run.id, _mine(run), {"began": True})
+
+
+def never_began(run: Run, job: Job | None) -> bool:
+    """Whether the handler of a lapsed run certainly did not begin: its worker would have recorded
+    that first, and there is no record. After a recent edit the worker may have known another
+    policy, under which it records nothing."""
+    if run.began is not False:
+        return False
+    if is_suspect(run):
+        return True
+    if job is None or run.started_at is None or not records_begin(run, job):
+        return False
+    if job.updated_at == job.created_at <= run.created_at:  # it was never edited
+        return True
+    return job.updated_at + EDIT_GRACE < run.started_at
+
+
+def rescued(
+    run: Run,
+    now: datetime,
+    delivery: Delivery,
+    *,
+    unbegun: bool = False,
+    blameless: bool = False,
+) -> Change:
     """Take a run back from a worker whose lease has lapsed.
 
     The lapse is guarded by the lease seen: an owner that renewed in between keeps its run.
-    So is the wish to cancel: one that came in between is found by the next rescue.
+    So are the wish to cancel and the record of a begin: one that came in between is found by the
+    next rescue.
+
+    `unbegun`: its handler certainly did not begin (`never_began`). Then no attempt is counted and
+    no lapse, and an at-most-once run may be given again. `blameless`: the handler may have begun,
+    but it is known that something else ended its worker, so the lapse does not count.
     """
     expect = {
         "state": State.RUNNING,
@@ -160,10 +230,14 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
         "lease_until": run.lease_until,
         "cancel_requested": run.cancel_requested,
     }
-    attempts = _with_attempt(run, now, Outcome.LOST)
-    lapses = run.lapses + 1
+    if unbegun:  # its owner may record the begin in between
+        expect["began"] = False
+    attempts = run.attempts if unbegun else _with_attempt(run, now, Outcome.LOST)
+    lapses = run.lapses + (0 if unbegun or blameless else 1)
     if run.cancel_requested:
         end = {**_over(run, now, State.CANCELLED), "reason": run.reason}
+    elif unbegun:
+        end = _pending(run, _was_due(run, now))
     elif delivery is Delivery.AT_MOST_ONCE:
         end = {**_over(run, now, State.FAILED), "reason": "lost", "error": _LOST.format(run.worker)}
     elif lapses >= MAX_LAPSES:
@@ -174,6 +248,8 @@ def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
         }
     else:
         end = _pending(run, _was_due(run, now))
+    if unbegun:
+        end |= _unstarted(run)
     return Change(run.id, expect, _known(run, {**end, "lapses": lapses, "attempts": attempts}))
 
 
@@ -277,7 +353,13 @@ def _was_due(run: Run, now: datetime) -> datetime:
 
 
 def _pending(run: Run, run_at: datetime) -> dict[str, Any]:
-    later = {"state": State.PENDING, "run_at": run_at, "lease_until": None, "worker": None}
+    later = {
+        "state": State.PENDING,
+        "run_at": run_at,
+        "lease_until": None,
+        "worker": None,
+        "began": None,
+    }
     return {**later, **_without_reason(run)}
 
 

@@ -247,7 +247,8 @@ class Store(Protocol):
 
         Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
         over running runs with a valid lease. Each run is given running, with its token and
-        attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock.
+        attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock,
+        and `began` false.
         """
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 
-from mainspring import RunContext, Scheduler, State
+from mainspring import RunContext, Scheduler, State, states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Outcome, Run
 from mainspring.states import Change
@@ -106,7 +106,9 @@ async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> N
     async with worker:
         run = await worker.enqueue("_answer")
         for lapse in range(1, 5):
-            await steal(second_client, "_answer", lease=0.05)
+            [stolen] = await steal(second_client, "_answer", lease=0.05 if lapse <= 2 else 1.0)
+            if lapse > 2:  # from here on a worker records the begin first
+                assert await second_client.commit([states.beginning(stolen)]) == [True]
             await heard.until("run.rescued", lapse)
         done = await ended(worker, run)
         failed = await heard.until("run.failed")
@@ -117,14 +119,99 @@ async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> N
     assert failed.run.reason == "poison"
 
 
+def test_a_lapse_of_a_suspect_that_never_began_is_not_held_against_it() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        keeper = Scheduler(store, inline=True, clock=VirtualClock(), queues=["elsewhere"])
+        keeper.job()(_answer)
+        async with keeper:
+            run = await keeper.enqueue("_answer")
+            for _ in range(6):
+                await steal(store, "_answer")
+                await asyncio.sleep(10)
+            seen = await keeper.get_run(run.id)
+        assert (seen.state, seen.lapses, seen.attempt) == (State.PENDING, 2, 2)
+        worker = Scheduler(store, inline=True, clock=VirtualClock())
+        worker.job()(_answer)
+        async with worker:
+            done = await worker.wait(run.id, 60)
+        assert (done.state, done.result, done.attempt) == (State.SUCCEEDED, 42, 3)
+
+    run_virtual(main)
+
+
 async def test_at_most_once_is_lost_not_repeated(make: Make, second_client: Store) -> None:
     worker = make(queues=["elsewhere"])
     worker.job(delivery="at_most_once")(_answer)
     async with worker:
         run = await worker.enqueue("_answer")
-        await steal(second_client, "_answer", lease=0.05)
+        [stolen] = await steal(second_client, "_answer")
+        assert await second_client.commit([states.beginning(stolen)]) == [True]
         done = await ended(worker, run)
     assert (done.state, done.reason, done.attempt) == (State.FAILED, "lost", 1)
+
+
+async def test_an_at_most_once_run_that_never_began_is_given_again(
+    make: Make, second_client: Store
+) -> None:
+    producer = make(workers=0)
+    producer.job(delivery="at_most_once")(_answer)
+    async with producer:
+        run = await producer.enqueue("_answer")
+        await steal(second_client, "_answer")
+    worker = make(lease="1s")
+    worker.job(delivery="at_most_once")(_answer)
+    heard = Heard(worker)
+    async with worker:
+        done = await ended(worker, run)
+        await heard.until("run.rescued")
+    assert (done.state, done.result, done.attempt, done.lapses) == (State.SUCCEEDED, 42, 1, 0)
+    assert [a.outcome for a in done.attempts] == [Outcome.SUCCEEDED]
+    assert done.token == 2
+
+
+async def test_the_begin_of_an_at_most_once_run_is_on_record_before_its_handler_begins(
+    make: Make, second_client: Store
+) -> None:
+    scheduler = make()
+
+    async def record(ctx: RunContext) -> bool | None:
+        [run] = (await second_client.get([ctx.run_id])).values()
+        return run.began
+
+    jobs = [
+        scheduler.job(id=delivery, delivery=delivery)(record)
+        for delivery in ("at_most_once", "at_least_once")
+    ]
+    async with scheduler:
+        once, plain = [await ended(scheduler, await job.enqueue()) for job in jobs]
+    assert (once.result, plain.result) == (True, False)
+
+
+async def test_a_cancel_that_comes_before_the_begin_is_recorded_ends_the_run_unbegun(
+    make: Make, place: str | Store
+) -> None:
+    """The cancel reaches the store between the claim and the record of the begin."""
+    store = opened(place)
+    started: list[str] = []
+
+    class CancelsFirst(FaultyStore):
+        async def commit(self, changes: Sequence[Change]) -> list[bool]:
+            for change in changes:
+                if change.set == {"began": True}:
+                    [run] = (await store.get([change.id])).values()
+                    await store.commit([states.request_cancel(run, "asked")])
+            return await store.commit(changes)
+
+    scheduler = make(CancelsFirst(store, Weather()))
+
+    @scheduler.job(delivery="at_most_once")
+    async def once(ctx: RunContext) -> None:
+        started.append(ctx.run_id)
+
+    async with scheduler:
+        done = await ended(scheduler, await once.enqueue())
+    assert (done.state, done.reason, started) == (State.CANCELLED, "asked", [])
 
 
 async def test_a_cancelled_run_whose_worker_died_stays_cancelled(

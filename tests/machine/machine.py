@@ -78,6 +78,7 @@ HOLDERS: dict[str, Callable[[Run, datetime], Change]] = {
     "snoozed": lambda run, now: states.snoozed(run, now + timedelta(seconds=5)),
     "cancelled": lambda run, now: states.cancelled(run, now, "stopped"),
     "skipped": lambda run, now: states.skipped(run, now, "expired"),
+    "beginning": lambda run, now: states.beginning(run),
     "request_cancel": lambda run, now: states.request_cancel(run, "asked"),
     "rescued": lambda run, now: states.rescued(run, now, Delivery.AT_LEAST_ONCE),
     "lost": lambda run, now: states.rescued(run, now, Delivery.AT_MOST_ONCE),

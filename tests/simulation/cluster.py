@@ -158,7 +158,10 @@ class Node:
         if scheduler is not None:
             self._monitor.drains(self.author)
             graceful = self._rng.random() < 0.7
-            await self.machine.spawn(scheduler.stop(graceful=graceful, timeout="4s"))
+            machine = self.machine
+            stopping = machine.spawn(scheduler.stop(graceful=graceful, timeout="4s"))
+            while not stopping.done() and not machine.dead:  # a handler may kill it meanwhile
+                await asyncio.wait({stopping}, timeout=0.5)
             self._monitor.note(self.author, "stopped")
 
     def _reached(self, author: str) -> Store:

@@ -33,9 +33,12 @@ INVARIANTS = {
     "tokens": "the token grows by one with every claim and by nothing else",
     "finished": "a finished run never changes, but for a retry that was asked for",
     "completion": "a run succeeds only by a handler that returned under the same token",
-    "attempts": "an attempt counts if its handler began, and only then; retries are bounded",
+    "attempts": "an attempt counts if its handler began, or may have; retries are bounded",
     "cancel": "a cancel that was accepted ends the run as cancelled, whatever its handler does",
     "removed": "a run is ended as its job's removal demands only where the job is gone",
+    "begin": "what may begin once, or may kill its worker, is begun on record, and lost only then",
+    "poison": "a lapse is held against a run only if its handler began; a killer is soon found",
+    "suspects": "a run that may kill its worker has the worker to itself",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
     "slots": "every slot of a schedule is accounted for by exactly one record",
@@ -168,6 +171,7 @@ class Monitor:
         for other in self._active[run_id].values():
             if not _was_frozen(other) and not _was_frozen(handling):
                 self.fail("alone", f"{run_id} began on {author} while {other.author} works on it")
+        self._check_begin(run, token, author)
         self._started.add(key)
         self._starts[run_id] += 1
         job = self._jobs.get(run.job_id)
@@ -176,6 +180,31 @@ class Monitor:
             if self._starts[run_id] > 1 + self._revived[run_id]:
                 self.fail("at most once", f"{run_id} began {self._starts[run_id]} times")
         self._active[run_id][token] = handling
+
+    def _check_begin(self, run: Run, token: int, author: str) -> None:
+        job = self._jobs.get(run.job_id)
+        once = job is not None and job.policy.delivery is Delivery.AT_MOST_ONCE
+        suspect = run.lapses >= 2
+        held = run.token == token and run.state is State.RUNNING
+        if held and (once or suspect) and run.began is not True:
+            self.fail("begin", f"{run.id} began, and that was not recorded before")
+        beside = [
+            other_id
+            for other_id, handlings in self._active.items()
+            for other_token, handling in handlings.items()
+            if handling.author == author and (suspect or self._is_suspect(other_id, other_token))
+        ]
+        if beside and held:
+            self.fail("suspects", f"{run.id} began on {author} beside {beside}")
+        self.counted["suspect began"] += suspect
+        if run.job_id == "killer":
+            self.counted["killer began"] += 1
+            if self._starts[run.id] >= 4 * (1 + self._revived[run.id]):
+                self.fail("poison", f"{run.id} killed {self._starts[run.id]} workers and goes on")
+
+    def _is_suspect(self, run_id: str, token: int) -> bool:
+        run = self._runs.get(run_id)
+        return run is not None and run.token == token and run.lapses >= 2
 
     def ended(self, run_id: str, token: int, outcome: str) -> None:
         """A handler has ended: `returned`, `raised` or `stopped`."""
@@ -318,19 +347,22 @@ class Monitor:
 
     def _check_outcome(self, author: str, method: str, old: Run, run: Run, now: datetime) -> None:
         assert old.lease_until is not None
-        if run.state is State.RUNNING:
-            if not run.cancel_requested or run.lease_until != old.lease_until:
-                self.fail("fence", f"{author} changed {run.id} while it runs")
-            self.counted["cancel requested"] += 1
-            return
         mine = self._holders.get(old.worker or "") == author
         lapsed = old.lease_until <= now
+        if run.state is State.RUNNING:
+            began = mine and run.began is True and old.began is not None  # perhaps sent again
+            if not (run.cancel_requested or began) or run.lease_until != old.lease_until:
+                self.fail("fence", f"{author} changed {run.id} while it runs")
+            self.counted["begin recorded" if began else "cancel requested"] += 1
+            return
         last = _new_attempt(old, run)
         outcome = last.outcome if last else None
-        if outcome is Outcome.LOST:
-            self.counted["rescued"] += 1
+        unbegun = outcome is None and not mine and lapsed and old.began is False
+        if outcome is Outcome.LOST or unbegun:
+            self.counted["rescued unbegun" if unbegun else "rescued"] += 1
             if not lapsed:
                 self.fail("rescue", f"{author} rescued {run.id} with a valid lease")
+            self._check_blame(old, run)
         elif not mine:
             self.fail("fence", f"{author} ended {run.id}, held by {old.worker}, as {run.state}")
         if run.reason == "job removed" and self._has_job(run):
@@ -343,6 +375,20 @@ class Monitor:
         """Whether the job that made a run is there: not another one that took its id since."""
         job = self.store._jobs.get(run.job_id)
         return job is not None and job.created_at <= run.created_at
+
+    def _check_blame(self, old: Run, run: Run) -> None:
+        # A begin that is on record may not have come to pass: the worker died in between.
+        began = old.began is True or (run.id, run.token) in self._started
+        if old.lapses >= 2 and run.lapses > old.lapses and not began:
+            self.fail("poison", f"a lapse is held against {run.id}, which did not begin")
+        if run.reason == "poison" and run.state is State.FAILED:
+            self.counted["poison"] += 1
+            if run.lapses < 4:
+                self.fail("poison", f"{run.id} is poison after {run.lapses} lapses")
+        job = self._jobs.get(run.job_id)
+        untouched = job is not None and job.updated_at == job.created_at
+        if untouched and run.reason == "lost" and old.began is False:
+            self.fail("begin", f"{run.id} is lost, and there is no record that it began")
 
     def _check_verdict(self, old: Run, run: Run, outcome: Outcome | None) -> None:
         key = (run.id, run.token)

@@ -26,6 +26,8 @@ from mainspring.engine.keeper import Keeper
 from mainspring.engine.leases import Leases
 from mainspring.engine.parts import JobBook
 from mainspring.engine.patience import Patience
+from mainspring.engine.record import Record
+from mainspring.engine.suspects import Suspects
 from mainspring.engine.transactions import Transacting
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State, replace
@@ -262,10 +264,50 @@ def _rescued_by_own_clock() -> Patches:
 def _rescued_as_any() -> Patches:
     right = states.rescued
 
-    def rescued(run: Run, now: datetime, delivery: Delivery) -> Change:
-        return right(run, now, Delivery.AT_LEAST_ONCE)
+    def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
+        return right(run, now, Delivery.AT_LEAST_ONCE, **how)
 
     return [patch.object(states, "rescued", rescued)]
+
+
+def _bystanders_blamed() -> Patches:
+    def never_began(run: Run, job: Any) -> bool:
+        return False
+
+    return [patch.object(states, "never_began", never_began)]
+
+
+def _killers_at_large() -> Patches:
+    right = states.rescued
+
+    def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
+        return right(run, now, delivery, **how | {"blameless": run.lapses >= 2})
+
+    return [patch.object(states, "rescued", rescued)]
+
+
+def _suspects_in_company() -> Patches:
+    right = Suspects.next
+
+    def next_at_once(self: Suspects, *, idle: bool) -> Any:
+        return right(self, idle=True)
+
+    return [patch.object(Suspects, "next", next_at_once)]
+
+
+def _begins_unrecorded() -> Patches:
+    def begin(self: Record, work: Any, recorded: Callable[[bool], None]) -> None:
+        self._settler.put(states.beginning(work.run), lambda kept: None)
+        asyncio.get_running_loop().call_soon(recorded, True)
+
+    return [patch.object(Record, "begin", begin)]
+
+
+def _given_again_though_begun() -> Patches:
+    def never_began(run: Run, job: Any) -> bool:
+        return job is not None and states.records_begin(run, job)
+
+    return [patch.object(states, "never_began", never_began)]
 
 
 def _cancel_overwritten() -> Patches:
@@ -419,6 +461,17 @@ def _bugs() -> Iterator[Planted]:
               "at most once", patches=_rescued_as_any)  # fmt: skip
     yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
               "cancel", patches=_without("rescued", "cancel_requested"), stress=True)  # fmt: skip
+    yield bug("bystanders blamed", "every lapse is held against a run, begun or not", "begin",
+              "poison", patches=_bystanders_blamed)  # fmt: skip
+    yield bug("killers at large", "no lapse is held against a run that runs alone", "poison",
+              patches=_killers_at_large)  # fmt: skip
+    yield bug("suspects in company", "a suspect begins beside others", "suspects",
+              patches=_suspects_in_company)  # fmt: skip
+    yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
+              "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
+    yield bug("given again though begun", "a begin that is on record is not looked at",
+              "at most once", "fence", "attempts", "poison",
+              patches=_given_again_though_begun)  # fmt: skip
     yield bug("cancel overwritten", "a completion overwrites a cancel request", "cancel",
               patches=_cancel_overwritten)  # fmt: skip
     yield bug("retry resets the attempt", "a retry begins to count anew", "attempts",

@@ -40,6 +40,10 @@ class Workload:
     """How long handlers and delays take, where time is real: less than they otherwise do."""
     schedules: Sequence[str] = SCHEDULES
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    killers: int = 0
+    """How many runs there are that kill their worker whenever they begin."""
+    fallen: list[Machine] = field(default_factory=list)
+    """Machines that such a run has killed."""
 
     def __post_init__(self) -> None:
         rng = self.rng
@@ -57,6 +61,10 @@ class Workload:
             "expiring": {"start_deadline": "2s", "concurrency": 1},
             "broken": {"breaker": Breaker(failures=2, reset="5s"), **retries},
         }
+        own = random.Random(f"killers {self.seed}")  # the story of other seeds stays as it is
+        if own.random() < 0.3:
+            self.killers = own.choice((1, 1, 2))
+            self.jobs["killer"] = {}
         for number in range(rng.choice((1, 2, 3))):
             self.jobs[f"slot{number}"] = self._scheduled()
         if rng.random() < 0.5:
@@ -68,6 +76,8 @@ class Workload:
         handler = self._handler(machine, author)
         for job_id, policy in self.jobs.items():
             work = self._exact(machine, author) if job_id == "exact" else handler
+            if job_id == "killer":
+                work = self._killer(machine, author)
             scheduler.job(**{"schedule": None, **policy}, id=job_id)(work)
         scheduler.job(id="spare")(handler)
 
@@ -110,6 +120,24 @@ class Workload:
                 self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
 
         return work
+
+    def _killer(self, machine: Machine, author: str) -> Callable[..., Any]:
+        """Kills its worker, at once or after a while."""
+
+        async def kill(ctx: RunContext) -> None:
+            self.monitor.began(machine, author, ctx.run_id, ctx.token)
+            rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
+            try:
+                await asyncio.sleep(rng.choice((0.0, 0.0, 0.5, 2.0)))
+            except asyncio.CancelledError:
+                self.monitor.ended(ctx.run_id, ctx.token, "stopped")
+                raise
+            machine.kill()
+            self.fallen.append(machine)
+            self.monitor.died(author)
+            await asyncio.sleep(0)
+
+        return kill
 
     def _exact(self, machine: Machine, author: str) -> Callable[..., Any]:
         """Counts itself in the store, in a transaction; often for longer than it may."""
@@ -163,7 +191,11 @@ class Client:
         self._scheduler = scheduler
         self._workload = workload
         self._known: list[str] = []
-        self._queued = [name for name, policy in workload.jobs.items() if "schedule" not in policy]
+        self._queued = [
+            name
+            for name, policy in workload.jobs.items()
+            if "schedule" not in policy and name != "killer"
+        ]
         self._slotted = [name for name, policy in workload.jobs.items() if "schedule" in policy]
 
     async def act(self) -> None:
@@ -193,6 +225,12 @@ class Client:
                 await self._scheduler.pause_job(name)
             except NotFound:
                 continue
+
+    async def enqueue_killer(self) -> None:
+        try:
+            self._accept(await self._scheduler.enqueue("killer"))
+        except EXPECTED as error:
+            self._monitor.counted[f"refused {type(error).__name__}"] += 1
 
     async def probe(self, count: int) -> None:
         """Enough work at once that every worker must take a part of it."""

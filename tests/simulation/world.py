@@ -134,7 +134,9 @@ class World:
         while desk.scheduler is None:
             await asyncio.sleep(0.1)
         client = Client(monitor, rng, workload, desk.scheduler)
-        await asyncio.gather(self._busy(client), self._busy(client), *fates)
+        restarting = asyncio.ensure_future(self._restarting(nodes, workload))
+        killers = [self._killer(client) for _ in range(workload.killers)]
+        await asyncio.gather(self._busy(client), self._busy(client), *killers, *fates)
         monitor.note("WORLD", "calm")
         for node in (*nodes, desk):
             node.bad.on = False
@@ -142,6 +144,7 @@ class World:
         await self._settled(client)
         monitor.check_end()
         await self._alive(nodes, client)
+        restarting.cancel()
 
     def _time(self) -> float:
         """Seconds since the beginning."""
@@ -162,6 +165,21 @@ class World:
             await asyncio.sleep(self._rng.uniform(0, 1))
             await client.act()
 
+    async def _killer(self, client: Client) -> None:
+        """A run that kills whoever runs it, some time in the first half."""
+        own = random.Random(f"killer {self._seed}")
+        await asyncio.sleep(own.uniform(0, self._span / 2))
+        await client.enqueue_killer()
+
+    async def _restarting(self, nodes: list[Node], workload: Workload) -> None:
+        """A worker that a run has killed is started again."""
+        while True:
+            await asyncio.sleep(1)
+            for node in nodes:
+                if node.machine in workload.fallen:
+                    workload.fallen.remove(node.machine)
+                    node.boot(**self._settings)
+
     async def _fate(self, node: Node) -> None:
         """What befalls one worker, until the calm; then it is up."""
         rng = self._rng
@@ -169,6 +187,8 @@ class World:
             await asyncio.sleep(rng.uniform(1, 12) * self._pace)
             if self._time() > self._span:
                 return
+            if node.machine.dead:  # by a run; it is about to be started again
+                continue
             kind = rng.random()
             if kind < 0.35 * self._crashes:
                 node.kill()

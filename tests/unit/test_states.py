@@ -12,13 +12,14 @@ from mainspring.model import (
     LIVE,
     MAX_ATTEMPTS_KEPT,
     Attempt,
+    Job,
     Outcome,
     Progress,
     Run,
     State,
     replace,
 )
-from mainspring.policy import Delivery
+from mainspring.policy import Delivery, Policy
 from mainspring.states import Change, Failure
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -264,10 +265,65 @@ class TestRescuing:
         assert after.lease_until is None
 
     @pytest.mark.parametrize("delivery", list(Delivery))
+    def test_what_never_began_is_given_again_as_if_it_had_not_been_claimed(
+        self, delivery: Delivery
+    ) -> None:
+        run = running(lapses=3, began=False)
+        after = states.rescued(run, NOW, delivery, unbegun=True).after(run)
+        assert (after.state, after.lapses, after.attempt) == (State.PENDING, 3, 1)
+        assert (after.attempts, after.began) == (run.attempts, None)
+
+    def test_a_begin_recorded_between_the_look_and_the_rescue_is_seen(self) -> None:
+        seen = running(began=False)
+        begun = states.beginning(seen).after(seen)
+        assert not applies(states.rescued(seen, NOW, Delivery.AT_MOST_ONCE, unbegun=True), begun)
+
+    def test_a_lapse_that_something_else_is_to_blame_for_does_not_count(self) -> None:
+        run = running(lapses=3)
+        after = states.rescued(run, NOW, Delivery.AT_LEAST_ONCE, blameless=True).after(run)
+        assert (after.state, after.lapses, after.attempt) == (State.PENDING, 3, 2)
+        assert after.attempts[-1].outcome is Outcome.LOST
+        lost = states.rescued(run, NOW, Delivery.AT_MOST_ONCE, blameless=True).after(run)
+        assert (lost.state, lost.reason) == (State.FAILED, "lost")
+
+    @pytest.mark.parametrize("delivery", list(Delivery))
     def test_a_cancel_that_was_asked_for_is_carried_out(self, delivery: Delivery) -> None:
         run = running(cancel_requested=True, reason="asked", lapses=3)
         change = states.rescued(run, NOW, delivery)
         assert (change.set["state"], change.set["reason"]) == (State.CANCELLED, "asked")
+
+
+class TestWhetherItBegan:
+    EARLY, LONG_AGO = BEGAN - timedelta(seconds=30), BEGAN - timedelta(days=1)
+
+    def job(self, delivery: Delivery, created: datetime, updated: datetime) -> Job:
+        policy = Policy(delivery=delivery)
+        return Job(id="job", handler="h", created_at=created, updated_at=updated, policy=policy)
+
+    @pytest.mark.parametrize(
+        ("began", "known"), [(False, True), (True, False), (None, False)], ids=str
+    )
+    def test_only_where_a_worker_would_have_recorded_it(
+        self, began: bool | None, known: bool
+    ) -> None:
+        run = running(began=began, created_at=self.EARLY)
+        once = self.job(Delivery.AT_MOST_ONCE, self.LONG_AGO, self.LONG_AGO)
+        plain = self.job(Delivery.AT_LEAST_ONCE, self.LONG_AGO, self.LONG_AGO)
+        assert states.never_began(run, once) is known
+        assert states.never_began(run, plain) is False
+        assert states.never_began(run, None) is False
+        suspect = replace(run, lapses=2)
+        assert states.never_began(suspect, plain) is known
+        assert states.never_began(suspect, None) is known
+
+    def test_a_recent_edit_leaves_it_open(self) -> None:
+        """The worker may have begun the run as one that may begin any number of times."""
+        run = running(began=False, created_at=self.EARLY)
+        for updated in (BEGAN - timedelta(seconds=1), NOW):
+            once = self.job(Delivery.AT_MOST_ONCE, self.LONG_AGO, updated)
+            assert states.never_began(run, once) is False
+        made_again = self.job(Delivery.AT_MOST_ONCE, BEGAN, BEGAN)
+        assert states.never_began(run, made_again) is False
 
 
 class TestReviving:

@@ -88,9 +88,12 @@ class Home:
         """How many places more it has work for."""
         return max(self._dealt - self.lent, 0)
 
-    def deal(self, works: list[Work]) -> None:
-        """Have these run, on the places that were lent and will be."""
-        self._deck.extend(works)
+    def deal(self, works: list[Work], *, first: bool = False) -> None:
+        """Have these run, on the places that were lent and will be; `first`: before all others."""
+        if first:
+            self._deck.extendleft(reversed(works))
+        else:
+            self._deck.extend(works)
         self._dealt += len(works)
 
     def lend(self, places: int) -> None:

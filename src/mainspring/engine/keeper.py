@@ -23,6 +23,7 @@ from mainspring.model import Page, Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
 from mainspring.store import RunQuery
+from mainspring.worker_ids import host_was_restarted
 
 __all__ = ["LEADER", "Keeper"]
 
@@ -190,7 +191,9 @@ class Keeper:
             # A removed job's run becomes pending, and is cancelled when it is claimed.
             delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
             lapsed[run.id] = run
-            changes.append(states.rescued(run, now, delivery))
+            unbegun = states.never_began(run, job)
+            blameless = host_was_restarted(run.worker, self._parts.settings.worker_id)
+            changes.append(states.rescued(run, now, delivery, unbegun=unbegun, blameless=blameless))
         for run in await self._committed(list(lapsed.values()), changes):
             log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
             self._parts.emit("run.rescued", run)

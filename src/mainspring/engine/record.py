@@ -47,6 +47,17 @@ class Record:
             return
         self._settler.put(verdict.change, lambda kept: self._settled(work, verdict, kept))
 
+    def begin(self, work: Work, recorded: Callable[[bool], None]) -> None:
+        """Have it recorded that a handler begins. `recorded` hears whether the run is still ours
+        to begin; where it is not, what is left to do is done here."""
+
+        def settled(kept: bool) -> None:
+            recorded(kept)
+            if not kept:
+                self._later(self._refused(work))
+
+        self._settler.put(states.beginning(work.run), settled)
+
     def settle_alone(self, run: Run, change: Change) -> None:
         """Record a run that was claimed but never became work."""
 

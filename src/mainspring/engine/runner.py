@@ -72,9 +72,9 @@ class Runner:
         isolation = work.isolation
         return isolation is Isolation.AUTO or (isolation is Isolation.THREAD and self._inline)
 
-    def begin(self, works: Sequence[Work], free: int) -> int:
+    def begin(self, works: Sequence[Work], free: int, *, first: bool = False) -> int:
         """Begin these, with so many free places; says how many it took. Each work that is not
-        `at_home` takes one."""
+        `at_home` takes one. `first`: before those that wait for a place on their loop."""
         homely: list[Work] = []
         ours: list[Work] = []
         for work in works:
@@ -85,8 +85,8 @@ class Runner:
             else:
                 self._begin_in_thread(work)
         taken = len(works) - len(homely) - len(ours)
-        self._home.deal(homely)
-        self._built_in.deal(ours)
+        self._home.deal(homely, first=first)
+        self._built_in.deal(ours, first=first)
         return taken + self._lend(max(free - taken, 0))
 
     def _lend(self, free: int) -> int:

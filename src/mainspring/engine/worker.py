@@ -25,6 +25,7 @@ from mainspring.engine.record import Record
 from mainspring.engine.resting import rest
 from mainspring.engine.runner import Runner
 from mainspring.engine.settle import Settler
+from mainspring.engine.suspects import Suspects
 from mainspring.engine.tracing import Tracing
 from mainspring.engine.transactions import Transacting
 from mainspring.engine.verdict import LEAST_SNOOZE, Verdict, judge
@@ -74,6 +75,8 @@ class Worker:
         self._groups = GroupLimits(parts.settings.workers, parts.clock.monotonic)
         self._search_at = 0.0  # when to claim again while a group is busy
         self._active: dict[Work, None] = {}  # a run may be here twice: lost, and claimed again
+        self._recording: dict[Work, None] = {}  # their begin is being recorded; each has a place
+        self._suspects = Suspects(parts.time, go_on=self._go_on, give_back=self._give_back_until)
         self._taken = 0  # places
         self._stuck: set[Work] = set()
         self._wake = asyncio.Event()
@@ -94,7 +97,8 @@ class Worker:
     @property
     def ahead(self) -> int:
         """Runs that are held and wait for their place."""
-        return len(self._ready) + self._runner.unbegun
+        held = len(self._ready) + len(self._recording) + len(self._suspects.waiting)
+        return held + self._runner.unbegun
 
     @property
     def stuck(self) -> int:
@@ -135,7 +139,8 @@ class Worker:
                 self._search_at = self._parts.clock.monotonic() + pause
             elif not self._short and not (found and await rest(self._wake, BUSY_SECONDS)):
                 await self._sleep_until_due()
-        for work in [*self._groups.waiting, *self._ready, *self._active]:
+        unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
+        for work in [*unbegun, *self._active]:
             if self._taken_back(work):
                 self._give_back(work)
         self._claimed_last.set()
@@ -166,6 +171,8 @@ class Worker:
     def _room(self) -> int:
         """How many runs to claim. What waits ahead is refilled when half of it is gone: fewer
         and larger claims cost fewer commits."""
+        if self._suspects.hold_back:
+            return 0
         free, ready = max(self._free(), 0), self.ahead
         asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
         ahead = min(int(asked), MOST_AHEAD)
@@ -233,7 +240,10 @@ class Worker:
             )
             work = Work(run, job, handler, context, sent)
             self.leases.hold(work)
-            if self._groups.start(work):
+            if states.is_suspect(run):
+                if not self._put_off(work):
+                    self._suspects.add(work)
+            elif self._groups.start(work):
                 self._make_ready(work)
             elif not self._groups.wait(work):
                 self._settle_unbegun(work, states.released(run, self._now(), began=False))
@@ -304,10 +314,21 @@ class Worker:
         """Give what is ready to the runner, in order, as far as there are places for it."""
         if self._draining:
             return
+        idle = not self._active and not self._recording
+        if (suspect := self._suspects.next(idle=idle)) is not None:
+            self._record_begin(suspect)
+        if self._suspects.hold_back:
+            return
         batch: list[Work] = []
         free = self._free()
         while self._ready:
             work = self._ready[0]
+            if states.records_begin(work.run, work.job):
+                if free <= 0:
+                    break
+                free -= 1
+                self._record_begin(self._ready.popleft())
+                continue
             if not self._runner.at_home(work):
                 if free <= 0:
                     break
@@ -322,6 +343,34 @@ class Worker:
             self._active[work] = None
         self._taken += self._runner.begin(batch, self._free())
 
+    def _record_begin(self, work: Work) -> None:
+        """Begin a handler once it is on record that it begins. It has its place from now on: the
+        time between the record and the begin is short."""
+        self._taken += 1
+        self._recording[work] = None
+        self._record.begin(work, lambda kept: self._begin_recorded(work, kept))
+
+    def _begin_recorded(self, work: Work, kept: bool) -> None:
+        if work not in self._recording:  # it was taken back meanwhile
+            return
+        del self._recording[work]
+        self._taken -= 1
+        if kept and self.leases.safe(work):
+            self._active[work] = None
+            if not self._runner.at_home(work):
+                self.began(work)
+            self._taken += self._runner.begin([work], self._free(), first=True)
+            return
+        self._suspects.over(work)
+        self._leave_group(work)
+        if kept:
+            self._give_back(work)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._begin()
+        self._place_free()
+
     def began(self, work: Work) -> None:
         """A handler is about to begin. On any thread."""
         self._parts.emit("run.started", work.run)
@@ -335,6 +384,7 @@ class Worker:
         for work in works:
             self._active.pop(work, None)
             self._leave_group(work, _seconds(work, now) if work.stop is None else None)
+            self._suspects.over(work)
             if work.lingering:
                 self._note_stuck(work)
             verdict = None
@@ -349,15 +399,13 @@ class Worker:
             if self.tracing is not None:
                 self.tracing.end(work, verdict)
         self._note_pace(works)
-        self._begin()
-        self._place_free()
+        self._go_on()
 
     def freed(self, work: Work) -> None:
         """A thread has ended, perhaps after its attempt: its place is free again."""
         self._taken -= 1
         self._stuck.discard(work)
-        self._begin()
-        self._place_free()
+        self._go_on()
 
     def _place_free(self) -> None:
         """Claim again, if it was places that we lacked. If not, the store has nothing more for us
@@ -369,16 +417,23 @@ class Worker:
         now = self._parts.time.now()
         self._record.settle(work, Verdict(states.released(work.run, now, began=False)))
 
+    def _give_back_until(self, work: Work, until: datetime) -> None:
+        self._record.settle(work, Verdict(states.snoozed(work.run, until)))
+
     def _taken_back(self, work: Work) -> bool:
         """Whether a work had not begun: then it is nowhere any more."""
         if self._groups.remove(work):
             return True
-        if work not in self._active:
-            self._ready.remove(work)
-        elif self._runner.take_back(work):
+        if work in self._recording:
+            del self._recording[work]
+            self._taken -= 1
+        elif work in self._active:
+            if not self._runner.take_back(work):
+                return False
             del self._active[work]
-        else:
-            return False
+        elif work in self._ready:
+            self._ready.remove(work)
+        self._suspects.over(work)
         self._leave_group(work)
         return True
 

@@ -166,6 +166,7 @@ class MemoryStore:
                 attempt=run.attempt + 1,
                 worker=claim.worker,
                 started_at=now,
+                began=False,
                 lease_until=now + claim.lease,
                 progress=None,
             )

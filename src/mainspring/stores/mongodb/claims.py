@@ -256,6 +256,7 @@ async def _take(
 ) -> list[Run]:
     """Take those of the runs that nobody took first; in order."""
     put = {
+        "began": False,
         "state": "running",
         "worker": claim.worker,
         "lease": span_us(claim.lease),

@@ -158,6 +158,7 @@ def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
         "failures": run.failures,
         "lapses": run.lapses,
         "token": run.token,
+        "began": run.began,
         "cancel_requested": run.cancel_requested,
         "created_at": to_us(run.created_at),
         "scheduled_at": to_us(run.scheduled_at),
@@ -216,6 +217,7 @@ def _read_run(kept: Document) -> Run:
         failures=kept["failures"],
         lapses=kept["lapses"],
         token=kept["token"],
+        began=get("began"),
         start_by=read_moment(get("start_by")),
         started_at=read_moment(get("started_at")),
         finished_at=read_moment(get("finished_at")),
@@ -314,9 +316,9 @@ def _of_kind(value: Any, kind: type[T]) -> T:
 
 RUN_FIELDS = (
     "lane", "job_id", "created_at", "scheduled_at", "run_at", "source", "priority", "payload",
-    "state", "attempt", "failures", "lapses", "token", "start_by", "started_at", "finished_at",
-    "worker", "leased_at", "lease", "cancel_requested", "result", "error", "reason", "progress",
-    "dedupe_key", "dedupe_until", "after", "after_any", "attempts",
+    "state", "attempt", "failures", "lapses", "token", "began", "start_by", "started_at",
+    "finished_at", "worker", "leased_at", "lease", "cancel_requested", "result", "error", "reason",
+    "progress", "dedupe_key", "dedupe_until", "after", "after_any", "attempts",
 )  # fmt: skip
 """What `read_run` reads, beside the id."""
 

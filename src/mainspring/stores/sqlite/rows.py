@@ -122,7 +122,7 @@ _PLAIN = (
     "seq", "id", "job_id", "handler", "queue", "priority", "source", "state", "attempt",
     "failures", "lapses", "token", "cancel_requested", "after_any", "created_at",
     "scheduled_at", "run_at", "start_by", "started_at", "finished_at", "lease_until", "worker",
-    "error", "reason", "dedupe_key", "dedupe_until",
+    "error", "reason", "dedupe_key", "dedupe_until", "began",
 )  # fmt: skip
 _JSON = ("payload", "result", "progress", '"after"', "attempts")
 _INSERTED = (*_PLAIN[1:], "lane", *_JSON)
@@ -174,6 +174,7 @@ def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
         _text(run.reason),
         run.dedupe_key,
         _time(run.dedupe_until),
+        run.began,
         lane,
         payload,
         None if run.result is None else codec.encode(run.result, what="result"),
@@ -383,7 +384,7 @@ def _run(
     (
         _, id, job_id, handler, queue, priority, source, state, attempt, failures, lapses, token,
         cancel_requested, after_any, created_at, scheduled_at, run_at, start_by, started_at,
-        finished_at, lease_until, worker, error, reason, dedupe_key, dedupe_until,
+        finished_at, lease_until, worker, error, reason, dedupe_key, dedupe_until, began,
     ) = plain  # fmt: skip
     return Run(
         id=id,
@@ -401,6 +402,7 @@ def _run(
         failures=failures,
         lapses=lapses,
         token=token,
+        began=None if began is None else bool(began),
         start_by=moments[start_by],
         started_at=moments[started_at],
         finished_at=moments[finished_at],

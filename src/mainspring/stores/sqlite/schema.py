@@ -171,7 +171,9 @@ WHERE run.state = 'waiting';
 
 _WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
 
-MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS]
+_BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

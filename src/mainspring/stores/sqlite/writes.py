@@ -192,7 +192,7 @@ def _claim(tx: Transaction, claim: Claim) -> Claimed:
 _TAKE = """
 UPDATE mainspring_runs
 SET state = 'running', token = token + 1, attempt = attempt + 1,
-    worker = ?, started_at = ?, lease_until = ?, progress = NULL
+    worker = ?, started_at = ?, lease_until = ?, progress = NULL, began = 0
 WHERE seq IN (SELECT value FROM json_each(?))
 """
 

@@ -54,6 +54,18 @@ class Claiming(Suite):
         assert run.payload == [1]
         assert await self.one(store) == run
 
+    async def test_a_claimed_run_has_not_begun_until_that_is_recorded(self, store: Store) -> None:
+        for _ in range(2):  # the second claim begins anew
+            run = await self.running(store)
+            assert run.began is False
+            assert await store.commit([states.beginning(run)]) == [True]
+            assert await store.commit([states.beginning(run)]) == [True]  # sent again
+            assert (await self.one(store)).began is True
+            [renewed] = await self.renew(store, run)
+            assert renewed.began is True
+            await store.commit([states.released(run, await store.now(), began=True)])
+            assert (await self.one(store)).began is None
+
     async def test_a_held_run_is_not_taken_again(self, store: Store) -> None:
         await self.running(store)
         assert await self.claim(store, worker="w2") == []

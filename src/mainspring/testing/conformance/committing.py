@@ -261,6 +261,17 @@ class Rescuing(Suite):
         assert await store.commit([rescue]) == [False]
         assert (await self.one(store)).result == "late"
 
+    async def test_an_owner_that_recorded_its_begin_in_between_is_seen(self, store: Store) -> None:
+        seen = await self.running(store)
+        await self.pass_ticks(31)
+        assert await store.commit([states.beginning(seen)]) == [True]
+        rescue = states.rescued(seen, await store.now(), Delivery.AT_MOST_ONCE, unbegun=True)
+        assert await store.commit([rescue]) == [False]
+        kept = await self.one(store)
+        again = states.rescued(kept, await store.now(), Delivery.AT_MOST_ONCE)
+        assert await store.commit([again]) == [True]
+        assert (await self.one(store)).reason == "lost"
+
     async def test_the_fourth_lapse_is_the_end(self, store: Store) -> None:
         await store.add([self.run()])
         for _ in range(states.MAX_LAPSES):

@@ -60,6 +60,7 @@ RUN = Run(
     failures=3,
     lapses=2,
     token=9_007_199_254_740_993,
+    began=True,
     start_by=AT + timedelta(days=1),
     started_at=AT + timedelta(seconds=1),
     finished_at=AT + timedelta(seconds=2),

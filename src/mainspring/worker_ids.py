@@ -1,0 +1,40 @@
+"""The name of a worker: its host, its process, when the host was started, and a random part."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from functools import cache
+from pathlib import Path
+
+__all__ = ["host_was_restarted", "make_worker_id"]
+
+_NO_BOOT = "0000"
+
+
+def make_worker_id(rng: random.Random) -> str:
+    """`host:pid:boot` and eight random digits; `boot` are four digits of the host's boot id."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_boot()}{rng.getrandbits(32):08x}"
+
+
+def host_was_restarted(worker: str | None, by: str) -> bool:
+    """Whether the host of a worker was restarted since that worker started, as far as another
+    worker on the same host can know."""
+    if worker is None:
+        return False
+    host, _, end = worker.partition(":")
+    my_host, _, my_end = by.partition(":")
+    boot, my_boot = end.rpartition(":")[2], my_end.rpartition(":")[2]
+    if host != my_host or len(boot) != 12 or len(my_boot) != 12:
+        return False
+    boot, my_boot = boot[:4], my_boot[:4]
+    return boot != my_boot and _NO_BOOT not in (boot, my_boot)
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:4]
+    except OSError:  # not Linux: nothing is known of restarts
+        return _NO_BOOT

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mainspring.worker_ids import host_was_restarted, make_worker_id
+
+ME = "web-1:300:aaaa00000003"
+
+
+def test_workers_of_one_process_differ_and_share_their_boot() -> None:
+    one, two = make_worker_id(random.Random(1)), make_worker_id(random.Random(2))
+    assert one != two
+    assert not host_was_restarted(one, two)
+
+
+@pytest.mark.parametrize(
+    ("worker", "restarted"),
+    [
+        ("web-1:100:bbbb00000001", True),
+        ("web-1:100:aaaa00000001", False),
+        ("web-2:100:bbbb00000001", False),  # another host: nothing is known of it
+        ("web-1:100:000000000001", False),  # it did not know its own boot
+        ("web-1:100:00000001", False),  # of an earlier version
+        ("dead", False),
+        (None, False),
+    ],
+)
+def test_a_restart_is_known_on_the_same_host_only(worker: str | None, restarted: bool) -> None:
+    assert host_was_restarted(worker, ME) is restarted
