@@ -318,7 +318,8 @@ async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
     assert len(page.items) == 10
     plans = await explained(store, sent)
     assert any(plan.condition == {"state": "reserved"} for plan in plans)
-    assert max(plan.keys for plan in plans) <= 14
+    by_ids(plans, 10)  # whether they have left a transaction open
+    assert max(plan.keys for plan in plans) <= 20
 
 
 async def test_keys_are_looked_up_by_name(store: MongoStore, sent: Sent) -> None:
@@ -403,7 +404,7 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
             last_run_at=now,
         )
 
-    for version, most in ((1, 8), (2, 10)):  # the second meets the first ones' runs and records
+    for version, most in ((1, 5), (2, 7)):  # the second meets the first ones' runs and records
         sent.commands.clear()
         fired = await store.fire([slot(name, version) for name in names])
         assert all(one.done for one in fired)
@@ -415,7 +416,7 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
     sent.commands.clear()
     chains = [slot(name, version) for name in names for version in (3, 4)]
     assert all(one.done for one in await store.fire(chains))
-    assert len(sent.commands) <= 22
+    assert len(sent.commands) <= 16
     for name in names:
         assert await store.drop_job(name)
     await store._db.runs.delete_many({"_id": {"$regex": "^batch"}})

@@ -7,7 +7,7 @@ client dies, and none is ever seen without what it waits for, which would count 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mainspring import codec
 from mainspring.model import Run, State, replace
@@ -30,10 +30,16 @@ async def add(db: Database, runs: Sequence[Run]) -> list[Added]:
     return await _Adding(db, runs, made).answers()
 
 
-async def documents(db: Database, runs: Sequence[Run]) -> list[Document]:
-    """The runs as documents, in order. Refuses what cannot be kept before anything is."""
+async def documents(
+    db: Database, runs: Sequence[Run], known: Mapping[str, bool] | None = None
+) -> list[Document]:
+    """The runs as documents, in order. Refuses what cannot be kept before anything is. `known` says
+    of jobs that were just read whether they are limited."""
+    known = known or {}
     payloads = [None if run.payload is None else codec.encode(run.payload) for run in runs]
-    limited = await limited_jobs(db, {run.job_id for run in runs})
+    limited = {job_id for job_id in known if known[job_id]}
+    if unknown := {run.job_id for run in runs} - known.keys():
+        limited |= await limited_jobs(db, unknown)
     return [
         run_document(run, payload, limited=run.job_id in limited)
         for run, payload in zip(runs, payloads, strict=True)

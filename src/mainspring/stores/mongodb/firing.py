@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from bson import ObjectId
 from pymongo import ReplaceOne, UpdateMany, UpdateOne
@@ -173,6 +174,8 @@ class _Plan:
     runs: tuple[Run, ...]
     changes: list[Change]
     made: list[Document]
+    holds_for: float
+    """Seconds that it holds from the reading of the job on."""
 
     def record(self, by: ObjectId, there: Container[str]) -> Document:
         """What the job's document says of this firing. `there` are the runs that were reserved
@@ -188,13 +191,15 @@ class _Plan:
 
 
 async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]:
+    began = db.time.elapsed()
     plans = await _plans(db, firings)
     if not plans:
         return {}
+    holds_until = began + min(plan.holds_for for plan in plans.values())
     by = ObjectId()
     there = await reserve(db, [made for plan in plans.values() for made in plan.made], by)
     records = {at: plan.record(by, there) for at, plan in plans.items()}
-    won = {at: plans[at] for at in await _advance(db, plans, records)}
+    won = {at: plans[at] for at in await _advance(db, plans, records, holds_until)}
     replaced = await _replace_earlier(db, won)
     whole = await _bring_to_life(
         db, [_Places(records[at], {made["_id"]: made for made in won[at].made}) for at in won]
@@ -234,9 +239,11 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
         job, earlier = jobs[firing.job_id], unfinished.get(firing.job_id, [])
         before = {name: job[name] for name in _MOMENTS if name in job}
         runs, changes = overlapped(firing, earlier, from_us(job["now"]))
-        plans[at] = _Plan(firing, before, earlier, runs, changes, [])
+        holds_for = _seconds_left(firing, job["now"])
+        plans[at] = _Plan(firing, before, earlier, runs, changes, [], holds_for)
     keyless = [r for plan in plans.values() for r in plan.runs if r.dedupe_key is None]
-    made = {document["_id"]: document for document in await documents(db, keyless)}
+    limits = {job_id: "limit" in job for job_id, job in jobs.items()}
+    made = {document["_id"]: document for document in await documents(db, keyless, limits)}
     for plan in plans.values():
         plan.made.extend(made[run.id] for run in plan.runs if run.id in made)
     return plans
@@ -246,6 +253,10 @@ def _may_fire(firing: Firing, job: Document) -> bool:
     if job["version"] != firing.version:
         return False
     return firing.valid_until is None or job["now"] <= to_us(firing.valid_until)
+
+
+def _seconds_left(firing: Firing, now: int) -> float:
+    return inf if firing.valid_until is None else (to_us(firing.valid_until) - now) / 1_000_000
 
 
 async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list[Run]]:
@@ -271,9 +282,13 @@ def live_slots(job_ids: Sequence[str]) -> Document:
 
 
 async def _advance(
-    db: Database, plans: Mapping[int, _Plan], records: Mapping[int, Document]
+    db: Database, plans: Mapping[int, _Plan], records: Mapping[int, Document], holds_until: float
 ) -> list[int]:
-    """Move the jobs on; give the positions of those that had not moved before."""
+    """Move the jobs on; give the positions of those that had not moved before.
+
+    `holds_until`: up to when all plans hold for certain, by this client's `elapsed`. An answer that
+    came before needs no look at the server's stamps.
+    """
     moves = []
     for at, plan in plans.items():
         firing = plan.firing
@@ -281,7 +296,9 @@ async def _advance(
         kept = {name: to_us(moment) for name, moment in moments.items()}
         change = db.time.stamped(_moved(kept, {"firing": records[at]}), "fired_at")
         moves.append(UpdateOne({"_id": firing.job_id, "version": firing.version}, change))
-    await db.jobs.bulk_write(moves, ordered=False)
+    result = await db.jobs.bulk_write(moves, ordered=False)
+    if result.matched_count == len(moves) and db.time.elapsed() < holds_until:
+        return list(plans)
     ids = [plan.firing.job_id for plan in plans.values()]
     [by] = {record["by"] for record in records.values()}
     shown = {"fired_at": 1, "firing.by": 1, "firing.until": 1, "firing.before": 1}
