@@ -88,10 +88,10 @@ class RealWorld(World):
         self._longest_calm = CALM
         self._began = 0.0
         self._stores: list[SignedStore] = []
+        self._nodes: list[RealNode] = []
 
     async def _set_clock(self) -> None:
         """The clock is the server's: it cannot be set from here."""
-        self._nodes: list[RealNode] = []
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
