@@ -54,8 +54,8 @@ def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) ->
     answer = run("store", "copy", HERE, THERE)
     assert "1 jobs have secrets, encrypted with the key of" in answer.out
     assert "MAINSPRING_SECRET_KEY, or what is in " in answer.out
-    assert "mainspring.db.key)" in answer.out
-    key = Path("mainspring.db.key").read_text()
+    assert "mainspring.db-secret.key)" in answer.out
+    key = Path("mainspring.db-secret.key").read_text()
     for keys, opens in (([key], True), ([], False)):
         settings = WebhookSettings(secret_keys=keys)
         there = Scheduler(THERE, workers=0, webhooks=settings)

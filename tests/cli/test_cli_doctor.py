@@ -64,6 +64,19 @@ def test_it_leaves_nothing_behind(run: Run, stocked: Stocked) -> None:
     assert (run("runs", "list", "--json").json, run("jobs", "list", "--json").json) == before
 
 
+def test_files_that_every_user_may_use(run: Run, stocked: Stocked) -> None:
+    _, found = checks(run)
+    assert found["files"]["status"] == "ok"
+    Path("mainspring.db-secret.key").touch(mode=0o600)
+    Path("mainspring.db-secret.key").chmod(0o644)
+    Path("mainspring.db-lock").chmod(0o666)
+    code, found = checks(run)
+    assert code == 0
+    assert found["files"]["status"] == "warn"
+    assert "mainspring.db-lock (0666), mainspring.db-secret.key (0644)" in found["files"]["detail"]
+    assert found["files"]["advice"].startswith("chmod o= ")
+
+
 def test_no_database(run: Run, folder: Path) -> None:
     answer = run("doctor")
     assert answer.code == 1

@@ -115,7 +115,7 @@ def test_private_addresses_and_the_secret_key_may_be_in_the_file(
         assert client.post("/api/jobs", json=job).status_code == 201
     # The header's secret was sealed with the key given: none was made beside the database.
     assert (tmp_path / "mainspring.db").exists()
-    assert not (tmp_path / "mainspring.db.key").exists()
+    assert not (tmp_path / "mainspring.db-secret.key").exists()
 
 
 def test_the_environment_comes_before_the_file(serve: Serve, app: Path) -> None:

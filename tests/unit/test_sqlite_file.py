@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -21,7 +24,7 @@ from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavai
 from mainspring.model import State, Webhook, replace
 from mainspring.policy import Policy
 from mainspring.store import JobQuery, RunQuery
-from mainspring.stores.sqlite import SqliteStore, schema
+from mainspring.stores.sqlite import SqliteStore, lock, schema
 from mainspring.stores.sqlite.lock import TurnLock
 from mainspring.stores.sqlite.rows import _INSERTED, job_row, lane_of, run_row
 from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened, sql
@@ -290,13 +293,165 @@ async def test_on_a_full_disk_running_work_can_still_be_recorded(small_disk: Pat
         assert len(await store.add(more)) == 20
 
 
-async def test_the_ballast_is_put_aboard_by_whoever_comes_first(tmp_path: Path) -> None:
+async def test_the_reserve_is_made_by_whoever_comes_first(tmp_path: Path) -> None:
     stores = [SqliteStore(tmp_path / "jobs.db") for _ in range(6)]
     await asyncio.gather(*(store.open() for store in stores))
     await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n, store in enumerate(stores)))
     await asyncio.gather(*(store.close() for store in stores))
-    ballast = [name for name in os.listdir(tmp_path) if "ballast" in name]
-    assert ballast == ["jobs.db-ballast"]
+    reserve = [name for name in os.listdir(tmp_path) if "reserve" in name]
+    assert reserve == ["jobs.db-reserve"]
+
+
+async def test_a_reserve_under_its_former_name_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db-ballast").write_bytes(b"former")
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("one")])
+    assert (tmp_path / "jobs.db-reserve").read_bytes() == b"former"
+    assert not (tmp_path / "jobs.db-ballast").exists()
+
+
+# -- who may use the files ----------------------------------------------------------------------
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {name: stat.S_IMODE((folder / name).stat().st_mode) for name in os.listdir(folder)}
+
+
+async def test_files_are_made_for_their_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.umask(0o022)
+    try:
+        async with opened(tmp_path / "jobs.db") as store:
+            await store.add([a_run("one")])
+            assert modes(tmp_path) == dict.fromkeys(
+                ("jobs.db", "jobs.db-wal", "jobs.db-shm", "jobs.db-lock", "jobs.db-reserve"), 0o600
+            )
+    finally:
+        os.umask(before)
+    assert "chmod" not in caplog.text
+
+
+async def test_files_that_every_user_may_use_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    for file in (path, tmp_path / "jobs.db-lock"):
+        file.chmod(0o644)
+    async with opened(path):
+        pass
+    assert "jobs.db (0644)" in caplog.text
+    assert "jobs.db-lock (0644)" in caplog.text
+    assert f"chmod o= {path} " in caplog.text
+
+
+async def test_a_store_that_a_group_shares_stays_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    path.chmod(0o660)
+    (tmp_path / "jobs.db-lock").unlink()
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        found = modes(tmp_path)
+        assert [found[f"jobs.db{s}"] for s in ("", "-wal", "-shm", "-lock")] == [0o660] * 4
+    assert "chmod" not in caplog.text
+
+
+# -- a disk that refuses ------------------------------------------------------------------------
+
+
+async def test_a_disk_that_may_only_be_read_is_told(small_disk: Path) -> None:
+    path = small_disk / "jobs.db"
+    async with opened(path):
+        pass
+    (small_disk / "jobs.db-lock").unlink()
+    mount = ["mount", "-o", "remount,ro", str(small_disk)]
+    await asyncio.to_thread(subprocess.run, mount, check=True)
+    await refused(path, StoreError, "may not be written to")
+    await refused(small_disk / "new.db", StoreError, "may not be written to")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENOSPC])
+async def test_a_lock_file_that_cannot_be_opened_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(path: Path, like: Path) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(lock, "open_private", refuse)
+    with pytest.raises(StoreError) as caught:
+        await SqliteStore(tmp_path / "jobs.db").open()
+    assert str(tmp_path / "jobs.db-lock") in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+FAILING_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+/* Reads of the file FAILING_FILE fail from its second page on, while FAILING_SWITCH is there. */
+static int fails(int fd, size_t size, off_t offset) {
+    struct stat file, meant;
+    if (offset + size <= 4096 || access(getenv("FAILING_SWITCH"), F_OK)) return 0;
+    if (fstat(fd, &file) || stat(getenv("FAILING_FILE"), &meant)) return 0;
+    return file.st_ino == meant.st_ino && file.st_dev == meant.st_dev;
+}
+#define READS(name) ssize_t name(int fd, void *to, size_t size, off_t offset) { \\
+    static ssize_t (*real)(int, void *, size_t, off_t); \\
+    if (fails(fd, size, offset)) { errno = EIO; return -1; } \\
+    if (!real) real = dlsym(RTLD_NEXT, #name); \\
+    return real(fd, to, size, offset); }
+READS(pread)
+READS(pread64)
+"""
+READING = """
+import asyncio, os, sys
+from pathlib import Path
+from mainspring.store import RunQuery
+from tests.unit.sqlite_kit import a_run, ids_of, opened
+
+async def main():
+    path = Path(os.environ["FAILING_FILE"])
+    async with opened(path) as store:
+        await store.add([a_run("one", payload="x" * 10_000)])
+    Path(os.environ["FAILING_SWITCH"]).touch()
+    try:
+        async with opened(path) as store:
+            print(await ids_of(store))
+    except Exception as error:
+        print(type(error).__name__, error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
+def test_a_failing_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    """SQLite says "malformed" when the disk refuses a read. Nobody should restore a backup, to the
+    same disk, for that."""
+    (tmp_path / "failing.c").write_text(FAILING_DISK)
+    library = str(tmp_path / "failing.so")
+    build = ["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "failing.c"), "-ldl"]
+    subprocess.run(build, check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": library,
+        "FAILING_FILE": str(tmp_path / "jobs.db"),
+        "FAILING_SWITCH": str(tmp_path / "switch"),
+    }
+    answer = subprocess.run(
+        [sys.executable, "-c", READING], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert answer.stdout.startswith("StoreUnavailable "), answer.stdout + answer.stderr
+    assert "the disk may be failing" in answer.stdout
 
 
 async def on_writer(store: SqliteStore, statement: str) -> None:

@@ -23,7 +23,7 @@ from mainspring.store import JobQuery
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
 from mainspring.webhooks.desk import shown_headers
-from mainspring.webhooks.secrets import VARIABLE, signing_bytes
+from mainspring.webhooks.secrets import VARIABLE, key_files, signing_bytes
 from tests.servers.fixtures import *  # noqa: F403
 from tests.servers.mongodb import with_database
 from tests.webhooks.kit import Request, endpoint, response, scheduler
@@ -95,14 +95,41 @@ async def test_a_key_that_is_none_is_told_at_start(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_file_is_made_at_first_use_for_its_owner_alone(tmp_path: Path) -> None:
-    file = tmp_path / "jobs.db.key"
+    file = tmp_path / "jobs.db-secret.key"
     vault = Vault.of(file=file, environ={})
     assert vault.ready
     assert not file.exists(), "nothing is made before it is needed"
     sealed = vault.seal(TOKEN, "job", "x")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert Vault.of(file=file, environ={}).open(sealed, "job", "x") == TOKEN
+    assert os.listdir(tmp_path) == ["jobs.db-secret.key"]
+
+
+def test_a_key_under_its_former_name_opens_and_seals_on(tmp_path: Path) -> None:
+    """0.1.0 kept it in `jobs.db.key`: nothing that was sealed is lost, and no second key is made,
+    which a process of the older version could not read."""
+    file, former = key_files(tmp_path / "jobs.db")
+    assert (file.name, former.name) == ("jobs.db-secret.key", "jobs.db.key")
+    sealed = Vault.of(file=former, environ={}).seal(TOKEN, "job", "x")
+    vault = Vault.of(file=file, former_file=former, environ={})
+    assert vault.open(sealed, "job", "x") == TOKEN
+    again = vault.seal(TOKEN, "job", "y")
+    assert again.key == sealed.key
     assert os.listdir(tmp_path) == ["jobs.db.key"]
+    former.rename(file)
+    assert Vault.of(file=file, former_file=former, environ={}).open(again, "job", "y") == TOKEN
+
+
+def test_a_key_that_others_may_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "jobs.db-secret.key"
+    Vault.of(file=file, environ={}).seal(TOKEN, "job", "x")
+    assert not caplog.records
+    file = file.rename(tmp_path / "wide.key")
+    file.chmod(0o640)
+    Vault.of(file=file, environ={})
+    assert f"chmod 600 {file}" in caplog.text
 
 
 def test_processes_that_make_the_file_at_once_agree(tmp_path: Path) -> None:
@@ -127,7 +154,7 @@ async def test_on_the_embedded_store_the_page_works_out_of_the_box(tmp_path: Pat
         async with scheduler(store=url) as mainspring:  # another process, later
             await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
     assert end.requests[0].headers["authorization"] == TOKEN
-    assert (tmp_path / "jobs.db.key").exists()
+    assert (tmp_path / "jobs.db-secret.key").exists()
     assert not _holding(tmp_path, b"s3cr3t")
 
 

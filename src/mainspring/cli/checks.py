@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import sqlite3
 import statistics
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mainspring import __version__
-from mainspring.cli.connect import Found, check_exists, find_store
+from mainspring.cli.connect import Found, check_exists, database_file, find_store
 from mainspring.cli.failures import CommandError
 from mainspring.cli.options import Where
 from mainspring.cli.times import span
@@ -84,6 +85,7 @@ async def _store_checks(found: Found, clock: SystemClock) -> list[Check]:
         await _reads(found, clock),
         await _writes(store, clock),
         await _store_clock(store, clock),
+        *_files(found),
         *await _work(store, found.url),
     ]
 
@@ -182,6 +184,24 @@ async def _store_clock(store: Store, clock: SystemClock) -> Check:
         advice = "harmless to runs (the store's decides), but times will look odd: check NTP"
         return Check("warn", "clock", detail, advice)
     return Check("ok", "clock", detail)
+
+
+def _files(found: Found) -> Iterator[Check]:
+    """Whether other users of this machine can read or stop an embedded store."""
+    from mainspring.stores.sqlite.files import all_files, wide_open
+    from mainspring.webhooks.secrets import key_files
+
+    database = database_file(found.url or "")
+    if database is None:
+        return
+    files = [*all_files(database), *key_files(database)]
+    wide = [(file, mode) for file in files if (mode := wide_open(file))]
+    if not wide:
+        yield Check("ok", "files", "other users of this machine cannot use them")
+        return
+    detail = ", ".join(f"{file.name} ({mode})" for file, mode in wide)
+    advice = f"chmod o= {' '.join(shlex.quote(str(file)) for file, _ in wide)}"
+    yield Check("warn", "files", f"every user of this machine may use {detail}", advice)
 
 
 # The work

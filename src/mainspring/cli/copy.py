@@ -74,7 +74,12 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
 def _key_of(source: str) -> str:
     path = database_file(source)
     variable = "MAINSPRING_SECRET_KEY"
-    return variable if path is None else f"{variable}, or what is in {path}.key"
+    if path is None:
+        return variable
+    from mainspring.webhooks.secrets import key_files
+
+    file, former = key_files(path)
+    return f"{variable}, or what is in {former if former.exists() else file}"
 
 
 def _tell(output: Output, seen: Look, *, source: str, target: str, already: int) -> None:

@@ -26,6 +26,7 @@ from mainspring.webhooks.render import Facts, Form, Mac, Prepared, prepare
 from mainspring.webhooks.secrets import (
     VARIABLE,
     Vault,
+    key_files,
     new_key,
     new_signing_secret,
     signing_bytes,
@@ -105,8 +106,11 @@ class Webhooks:
     @cached_property
     def vault(self) -> Vault:
         self._need()
+        file, former_file = _files(self._store)
         vault = Vault.of(
-            [*self.settings.secret_keys, *_keys_of(self._store)], file=_file(self._store)
+            [*self.settings.secret_keys, *_keys_of(self._store)],
+            file=file,
+            former_file=former_file,
         )
         if not vault.ready:
             log.warning(
@@ -266,10 +270,10 @@ def _of(job: Job) -> Webhook:
     return job.webhook
 
 
-def _file(store: Store) -> Path | None:
-    """The key file of an embedded store, beside its database."""
+def _files(store: Store) -> tuple[Path, Path] | tuple[None, None]:
+    """The key file of an embedded store, beside its database, and its former name."""
     path = getattr(store, "path", None)
-    return None if path is None else Path(f"{path}.key")
+    return (None, None) if path is None else key_files(path)
 
 
 def _keys_of(store: Store) -> list[str]:

@@ -16,9 +16,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
+import shlex
+import stat
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +32,9 @@ from mainspring.model import Sealed
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["VARIABLE", "Vault", "new_key", "new_signing_secret", "signing_bytes"]
+__all__ = ["VARIABLE", "Vault", "key_files", "new_key", "new_signing_secret", "signing_bytes"]
+
+log = logging.getLogger("mainspring")
 
 VARIABLE = "MAINSPRING_SECRET_KEY"
 
@@ -64,9 +70,15 @@ def signing_bytes(secret: str) -> bytes:
 class Vault:
     """Seals and opens secrets. Without a key it opens nothing, and says what to do."""
 
-    def __init__(self, keys: Sequence[bytes] = (), file: Path | None = None) -> None:
+    def __init__(
+        self,
+        keys: Sequence[bytes] = (),
+        file: Path | None = None,
+        former_file: Path | None = None,
+    ) -> None:
         self._given = tuple(keys)
         self._file = file
+        self._former_file = former_file
         self._ciphers: dict[str, AESGCM] = {}
         self._newest: str | None = None
         self._load()
@@ -77,13 +89,15 @@ class Vault:
         given: Sequence[str] = (),
         *,
         file: Path | None = None,
+        former_file: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Vault:
         """With the keys given, those of the environment, and those of the file (where there is
-        one; it is made only when there is no other key to seal with)."""
+        one; it is made only when there is no other key to seal with). `former_file` is read as
+        well: the name that the file had in an earlier version."""
         environ = os.environ if environ is None else environ
         texts = [*given, *environ.get(VARIABLE, "").split(",")]
-        return cls([_key(text) for text in map(str.strip, texts) if text], file)
+        return cls([_key(text) for text in map(str.strip, texts) if text], file, former_file)
 
     @property
     def ready(self) -> bool:
@@ -139,7 +153,7 @@ class Vault:
     def _load(self) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        for key in (*self._given, *_read_file(self._file)):
+        for key in (*self._given, *_read_file(self._file), *_read_file(self._former_file)):
             self._ciphers.setdefault(_key_id(key), AESGCM(key))
         self._newest = next(iter(self._ciphers), None)
 
@@ -166,6 +180,11 @@ class Vault:
         self._load()
 
 
+def key_files(database: Path) -> tuple[Path, Path]:
+    """Where the key of an embedded store is kept, and where 0.1.0 kept it."""
+    return Path(f"{database}-secret.key"), Path(f"{database}.key")
+
+
 def _key(text: str) -> bytes:
     try:
         key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
@@ -184,11 +203,25 @@ def _read_file(path: Path | None) -> list[bytes]:
     try:
         if path is None:
             return []
+        _warn_if_wide(path)
         return [_key(line) for line in map(str.strip, path.read_text().splitlines()) if line]
     except FileNotFoundError:
         return []
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
+
+
+@cache
+def _warn_if_wide(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        log.warning(
+            "%s holds the key of all secrets, and others than its owner may read it (%04o). Run:"
+            " chmod 600 %s",
+            path,
+            mode,
+            shlex.quote(str(path)),
+        )
 
 
 def _key_id(key: bytes) -> str:

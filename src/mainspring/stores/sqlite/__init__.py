@@ -17,6 +17,7 @@
     reads.py        get, find, counts, jobs
     rows.py         values to columns and back
     schema.py       tables, indexes, migrations, opening a file
+    files.py        the files beside the database, made for their owner alone
     faults.py       SQLite's errors in our words
 
 Dependencies point from the top of the list down.

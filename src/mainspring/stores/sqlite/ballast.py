@@ -22,8 +22,9 @@ _ROOM = 4 * _SIZE
 
 
 class Ballast:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, former: Path | None = None) -> None:
         self._path = path
+        self._former = former  # its name before 0.2
         self._made = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
         self._given_up = False
 
@@ -40,10 +41,15 @@ class Ballast:
         return True
 
     def _load(self) -> bool:
+        if self._former is not None:
+            with contextlib.suppress(OSError):
+                self._former.rename(self._path)
+                return True
         try:
             if shutil.disk_usage(self._path.parent).free < _ROOM:
                 return False
-            self._made.write_bytes(b"\0" * _SIZE)  # a hole in a file would hold no room
+            with open(self._made, "wb", opener=_private) as file:
+                file.write(b"\0" * _SIZE)  # a hole in a file would hold no room
             self._made.rename(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -52,3 +58,7 @@ class Ballast:
             self._given_up = error.errno not in (errno.ENOSPC, errno.EDQUOT)
             return self._given_up
         return True
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from mainspring.errors import MainspringError, StoreDamaged, StoreError, StoreUnavailable
+from mainspring.stores.sqlite.files import read_open_file
 
 __all__ = ["is_full", "translated"]
 
@@ -23,10 +27,17 @@ _AWAY = {
     sqlite3.SQLITE_PROTOCOL: "is locked by another program; it will be tried again",
 }
 
+_LOOK_BYTES, _LOOK_STEP = 256 << 20, 1 << 20
+
 
 def translated(error: BaseException, path: Path) -> BaseException:
-    """The error as a caller should see it; errors that are not SQLite's pass as they are."""
-    if isinstance(error, MainspringError) or not isinstance(error, sqlite3.Error):
+    """The error as a caller should see it; those of neither SQLite nor the system pass as they
+    are."""
+    if isinstance(error, MainspringError):
+        return error
+    if isinstance(error, OSError) and error.errno is not None:
+        return _caused(_of_system(error, path), error)
+    if not isinstance(error, sqlite3.Error):
         return error
     code = _code(error)
     if code in _AWAY:
@@ -35,9 +46,51 @@ def translated(error: BaseException, path: Path) -> BaseException:
         what = f"{path} is no SQLite database ({error}). Name another file"
         return _caused(StoreDamaged(what), error)
     if code == sqlite3.SQLITE_CORRUPT:
+        # SQLite reports a read that the disk refuses (EIO) as a malformed file.
+        if (refused := _disk_error(path)) is not None:
+            return _caused(_of_system(refused, path), error)
         advice = "Restore it from a backup, or name another file"
         return _caused(StoreDamaged(f"{path} is damaged ({error}). {advice}"), error)
     return _caused(StoreError(f"{path}: {error}"), error)
+
+
+def _of_system(error: OSError, path: Path) -> StoreError:
+    file, why = error.filename or path, os.strerror(error.errno or 0)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreUnavailable(f"{file} {_AWAY[sqlite3.SQLITE_FULL]}")
+    if error.errno in (errno.EIO, errno.ENXIO):
+        return StoreUnavailable(
+            f"{file} could not be read or written ({why}): the disk may be failing. Check it"
+            " (`dmesg` tells more) before you restore anything"
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StoreError(
+            f"{file} may not be written to ({why}). SQLite needs to write to the file and to its"
+            " folder"
+        )
+    return StoreUnavailable(f"{file}: {why}")
+
+
+def _disk_error(path: Path) -> OSError | None:
+    """What the disk says when the file is read from end to end, or as far as is quick."""
+    try:
+        stat = os.stat(path)
+        identity = (stat.st_dev, stat.st_ino)
+        if read_open_file(identity, 1, 0) is not None:
+            _read_all(lambda size, offset: read_open_file(identity, size, offset) or b"")
+            return None
+        # Nothing in this process has it open, so it may be opened and closed here.
+        with path.open("rb") as file:
+            _read_all(lambda size, offset: os.pread(file.fileno(), size, offset))
+    except OSError as error:
+        return error
+    return None
+
+
+def _read_all(read: Callable[[int, int], bytes]) -> None:
+    offset = 0
+    while offset < _LOOK_BYTES and (data := read(_LOOK_STEP, offset)):
+        offset += len(data)
 
 
 def is_full(error: BaseException) -> bool:

@@ -13,7 +13,6 @@ another identity. The newest stamp that any process has seen in the file is note
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from mainspring.clock import Clock
 from mainspring.errors import StoreDamaged, StoreFileChanged
+from mainspring.stores.sqlite.files import read_open_file
 from mainspring.stores.sqlite.lock import TurnLock
 
 __all__ = ["FileIdentity"]
@@ -37,8 +37,6 @@ _STAMP = re.compile(rb"mainspring-stamp:([0-9a-f]{16}):(\d{16})")
 _STEP_SECONDS = 1.0
 _DOUBT_SECONDS = 10.0
 """Another program's checkpoint may be half done when we look: we look again for so long."""
-
-_DESCRIPTORS = ("/proc/self/fd", "/dev/fd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ class FileIdentity:
         for path, known in zip(self._paths, self._files, strict=True):
             try:
                 found = _identity(path)
-            except OSError as error:
+            except (FileNotFoundError, NotADirectoryError) as error:
                 raise self._changed(f"{path} was deleted or moved while it was in use") from error
             if found != known:
                 raise self._changed(f"{path} was replaced by another file while it was in use")
@@ -101,7 +99,11 @@ class FileIdentity:
     def check_content(self, connection: sqlite3.Connection) -> None:
         """Raise `StoreDamaged` if the file was overwritten in place since the last look."""
         self.check()
-        written = _written(self._path)
+        try:
+            written = _written(self._path)
+        except FileNotFoundError:  # just now
+            self.check()
+            raise
         if written == self._written:
             return
         found = self._stamp_in_file(connection)
@@ -145,26 +147,11 @@ class FileIdentity:
         # A VACUUM moves the page, and the old place stays right until the next checkpoint.
         pages = [page for page in {root_page, self._root_page} if page]
         self._root_page = root_page
-        found = [_Stamp.found_in(self._pread((page - 1) * size, size)) for page in pages]
+        found = [
+            _Stamp.found_in(read_open_file(self._files[0], size, (page - 1) * size) or b"")
+            for page in pages
+        ]
         return max((stamp for stamp in found if stamp), key=lambda s: s.number, default=None)
-
-    def _pread(self, offset: int, size: int) -> bytes:
-        """Read through a descriptor that SQLite has open. One of our own would have to be closed
-        again, and closing any descriptor of a file drops this process's locks on it."""
-        for folder in _DESCRIPTORS:
-            with contextlib.suppress(OSError):
-                for name in os.listdir(folder):
-                    with contextlib.suppress(OSError, ValueError):
-                        number = int(name)
-                        if self._is_database(number):
-                            data = os.pread(number, size, offset)
-                            if self._is_database(number):
-                                return data
-        return b""
-
-    def _is_database(self, descriptor: int) -> bool:
-        stat = os.fstat(descriptor)
-        return (stat.st_dev, stat.st_ino) == self._files[0]
 
     def _changed(self, what: str) -> StoreFileChanged:
         return StoreFileChanged(

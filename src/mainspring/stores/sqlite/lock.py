@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mainspring.errors import StoreUnavailable
+from mainspring.stores.sqlite.files import open_private
 
 try:
     import fcntl
@@ -30,15 +31,16 @@ _NOTE_SIZE = 64
 class TurnLock:
     """Used by one thread: `with lock: …`. Waits at most `timeout` seconds."""
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, path: Path, timeout: float, database: Path | None = None) -> None:
         self._path = path
+        self._database = database or path
         self._timeout = timeout
         self._fd: int | None = None
         self._queued: _Queued | None = None
 
     def open(self) -> None:
         if fcntl is not None:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = open_private(self._path, self._database)
 
     def close(self) -> None:
         if self._queued is not None:

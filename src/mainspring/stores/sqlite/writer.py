@@ -12,6 +12,8 @@ committed (`PRAGMA data_version`: it does not change by this connection's own co
 from __future__ import annotations
 
 import contextlib
+import logging
+import shlex
 import sqlite3
 import threading
 from collections import deque
@@ -29,6 +31,7 @@ from mainspring.stores.sqlite.ballast import Ballast
 from mainspring.stores.sqlite.claims import next_runs
 from mainspring.stores.sqlite.faults import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
+from mainspring.stores.sqlite.files import all_files, make_private, wide_open
 from mainspring.stores.sqlite.lock import TurnLock
 from mainspring.stores.sqlite.rows import from_us
 from mainspring.stores.sqlite.schema import (
@@ -44,6 +47,8 @@ from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.turns import Turn, take_turn
 
 __all__ = ["Writer"]
+
+log = logging.getLogger("mainspring")
 
 _GROUP_ITEMS = 2_000
 """About as many items share a commit: some 30 ms, so that other processes get their turn."""
@@ -62,8 +67,10 @@ class Writer:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self.clock = StoreClock(clock)
-        self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS)
-        self._ballast = Ballast(path.with_name(path.name + "-ballast"))
+        self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS, path)
+        self._ballast = Ballast(
+            path.with_name(path.name + "-reserve"), former=path.with_name(path.name + "-ballast")
+        )
         self.identity = FileIdentity(path, clock, self._lock)
         self._turns: deque[Turn] = deque()
         self.mailbox = Mailbox()
@@ -99,6 +106,7 @@ class Writer:
             self.ended.set_result(None)
             return
         self._version = self._data_version()
+        self._warn_of_wide_files()
         self.opened.set_result(None)
         while not self.mailbox.finished:
             self._turn()
@@ -110,6 +118,7 @@ class Writer:
 
     def _open(self) -> sqlite3.Connection:
         check_file(self._path)
+        make_private(self._path)
         self._lock.open()
         connection = connect(self._path, create=True)
         try:
@@ -123,6 +132,15 @@ class Writer:
             connection.close()
             raise
         return connection
+
+    def _warn_of_wide_files(self) -> None:
+        wide = [(file, mode) for file in all_files(self._path) if (mode := wide_open(file))]
+        if wide:
+            log.warning(
+                "every user of this machine may read or lock %s. Run: chmod o= %s",
+                " and ".join(f"{file.name} ({mode})" for file, mode in wide),
+                " ".join(shlex.quote(str(file)) for file, _ in wide),
+            )
 
     def _turn(self) -> None:
         """Wait for work (or for the next look at other processes), and do it."""
