@@ -39,7 +39,7 @@ FLOORS: list[set[str]] = [
     {"model"},
     {"policy"},
     {"schedules"},
-    {"codec", "durations"},
+    {"codec", "durations", "arguments"},
     {"clock"},
     {"errors"},
 ]

@@ -96,6 +96,7 @@ class Blocking:
     health = _Method(Scheduler.health)
     job_health = _Method(Scheduler.job_health)
     job_metrics = _Method(Scheduler.job_metrics)
+    explain_run = _Method(Scheduler.explain_run)
     list_workers = _Method(Scheduler.list_workers)
     list_unreadable = _Method(Scheduler.list_unreadable)
     now = _Method(Scheduler.now)

@@ -44,13 +44,17 @@ class Queue(Generic[P]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Run:
         """Queue one run with these arguments, checked against the function's signature."""
         payload = self._handler.arguments(args, kwargs)
-        [run] = await self._scheduler._enqueue(self._handler.name, [payload], self._options)
+        [run] = await self._scheduler._enqueue(
+            self._handler.name, [payload], self._options, checked_by=self._handler
+        )
         return run
 
     async def enqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Run]:
         """Queue a run for each set of arguments, all in one commit."""
         checked = [self._handler.arguments((), dict(payload)) for payload in payloads]
-        return await self._scheduler._enqueue(self._handler.name, checked, self._options)
+        return await self._scheduler._enqueue(
+            self._handler.name, checked, self._options, checked_by=self._handler
+        )
 
     def options(self, **chosen: Unpack[EnqueueOptions]) -> Queue[P]:
         """The same queue with options: `job.options(delay="5m").enqueue(...)`."""

@@ -76,7 +76,7 @@ def draft_job(
         handler=handler if isinstance(handler, str) else handler.name,
         created_at=EPOCH,
         updated_at=EPOCH,
-        payload=payload,
+        payload=payload if isinstance(handler, str) else handler.stored(payload),
         schedule=_schedule(schedule, timezone, default_zone, jitter),
         policy=Policy.make(**given),
         enabled=enabled,
@@ -154,6 +154,8 @@ def edited(
     fresh = {name: given.pop(name) for name in _WHEN if name in given}
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
+    if handler is not None:
+        payload = handler.stored(payload)
     after = replace(
         job,
         payload=payload,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from mainspring.arguments import ArgumentTypes, Misfit
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
 from mainspring.model import Job
@@ -68,6 +69,7 @@ class Handler:
             for p in parameters
             if p.default is p.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
         )
+        self._types = ArgumentTypes(function, self._names)
         self._any_names = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     def group(self, job: Job) -> str | None:
@@ -81,6 +83,7 @@ class Handler:
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """A call's arguments by name, as they are stored; InvalidArguments if they do not fit."""
+        arguments = kwargs
         if args:
             try:
                 bound = self._signature.bind(*args, **kwargs)
@@ -90,9 +93,14 @@ class Handler:
             if self._any_names:
                 variable = next(reversed(self._signature.parameters))
                 arguments.update(arguments.pop(variable, {}))
-            return arguments
-        self._check_names(kwargs)
-        return kwargs
+        self._check_names(arguments)
+        stored = dict(self._types.stored(arguments))
+        self._check_types(stored)
+        return stored
+
+    def stored(self, payload: Any) -> Any:
+        """The payload as it is stored: what JSON lacks is written out by the annotations."""
+        return self._types.stored(payload) if isinstance(payload, Mapping) else payload
 
     def check(self, payload: Any) -> None:
         """Whether a stored payload fits: an object whose keys are the parameters.
@@ -106,15 +114,25 @@ class Handler:
             raise self._refusal(f"the payload must be an object, not {type(payload).__name__}")
         else:
             self._check_names(payload or {})
+            self._check_types(payload or {})
 
     def stored_arguments(self, payload: Any) -> Mapping[str, Any]:
         """The part of a payload that is passed as arguments."""
         return payload if payload and (self._names or self._any_names) else {}
 
     def call(self, context: RunContext, payload: Any) -> Any:
-        arguments = self.stored_arguments(payload)
+        try:
+            arguments = self._types.made(self.stored_arguments(payload))
+        except Misfit as error:
+            raise self._refusal(str(error)) from None
         given = (context,) if self.takes_context else ()
         return self.function(*given, **arguments)
+
+    def _check_types(self, stored: Mapping[str, Any]) -> None:
+        try:
+            self._types.check(stored)
+        except Misfit as error:
+            raise self._refusal(str(error)) from None
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         names = given.keys()

@@ -458,6 +458,7 @@ class Scheduler(Asking):
         payloads: Sequence[Any],
         options: Options,
         source: Source = Source.ENQUEUE,
+        checked_by: Handler | None = None,
     ) -> list[Run]:
         context = TRANSACTING.get()
         if context is not None and context.in_transaction:
@@ -466,7 +467,15 @@ class Scheduler(Asking):
                 " of it: enqueue before the block, or have a job come after this one"
             )
         control = self._running().control
-        return await self._call(control.enqueue(job_id, payloads, options, self._zone, source))
+        if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
+            # Here and not on the engine's loop: making the arguments runs the program's own code.
+            payloads = [checked_by.stored(payload) for payload in payloads]
+            for payload in payloads:
+                if payload is not None:
+                    checked_by.check(payload)
+        return await self._call(
+            control.enqueue(job_id, payloads, options, self._zone, source, checked_by)
+        )
 
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         if self._portal is not None:

@@ -174,10 +174,10 @@ async def test_enqueuing(make: Make) -> None:
             InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1])
         )
         await refused(InvalidArguments, "takes no arguments", scheduler.enqueue("bare", {"a": 1}))
-        await refused(InvalidPayload, "holds a set", q.enqueue(to={1}))
+        await refused(InvalidPayload, "holds a set", q.enqueue(to="a", subject={1}))
         await refused(InvalidPayload, "at most 262,144", q.enqueue(to="x" * 300_000))
-        await refused(InvalidPayload, "more than 100 deep", q.enqueue(to=_deep(200)))
-        await refused(InvalidPayload, "not JSON", q.enqueue(to=float("inf")))
+        await refused(InvalidPayload, "more than 100 deep", q.enqueue(to="a", subject=_deep(200)))
+        await refused(InvalidPayload, "not JSON", q.enqueue(to="a", subject=float("inf")))
         await refused(JobNotFound, "no job 'nope'", scheduler.enqueue("nope"))
         await refused(JobNotFound, "no job", scheduler.trigger(""))
         for options, words in (

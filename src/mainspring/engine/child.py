@@ -27,6 +27,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from mainspring.arguments import ArgumentTypes
 from mainspring.codec import decode, encode
 from mainspring.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.durations import duration
@@ -276,7 +277,7 @@ def _script(path: str, package: str | None) -> types.ModuleType:
 
 
 def _call(handler: Callable[..., Any], context: RunContext | None, order: Mapping[str, Any]) -> Any:
-    arguments = decode(order["arguments"])
+    arguments = ArgumentTypes(handler).made(decode(order["arguments"]))
     result = handler(**arguments) if context is None else handler(context, **arguments)
     if not inspect.isawaitable(result):
         return result

@@ -32,6 +32,7 @@ from mainspring.errors import (
     RecordUnreadable,
     StoreError,
 )
+from mainspring.handlers import Handler
 from mainspring.model import (
     Job,
     Owner,
@@ -70,15 +71,25 @@ class Control:
     # Runs
 
     async def enqueue(
-        self, job_id: str, payloads: Sequence[Any], options: Options, zone: tzinfo, source: Source
+        self,
+        job_id: str,
+        payloads: Sequence[Any],
+        options: Options,
+        zone: tzinfo,
+        source: Source,
+        checked_by: Handler | None = None,
     ) -> list[Run]:
-        """Add a run for each payload, in one commit, or none. A payload of None is the job's."""
+        """Add a run for each payload, in one commit, or none. A payload of None is the job's.
+        `checked_by`: the handler that the caller has checked them with, on its own thread."""
         job = await self.known_job(job_id)
         handler = self._parts.registry.find(job.handler)
+        known = handler is not None and handler is checked_by
+        if handler is not None and not known:
+            payloads = [handler.stored(payload) for payload in payloads]
         for payload in payloads:
             if payload is not None:
                 codec.encode(payload)
-            if handler is not None:
+            if handler is not None and (payload is None or not known):
                 handler.check(job.payload if payload is None else payload)
         for upstream in options.upstream():
             await self.run(upstream)

@@ -1,0 +1,204 @@
+"""A handler's arguments: stored as JSON, and made again by the annotations of its parameters.
+
+A parameter that is annotated with a dataclass, an enum, a date-time, a UUID, a msgspec struct, a
+pydantic model (or a list, a set, a tuple, an optional of these) is given such a value when the
+handler is called, also in a process of its own. Nothing stored names a class: the annotation does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+__all__ = ["ArgumentTypes", "Misfit"]
+
+_STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
+"""What the codec keeps beside JSON's own types."""
+
+_SCALARS: frozenset[Any] = frozenset((str, int, float, bool, type(None)))
+_JSON: frozenset[Any] = _SCALARS | {dict, list, Any, object}
+
+
+class Misfit(ValueError):
+    """Arguments that do not fit the annotations: a line for each, which names it."""
+
+
+class _UnknownType(Exception):
+    """A type that cannot be made of JSON: such a value is left as it is."""
+
+
+class ArgumentTypes:
+    """The types of a function's parameters, read from its annotations when they are first needed
+    (they may name what is defined further down in the module)."""
+
+    def __init__(self, function: Callable[..., Any], names: Iterable[str] | None = None) -> None:
+        self._function = function
+        self._names = None if names is None else frozenset(names)
+
+    @cached_property
+    def _types(self) -> dict[str, Any]:
+        hints = _hints(self._function)
+        hints.pop("return", None)
+        names = self._names
+        return {name: kind for name, kind in hints.items() if names is None or name in names}
+
+    @cached_property
+    def _converted(self) -> dict[str, Any]:
+        """The types that JSON does not have."""
+        return {name: kind for name, kind in self._types.items() if not _is_json(kind)}
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        parameters = inspect.signature(self._function).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    def stored(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments as they are stored. What JSON lacks is written out; a value whose
+        parameter has no such type is left alone, for the codec to accept or refuse."""
+        written = {
+            name: _plain(value)
+            for name, value in arguments.items()
+            if name in self._converted and type(value) not in _SCALARS
+        }
+        return {**arguments, **written} if written else arguments
+
+    def check(self, stored: Mapping[str, Any]) -> None:
+        """Raise `Misfit` if stored arguments do not fit. One that equals its default does."""
+        wrong = []
+        for name, value in stored.items():
+            if name in self._types and not self._is_default(name, value):
+                wrong += _faults(name, value, self._types[name])
+        if wrong:
+            raise Misfit("; ".join(wrong))
+
+    def made(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments as the function takes them. Those of JSON's own types are passed as they
+        are: they were checked when they were enqueued."""
+        kinds = self._converted
+        if not kinds:
+            return stored
+        made, wrong = dict(stored), []
+        for name in kinds.keys() & stored.keys():
+            if not self._is_default(name, stored[name]):
+                try:
+                    made[name] = _made(stored[name], kinds[name])
+                except (msgspec.ValidationError, ValueError):
+                    wrong += _faults(name, stored[name], kinds[name])
+        if wrong:
+            raise Misfit("; ".join(wrong))
+        return made
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        if name not in self._defaults:
+            return False
+        default = self._defaults[name]
+        return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    target: Any = inspect.unwrap(function)
+    if not hasattr(target, "__annotations__"):
+        target = getattr(target, "func", None) or type(target).__call__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except Exception:  # a name that is only there for type checkers: the others may do
+        found: dict[str, Any] = {}
+        for name, annotation in getattr(target, "__annotations__", {}).items():
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            names = getattr(target, "__globals__", {})
+            try:
+                found |= typing.get_type_hints(alone, globalns=names, include_extras=True)
+            except Exception:
+                continue
+        return found
+
+
+def _is_json(kind: Any) -> bool:
+    """Whether JSON gives such values back by itself."""
+    origin = typing.get_origin(kind)
+    if origin is None:
+        return isinstance(kind, typing.TypeVar) or any(kind is known for known in _JSON)
+    if origin is typing.Literal:
+        return all(type(value) in _JSON for value in typing.get_args(kind))
+    if origin in (list, dict, typing.Union, types.UnionType):
+        return all(map(_is_json, typing.get_args(kind)))
+    return False
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, builtin_types=_STORED_AS_THEY_ARE, enc_hook=_written)
+    except (TypeError, _UnknownType):
+        return value  # the codec says what it is that cannot be stored
+
+
+def _written(value: Any) -> Any:
+    if _is_model(type(value)):
+        return value.model_dump(mode="json")
+    if isinstance(value, PurePath):
+        return str(value)
+    raise _UnknownType
+
+
+def _made(value: Any, kind: Any) -> Any:
+    """The value as one of that type; `ValidationError` or `ValueError` if it cannot be one."""
+    if any(map(_is_model, _parts(kind))):
+        return _validated(value, kind)
+    try:
+        return msgspec.convert(value, kind, dec_hook=_read)
+    except (_UnknownType, TypeError):  # msgspec does not know such a type
+        return value
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if _is_model(kind):
+        return _validated(value, kind)
+    if isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    raise _UnknownType
+
+
+def _validated(value: Any, kind: Any) -> Any:
+    """By pydantic, which is loaded already where an annotation is one of its models."""
+    import pydantic
+
+    return pydantic.TypeAdapter(kind).validate_python(value)
+
+
+def _is_model(kind: Any) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    yield kind
+    for part in typing.get_args(kind):
+        yield from _parts(part)
+
+
+def _faults(name: str, value: Any, kind: Any) -> list[str]:
+    """Why the value is none of that type, in words; nothing if it is one."""
+    try:
+        _made(value, kind)
+    except msgspec.ValidationError as error:
+        why, _, path = str(error).replace("`", "").partition(" - at $")
+        return [f"{name}{path}: {why[:1].lower()}{why[1:]}"]
+    except ValueError as error:
+        errors = getattr(error, "errors", None)  # of pydantic
+        if errors is None:
+            return [f"{name}: {error}"]
+        return [f"{'.'.join(map(str, (name, *one['loc'])))}: {one['msg']}" for one in errors()]
+    return []

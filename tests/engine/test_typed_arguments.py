@@ -1,0 +1,148 @@
+"""Arguments are stored as JSON and come back as what their annotations say, or are refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mainspring import Scheduler, State
+from mainspring.codec import encode
+from mainspring.errors import InvalidArguments, InvalidPayload
+from tests.engine import typed_jobs
+from tests.engine.conftest import Make
+from tests.engine.kit import ended
+from tests.engine.typed_jobs import Color, Line, Order, Point, User
+
+ID = UUID("6f1b0c1e-0000-4000-8000-000000000001")
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+ORDER = Order(ID, NOON, [Line("a", Decimal("1.50"), 2)], Color.BLUE)
+
+GIVEN: list[dict[str, Any]] = [
+    {"order": ORDER},
+    {"user": User(name="Ada", age=36, born=date(1815, 12, 10))},
+    {"users": [User(name="Ada", age=36), User(name="Bob", age=3)]},
+    {"color": Color.BLUE},
+    {"point": Point(1, 2)},
+    {"when": NOON, "span": timedelta(minutes=5)},
+    {"tags": {"a"}, "pair": (1, "b")},
+    {"path": Path("/tmp/x")},
+    {"mode": "slow", "small": 7, "text": "words"},
+]
+SENT: list[dict[str, Any]] = [
+    {
+        "order": {
+            "id": str(ID),
+            "placed": "2030-01-01T12:00:00Z",
+            "lines": [{"sku": "a", "price": "1.50", "count": 2}],
+            "color": "blue",
+        }
+    },
+    {"user": {"name": "Ada", "age": 36, "born": "1815-12-10"}},
+    {"users": [{"name": "Ada", "age": 36}, {"name": "Bob", "age": 3}]},
+    {"color": "blue"},
+    {"point": {"x": 1, "y": 2}},
+    {"when": "2030-01-01T12:00:00Z", "span": "PT5M"},
+    {"tags": ["a"], "pair": [1, "b"]},
+    {"path": "/tmp/x"},
+    {"mode": "slow", "small": 7, "text": "words"},
+]
+
+
+@pytest.mark.parametrize("isolation", ["auto", "process"])
+async def test_arguments_come_back_as_their_annotations_say(make: Make, isolation: Any) -> None:
+    scheduler = make()
+    take = scheduler.job(isolation=isolation)(typed_jobs.take)
+    async with scheduler:
+        runs = await take.enqueue_many(GIVEN)
+        runs += [await scheduler.enqueue("take", payload) for payload in SENT]
+        await scheduler.add_job("again", handler=take, payload=GIVEN[0])
+        runs += [await scheduler.trigger("again"), await scheduler.trigger("again", GIVEN[1])]
+        for run, given in zip(runs, [*GIVEN, *GIVEN, *GIVEN[:2]], strict=True):
+            done = await ended(scheduler, run)
+            assert done.result == typed_jobs.take(**given), done.error
+            plain = json.loads(encode(done.payload))  # JSON, with nothing of the program in it
+            assert set(plain) == set(given)
+
+
+async def test_the_context_has_the_payload_as_it_is_stored(make: Make) -> None:
+    scheduler = make()
+    job = scheduler.job()(typed_jobs.take_with_context)
+    async with scheduler:
+        run = await job.enqueue(ORDER)
+        assert (await ended(scheduler, run)).result == ["Order", "dict"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"order": {"id": "x", "placed": "2030-01-01T00:00:00Z"}}, "order.id: invalid UUID"),
+        ({"order": {"id": str(ID)}}, "order: object missing required field placed"),
+        ({"user": {"name": "Ada", "age": -1}}, "user.age: Input should be greater than or equal"),
+        ({"users": [{"name": "Ada"}]}, "users.0.age: Field required"),
+        ({"color": "green"}, "color: invalid enum value 'green'"),
+        ({"when": "soon"}, "when: invalid RFC3339"),
+        ({"point": {"x": "1"}}, "point.x: expected int, got str"),
+        ({"mode": "medium"}, "mode: invalid enum value 'medium'"),
+        ({"small": 11}, "small: expected int <= 10"),
+        ({"text": 5}, "text: expected str, got int"),
+        ({"text": 5, "small": "x"}, "text: expected str, got int; small: expected int, got str"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_at_enqueue(given: dict[str, Any], words: str) -> None:
+    scheduler = Scheduler("memory://")
+    take = scheduler.job()(typed_jobs.take)
+    async with scheduler:
+        for refused in (
+            take.enqueue(**given),
+            take.enqueue_many([{}, given]),
+            scheduler.enqueue("take", given),
+            scheduler.trigger("take", given),
+            scheduler.add_job("b", handler=take, payload=given, schedule="1h"),
+        ):
+            with pytest.raises(InvalidArguments) as caught:
+                await refused
+            assert words in str(caught.value)
+            assert "wrong arguments for take(" in str(caught.value)
+        assert (await scheduler.list_runs()).items == []
+
+
+async def test_what_no_annotation_can_make_again_is_refused(make: Make) -> None:
+    scheduler = make()
+    loose = scheduler.job()(typed_jobs.loose)
+    async with scheduler:
+        run = await loose.enqueue(1, {"a": 2}, third=[3])
+        assert (await ended(scheduler, run)).result == ["int", "dict", "list"]
+        for given in ({"first": ORDER, "second": {}}, {"first": 1, "second": {}, "third": ORDER}):
+            with pytest.raises(InvalidPayload, match="it holds an Order"):
+                await loose.enqueue(**given)
+
+
+async def test_a_stored_payload_that_fits_no_more_fails_its_run_with_the_reason() -> None:
+    scheduler = Scheduler("memory://")
+    producer = Scheduler(scheduler.store, workers=0)
+    scheduler.job()(typed_jobs.take)
+    async with producer:
+        await producer.add_job("another", handler="take", payload={"color": "green"})
+        run = await producer.trigger("another")
+    async with scheduler:
+        done = await ended(scheduler, run)
+    assert done.state is State.FAILED
+    assert "color: invalid enum value 'green'" in (done.error or "")
+
+
+async def test_a_default_needs_not_fit_its_annotation(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    def work(count: int = None, name: str = None) -> list[Any]:  # type: ignore[assignment]  # noqa: RUF013
+        return [count, name]
+
+    async with scheduler:
+        run = await work.enqueue(count=None, name="a")  # type: ignore[arg-type]
+        assert (await ended(scheduler, run)).result == [None, "a"]
