@@ -75,17 +75,20 @@ class Asking:
         tried: bool = False,
         since: datetime | None = None,
         until: datetime | None = None,
+        brief: bool = False,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Run]:
         """Newest first; `cursor` of one page fetches the next. `since` and `until` bound when
         they were made; `failing`: those with a failed attempt, whatever became of them; `tried`:
-        those with any, also one under way."""
+        those with any, also one under way. `brief` leaves out `payload`, `result` and `attempts`
+        with their logs, which may be 2 MB of a run."""
         query = RunQuery(
             job=job,
             states=state_set(state),
             failing=failing,
             tried=tried,
+            brief=brief,
             since=since,
             until=until,
             limit=page_limit(limit),

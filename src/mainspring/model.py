@@ -160,6 +160,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     unreadable: str | None = None
     """Why this version cannot read the record (it is damaged, or a newer version wrote it). Such
     a run is set aside: it never starts, and what could not be read is empty here."""
+    brief: bool = False
+    """Whether it was read for a list: without `payload`, `result` and `attempts`."""
 
     @property
     def duration(self) -> float | None:

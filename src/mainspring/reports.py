@@ -172,7 +172,7 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
 
 
 async def _newest_tried(engine: Engine, job: Job) -> Run | None:
-    page = await engine.control.runs(RunQuery(job=job.id, tried=True, limit=1))
+    page = await engine.control.runs(RunQuery(job=job.id, tried=True, brief=True, limit=1))
     # One that is older than the job was left by another job that had its id.
     return page.items[0] if page.items and page.items[0].created_at >= job.created_at else None
 
@@ -227,7 +227,8 @@ async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
 
 async def _newest_ended(engine: Engine, job_id: str) -> list[Run]:
     ended = frozenset({State.SUCCEEDED, State.FAILED})
-    return (await engine.control.runs(RunQuery(job=job_id, states=ended, limit=RECENT))).items
+    query = RunQuery(job=job_id, states=ended, brief=True, limit=RECENT)
+    return (await engine.control.runs(query)).items
 
 
 def _consecutive_failures(newest: list[Run]) -> int:

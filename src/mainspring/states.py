@@ -381,6 +381,8 @@ def _with_attempt(
     log: tuple[str, ...] = (),
     detail: Any = None,
 ) -> tuple[Attempt, ...]:
+    if run.brief:  # it would overwrite the attempts that were not read
+        raise ValueError(f"run {run.id} was read without its attempts; read it whole first")
     attempt = Attempt(
         number=run.attempt,
         worker=run.worker or "",

@@ -47,6 +47,7 @@ __all__ = [
     "Held",
     "JobQuery",
     "NoteQuery",
+    "Renewed",
     "RunQuery",
     "Store",
     "Transaction",
@@ -80,6 +81,14 @@ class Held(Struct, frozen=True):
     id: str
     token: int
     progress: Progress | None = None
+
+
+class Renewed(Struct, frozen=True):
+    """A run that is still its holder's, and whether (and why) it is to be cancelled."""
+
+    id: str
+    cancel_requested: bool = False
+    reason: str | None = None
 
 
 class Firing(Struct, frozen=True, kw_only=True):
@@ -120,6 +129,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     `set_aside`: pending, and passed over by claims because they could not be read; those that
     can be read again by now are given too, and may be claimed from now on.
     `upstream`: waiting runs that come after any of these runs.
+    `brief`: leaves out payloads, results and attempts with their logs (they are empty, and `brief`
+    of each run is set); a record in which only those cannot be read is given as readable.
     `since` (inclusive) and `until` (exclusive) bound `created_at`."""
 
     job: str | None = None
@@ -131,6 +142,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     upstream: frozenset[str] | None = None
     since: datetime | None = None
     until: datetime | None = None
+    brief: bool = False
     limit: int = 100
     cursor: str | None = None
 
@@ -258,12 +270,12 @@ class Store(Protocol):
         while ago looks so far `back`: what fell due in between, no claim has seen."""
         ...
 
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         """Extend the leases of those still held, and keep their progress.
 
-        Gives the runs that are still the caller's (same token, running); their
-        `cancel_requested` carries cancel requests. A lease that has lapsed but that nobody
-        took is still the caller's, unless another run has taken its place under a limit.
+        Gives those that are still the caller's (same token, running), in order, and which of
+        them are to be cancelled. A lease that has lapsed but that nobody took is still the
+        caller's, unless another run has taken its place under a limit.
         """
         ...
 
@@ -276,8 +288,8 @@ class Store(Protocol):
         """
         ...
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        """The runs of these ids that exist."""
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        """The runs of these ids that exist. `brief`: without payload, result and attempts."""
         ...
 
     async def find(self, query: RunQuery) -> Page[Run]: ...

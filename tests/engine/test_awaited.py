@@ -25,13 +25,13 @@ class Counting(MemoryStore):
         self.asked: list[int] = []
         self.away = False
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
         wanted = list(ids)
         self.asked.append(len(wanted))
         await asyncio.sleep(0)
         if self.away:
             raise StoreUnavailable("away")
-        return await super().get(wanted)
+        return await super().get(wanted, brief=brief)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from mainspring import RunContext, Scheduler, State, states
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Outcome, Run
+from mainspring.model import Outcome
 from mainspring.states import Change
-from mainspring.store import Held, Store
+from mainspring.store import Held, Renewed, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
 from tests.engine.conftest import Make
@@ -297,7 +297,7 @@ def test_a_lease_is_renewed_when_it_is_no_longer_young() -> None:
             super().__init__(clock)
             self.renewed: list[tuple[float, set[str]]] = []
 
-        async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+        async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
             now = asyncio.get_running_loop().time()
             self.renewed.append((now, {one.id for one in held}))
             return await super().renew(held, lease)

@@ -182,7 +182,11 @@ class StoreMachine(RuleBasedStateMachine):
         runs = data.draw(st.lists(st.sampled_from(self.seen), max_size=3, unique_by=lambda r: r.id))
         progress = None if done is None else Progress(done, 2)
         held = [Held(run.id, run.token, progress) for run in runs]
-        self.remember(self.do("renew", held, LEASE))
+        self.renew_all(held)
+
+    def renew_all(self, held: list[Held]) -> None:
+        kept = [one.id for one in self.do("renew", held, LEASE)]
+        self.remember(list(self.do("get", kept).values()))
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data(), kinds=st.lists(st.sampled_from(sorted(HOLDERS)), min_size=1, max_size=3))
@@ -207,7 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock.advance(wait)
         for run in self.do("find", RunQuery(lapsed=True)).items:
             if awake:
-                self.remember(self.do("renew", [Held(run.id, run.token)], LEASE))
+                self.renew_all([Held(run.id, run.token)])
             self.commit([states.rescued(run, self.clock.now(), delivery)])
 
     @rule(wait=waits)
@@ -345,6 +349,8 @@ class StoreMachine(RuleBasedStateMachine):
     def both_hold_the_same(self) -> None:
         runs = self.do("find", RunQuery(limit=1000)).items
         self.do("get", [run.id for run in runs])
+        self.do("find", RunQuery(limit=1000, brief=True))
+        self.do("find", RunQuery(limit=1000, upstream=frozenset(run.id for run in runs)))
         self.do("jobs", JobQuery(limit=1000))
         self.do("jobs", JobQuery(tag="t", due=self.clock.now()))
         self.do("counts")
@@ -362,7 +368,7 @@ def _comparable(method: str, answer: Any) -> Any:
     """What of an answer must be the same in every store."""
     match method:
         case "renew":
-            return sorted(answer, key=lambda run: run.id)
+            return sorted(answer, key=lambda one: one.id)
         case "find" | "jobs":
             return answer.items
         case "elect":

@@ -14,7 +14,7 @@ from mainspring.model import (
     replace,
 )
 from mainspring.states import Change
-from mainspring.store import Added, Claim, Fired, Firing, Held, RunQuery
+from mainspring.store import Added, Claim, Fired, Firing, Held, Renewed, RunQuery
 from mainspring.stores.memory import MemoryStore
 
 __all__ = ["PLANTED"]
@@ -177,14 +177,14 @@ class TokenStays(MemoryStore):
 class RenewsAnyToken(MemoryStore):
     """Whoever held a run once may renew it."""
 
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         return await super().renew(
             [replace(h, token=self._runs[h.id].token) for h in held if h.id in self._runs], lease
         )
 
 
 class RenewForgetsProgress(MemoryStore):
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         return await super().renew([replace(item, progress=None) for item in held], lease)
 
 
@@ -232,8 +232,8 @@ class LapsedByState(MemoryStore):
 class ForgetsAFew(MemoryStore):
     """An answer is cut short."""
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return await super().get(list(ids)[:6])
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        return await super().get(list(ids)[:6], brief=brief)
 
 
 PLANTED: list[type[MemoryStore]] = [

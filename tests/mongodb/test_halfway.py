@@ -18,7 +18,7 @@ from mainspring import states
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.store import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
 from mainspring.stores.mongodb import (
     MongoStore,
     adding,
@@ -569,7 +569,7 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
     [paused] = await store.claim(CLAIM)
     clock.advance(31)
     whole = claims._take
-    renewed: list[Run] = []
+    renewed: list[Renewed] = []
 
     async def meanwhile(*given: Any) -> Any:
         renewed.extend(await store.renew([Held(paused.id, paused.token)], CLAIM.lease))

@@ -33,7 +33,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.model import Run, State, replace
 from mainspring.policy import Delivery
 from mainspring.states import Change
-from mainspring.store import Added, Claim, Fired, Firing, Held, JobQuery, RunQuery
+from mainspring.store import Added, Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
 from mainspring.stores.memory import MemoryStore, values
 from mainspring.stores.memory import store as memory
 from tests.simulation.monitor import Proxy
@@ -161,7 +161,7 @@ class KeyCheckedBefore(MemoryStore):
 
 
 class RenewByIdAlone(MemoryStore):
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         mine = [replace(item, token=run.token) for item in held if (run := self._runs.get(item.id))]
         return await super().renew(mine, lease)
 

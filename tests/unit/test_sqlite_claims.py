@@ -17,6 +17,7 @@ from mainspring.store import RunQuery
 from mainspring.stores.sqlite import SqliteStore, claims, firing, reads, schema, writes
 from mainspring.stores.sqlite.changes import _shape
 from mainspring.stores.sqlite.lock import TurnLock
+from mainspring.stores.sqlite.rows import RUN_SELECT
 from mainspring.testing import FakeClock
 from tests.unit.sqlite_kit import START, a_claim, a_job, a_run, opened
 
@@ -167,7 +168,9 @@ def scans(steps: list[str]) -> list[str]:
 BULK = (
     claims._EARLIEST,
     writes._RENEW,
-    writes._HOLDERS,
+    (f"{RUN_SELECT} {writes._HOLDERS[0]}", *writes._HOLDERS[1:]),
+    writes._HELD,
+    writes._WAIT,
     firing._ADVANCE,
 )
 

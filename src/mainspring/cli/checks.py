@@ -274,7 +274,7 @@ async def _unfired(store: Store, now: datetime, orphaned: set[str]) -> Check:
 
 
 async def _lapsed(store: Store, now: datetime) -> Check:
-    page = await store.find(RunQuery(lapsed=True, limit=MANY))
+    page = await store.find(RunQuery(lapsed=True, brief=True, limit=MANY))
     if not page.items:
         return Check("ok", "leases", "none has lapsed")
     detail = f"{_many(page.items)} lapsed: {page.items[0].id} of {page.items[0].job_id}"
@@ -286,7 +286,7 @@ async def _lapsed(store: Store, now: datetime) -> Check:
 
 async def _deaf(store: Store, now: datetime) -> Check:
     """Runs that were asked to stop and go on."""
-    page = await store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
+    page = await store.find(RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000))
     deaf = [run for run in page.items if run.cancel_requested]
     if not deaf:
         return Check("ok", "running", f"{_many(page.items, 1000)} running, none ignores a cancel")

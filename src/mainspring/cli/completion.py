@@ -31,7 +31,7 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     async def ask(store: Store) -> list[str]:
         from mainspring.store import RunQuery
 
-        page = await store.find(RunQuery(limit=100))
+        page = await store.find(RunQuery(brief=True, limit=100))
         return [run.id for run in page.items]
 
     return _offered(ctx, incomplete, ask)

@@ -113,7 +113,8 @@ async def _show(where: Where, output: Output, job_id: str) -> None:
     async with producer(where) as scheduler:
         job = await scheduler.get_job(job_id)
         metrics = await scheduler.job_metrics(job_id)
-        recent = (await scheduler.list_runs(job=job_id, limit=RECENT)).items
+        brief = not output.as_json
+        recent = (await scheduler.list_runs(job=job_id, brief=brief, limit=RECENT)).items
     upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and job.enabled else []
     if output.as_json:
         output.document(

@@ -73,7 +73,13 @@ async def _list(
     from mainspring.cli.shapes import page_document, run_document
 
     async with producer(where) as scheduler:
-        page = await scheduler.list_runs(job=job, state=states or None, limit=limit, cursor=cursor)
+        page = await scheduler.list_runs(
+            job=job,
+            state=states or None,
+            brief=not output.as_json,
+            limit=limit,
+            cursor=cursor,
+        )
         if job is not None and not page.items:
             await scheduler.get_job(job)  # a misspelt id is told, not an empty list
     if output.as_json:

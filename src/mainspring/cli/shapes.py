@@ -48,6 +48,8 @@ def plain_json(value: Any) -> Any:
 def _document(item: Run | Job | Attempt | Progress, values: tuple[str, ...] = ()) -> dict[str, Any]:
     document = {}
     for name in type(item).__annotations__:
+        if name == "brief":
+            continue
         value = getattr(item, name)
         document[name] = plain_json(value) if name in values else _plain(value)
     return document

@@ -46,7 +46,7 @@ TURN = timedelta(seconds=30)
 
 _LOCK = "copy"
 _COMPARED = tuple(
-    name for name in Run.__struct_fields__ if name not in ("id", "duplicate", "unreadable")
+    name for name in Run.__struct_fields__ if name not in ("id", "duplicate", "unreadable", "brief")
 )
 
 

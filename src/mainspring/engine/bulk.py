@@ -63,7 +63,7 @@ class Bulk:
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
         matched = done = 0
         chosen = _Chosen(query, ids, FINISHED)
-        async for runs in self._pages(chosen):
+        async for runs in self._pages(chosen, brief=True):
             matched += len(runs)
             done += await self._parts.store.drop_runs([run.id for run in runs])
         return Matched(matched, done, chosen.more)
@@ -92,10 +92,10 @@ class Bulk:
                 done += was_kept or await _once_more(alone, run.id)
         return Matched(matched, done, chosen.more)
 
-    async def _pages(self, chosen: _Chosen) -> AsyncIterator[list[Run]]:
+    async def _pages(self, chosen: _Chosen, *, brief: bool = False) -> AsyncIterator[list[Run]]:
         if chosen.ids is not None:
             for start in range(0, len(chosen.ids), PAGE):
-                found = await self._parts.store.get(chosen.ids[start : start + PAGE])
+                found = await self._parts.store.get(chosen.ids[start : start + PAGE], brief=brief)
                 yield [run for run in found.values() if run.state in chosen.states]
             return
         query, left = chosen.query, chosen.query.limit
@@ -103,14 +103,14 @@ class Bulk:
         while left > 0 and chosen.states:
             asked = min(PAGE, left)
             page = await self._parts.store.find(
-                replace(query, states=chosen.states, limit=asked, cursor=cursor)
+                replace(query, states=chosen.states, brief=brief, limit=asked, cursor=cursor)
             )
             left -= len(page.items)
             yield page.items
             if (cursor := page.cursor) is None:
                 return
         chosen.more = cursor is not None and bool(
-            (await self._parts.store.find(replace(query, limit=1, cursor=cursor))).items
+            (await self._parts.store.find(replace(query, brief=True, limit=1, cursor=cursor))).items
         )
 
 

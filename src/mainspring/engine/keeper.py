@@ -228,7 +228,7 @@ class Keeper:
         found, cursor = False, None
         while True:
             page: Page[Run] = await self._parts.store.find(
-                replace(query, limit=BATCH, cursor=cursor)
+                replace(query, brief=True, limit=BATCH, cursor=cursor)
             )
             found = found or bool(page.items)
             await self._free(page.items)
@@ -239,16 +239,19 @@ class Keeper:
         waiting = [run for run in waiting if run.unreadable is None]
         if not waiting:
             return
-        upstream = await self._parts.store.get({name for run in waiting for name in run.after})
+        names = {name for run in waiting for name in run.after}
+        upstream = await self._parts.store.get(names, brief=True)
         known = {run_id: run.state for run_id, run in upstream.items()}
         now = self._parts.time.now()
         pairs = [(run, states.unblocked(run, now, known)) for run in waiting]
         runs = [run for run, change in pairs if change is not None]
         changes = [change for _, change in pairs if change is not None]
-        for run in await self._committed(runs, changes):
-            if run.state is State.SKIPPED:
+        skipped = [
+            run.id for run in await self._committed(runs, changes) if run.state is State.SKIPPED
+        ]
+        if skipped and self._parts.events.wanted("run.skipped"):
+            for run in (await self._parts.store.get(skipped)).values():
                 self._parts.emit("run.skipped", run)
-                self.unblock(run.id)  # its own followers are to be skipped as well
 
     async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         """Commit, and give the runs as they are now, of those that were still as seen."""

@@ -105,7 +105,7 @@ class Leases:
             held = [work for work in self._held.values() if not work.ended]
             old = [work.run.id for work in held if work.held_since < before]
             if old:
-                self.heed(await self._parts.get(old))
+                self.heed(await self._parts.get(old, brief=True))
             if len(old) < len(held):
                 self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)
@@ -134,7 +134,12 @@ class Leases:
                 self._tell_progress(work)
             elif self._held.get(work.run.id) is work and not _over(work):
                 self._lost(work)
-        self.heed(mine)
+        asked = {work.run.id: work for work in works}
+        for one in mine:
+            work = asked[one.id]
+            if one.cancel_requested and self._held.get(one.id) is work and not _over(work):
+                work.run = replace(work.run, reason=one.reason)
+                self._cancel(work)
         return True
 
     def _lost(self, work: Work) -> None:

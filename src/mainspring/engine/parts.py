@@ -51,10 +51,10 @@ class Parts:
             job_id = run.job_id if run else job_id
             self.events.emit(Event(name, self.time.now(), job_id, run, error, data))
 
-    async def get(self, ids: Iterable[str]) -> list[Run]:
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> list[Run]:
         """The runs of these ids that exist, however long the store takes."""
         wanted = list(ids)
-        found = await self.patience.call("get", lambda: self.store.get(wanted))
+        found = await self.patience.call("get", lambda: self.store.get(wanted, brief=brief))
         return list(found.values())
 
 

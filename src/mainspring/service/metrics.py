@@ -208,7 +208,9 @@ class Metrics:
     async def _look_up(self, unknown: list[Job]) -> None:
         """After a start: when they last succeeded, a few at a time."""
         for job in unknown[:LOOKUPS]:
-            page = await self._scheduler.list_runs(job=job.id, state=State.SUCCEEDED, limit=1)
+            page = await self._scheduler.list_runs(
+                job=job.id, state=State.SUCCEEDED, brief=True, limit=1
+            )
             ended = [run.finished_at for run in page.items if run.finished_at]
             self._succeeded_at.setdefault(job.id, ended[0].timestamp() if ended else None)
 

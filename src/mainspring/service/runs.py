@@ -45,6 +45,7 @@ async def list_runs(
             failing=failing,
             since=_moment(since, "since"),
             until=_moment(until, "until"),
+            brief=True,
             limit=limit,
             cursor=cursor,
         )

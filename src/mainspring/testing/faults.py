@@ -27,6 +27,7 @@ from mainspring.store import (
     Held,
     JobQuery,
     NoteQuery,
+    Renewed,
     RunQuery,
     Store,
     Transaction,
@@ -197,14 +198,14 @@ class FaultyStore:
     async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         return await self._call("next_due", lambda: self.store.next_due(claim, back))
 
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         return await self._call("renew", lambda: self.store.renew(held, lease))
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         return await self._call("commit", lambda: self.store.commit(changes))
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return await self._call("get", lambda: self.store.get(ids))
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        return await self._call("get", lambda: self.store.get(ids, brief=brief))
 
     async def find(self, query: RunQuery) -> Page[Run]:
         return await self._call("find", lambda: self.store.find(query))

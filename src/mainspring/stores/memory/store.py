@@ -38,6 +38,7 @@ from mainspring.store import (
     Held,
     JobQuery,
     NoteQuery,
+    Renewed,
     RunQuery,
     ended,
     overlapped,
@@ -182,7 +183,7 @@ class MemoryStore:
         )
 
     @_whole
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         now = self._now()
         mine = []
         for item in held:
@@ -192,7 +193,7 @@ class MemoryStore:
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
-                mine.append(values.handed_out(run))
+                mine.append(Renewed(run.id, run.cancel_requested, run.reason))
         return mine
 
     @_whole
@@ -203,8 +204,9 @@ class MemoryStore:
         self._waiters.wake()
         return done
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return {i: values.handed_out(self._runs[i]) for i in ids if i in self._runs}
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        hand_out = values.brief if brief else values.handed_out
+        return {i: hand_out(self._runs[i]) for i in ids if i in self._runs}
 
     @_whole
     async def find(self, query: RunQuery) -> Page[Run]:
@@ -226,7 +228,8 @@ class MemoryStore:
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        return Page([values.handed_out(run) for run in found], cursor)
+        hand_out = values.brief if query.brief else values.handed_out
+        return Page([hand_out(run) for run in found], cursor)
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = self._now()

@@ -13,6 +13,7 @@ from mainspring.states import Change
 from mainspring.store import Claim
 
 __all__ = [
+    "brief",
     "cursor",
     "handed_out",
     "lapsed",
@@ -84,6 +85,10 @@ def storable_change(change: Change) -> Change:
     if "result" not in change.set:
         return change
     return replace(change, set={**change.set, "result": through_codec(change.set["result"])})
+
+
+def brief(run: Run) -> Run:
+    return replace(run, payload=None, result=None, attempts=(), brief=True)
 
 
 def handed_out(run: Run) -> Run:

@@ -311,7 +311,7 @@ async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
     again."""
     aside = [run for run in taken if run.unreadable is not None]
     put = {"state": "pending", "lane.p": SET_ASIDE}
-    gone = dict.fromkeys(("worker", "started_at", "leased_at", "lease"), "")
+    gone = dict.fromkeys(("worker", "started_at", "leased_at", "lease", "began"), "")
     change = {"$set": put, "$inc": {"attempt": -1}, "$unset": gone}
     for run in aside:
         where = {"_id": run.id, "state": "running", "token": run.token}

@@ -24,6 +24,7 @@ from mainspring.stores.mongodb.database import (
 )
 from mainspring.stores.mongodb.limits import lapsed
 from mainspring.stores.mongodb.rows import (
+    BRIEF,
     LIVE_STATES,
     RESERVED,
     SET_ASIDE,
@@ -44,22 +45,24 @@ COUNTING = 60.0
 (bench/sizing.py)."""
 
 
-async def get(db: Database, ids: Iterable[str]) -> dict[str, Run]:
+async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
     """An end, and the wish for one, is told when a majority has it: who hears of it asks no more.
     Until then the run is what it was before. What else is told may be newer than that."""
     wanted = list(dict.fromkeys(ids))
     found: dict[str, Document] = {}
     for part in chunks(wanted):
-        found |= await _whole(db.runs, part)
+        found |= await _whole(db.runs, part, brief)
     ended = [run_id for run_id, run in found.items() if _is_ending(run)]
     for part in chunks(ended):
-        found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part)
-    return {run_id: read_run(found[run_id]) for run_id in wanted if run_id in found}
+        found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part, brief)
+    return {i: read_run(found[i], brief=brief) for i in wanted if i in found}
 
 
-async def _whole(runs: Collection, ids: Sequence[str]) -> dict[str, Document]:
+async def _whole(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
+    """Those of the runs that are not half made."""
     where = {"_id": {"$in": ids}, "state": {"$ne": RESERVED}}
-    return {run["_id"]: run async for run in runs.find(where, hint=BY_ID)}
+    walk = runs.find(where, BRIEF if brief else None, hint=BY_ID)
+    return {run["_id"]: run async for run in walk}
 
 
 def _is_ending(run: Document) -> bool:
@@ -80,7 +83,7 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
         return await _find_set_aside(db, query)
     found: list[Document] = []
     for where, hint in walks(query):
-        walk = db.runs.find(where, hint=hint).sort(_NEWEST).limit(query.limit)
+        walk = db.runs.find(where, _shown(query), hint=hint).sort(_NEWEST).limit(query.limit)
         found += await walk.to_list(query.limit)
     found.sort(key=lambda run: (run["created_at"], run["_id"]), reverse=True)
     return _page(found[: query.limit], query)
@@ -147,7 +150,7 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
     lengths = await db.runs.distinct("lease", {"state": "running"})
     if not lengths:
         return Page([])
-    walk = db.runs.find(over(db, lengths, query)).sort(_NEWEST).limit(query.limit)
+    walk = db.runs.find(over(db, lengths, query), _shown(query)).sort(_NEWEST).limit(query.limit)
     return _page(await walk.to_list(query.limit), query)
 
 
@@ -158,7 +161,7 @@ async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
     if not aside:
         return Page([])
     where = {"state": "pending", "lane": {"$in": aside}} | _after(query.cursor)
-    walk = db.runs.find(where, hint="due").sort(_NEWEST).limit(query.limit)
+    walk = db.runs.find(where, _shown(query), hint="due").sort(_NEWEST).limit(query.limit)
     return _page(await walk.to_list(query.limit), query)
 
 
@@ -180,7 +183,11 @@ def over(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
 def _page(found: list[Document], query: RunQuery) -> Page[Run]:
     full = len(found) == query.limit
     cursor = f"{found[-1]['created_at']}:{found[-1]['_id']}" if full else None
-    return Page([read_run(run) for run in found], cursor)
+    return Page([read_run(run, brief=query.brief) for run in found], cursor)
+
+
+def _shown(query: RunQuery) -> Document | None:
+    return BRIEF if query.brief else None
 
 
 def _after(cursor: str | None) -> Document:

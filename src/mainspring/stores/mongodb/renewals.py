@@ -13,29 +13,29 @@ from typing import Any
 from bson import ObjectId
 from pymongo import UpdateMany
 
-from mainspring.model import Run
-from mainspring.store import Held
+from mainspring.store import Held, Renewed
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.limits import lapsed, room_under
-from mainspring.stores.mongodb.rows import progress_text, read_run
+from mainspring.stores.mongodb.rows import progress_text
 from mainspring.stores.mongodb.times import span_us
 
 __all__ = ["renew"]
 
 TRIES = 20
+_TOLD = {"cancel_requested": 1, "reason": 1}
 _NAMES = ("job_id", "token", "fence", "leased_at", "evicted")
 
 
-async def renew(db: Database, held: Sequence[Held], lease: timedelta) -> list[Run]:
-    kept: dict[str, Run] = {}
+async def renew(db: Database, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+    kept: dict[str, Renewed] = {}
     for part in chunks(held):
         kept |= await _renew(db, {item.id: item for item in part}, span_us(lease))
     return [kept[item.id] for item in held if item.id in kept]
 
 
-async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str, Run]:
+async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str, Renewed]:
     nonce = ObjectId()
-    kept: dict[str, Run] = {}
+    kept: dict[str, Renewed] = {}
     left = dict(held)
     for _ in range(TRIES):
         mine = await _mine(db, left.values())
@@ -45,7 +45,9 @@ async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str
             break
         await _extend(db, [(left[run_id], run) for run_id, run in mine.items()], lease, nonce)
         done = {"_id": {"$in": list(mine)}, "state": "running", "renewed": nonce}
-        kept |= {r["_id"]: read_run(r) async for r in db.runs.find(done, hint=BY_ID)}
+        async for run in db.runs.find(done, _TOLD, hint=BY_ID):
+            wish = bool(run.get("cancel_requested"))
+            kept[run["_id"]] = Renewed(run["_id"], wish, run.get("reason"))
         left = {run_id: left[run_id] for run_id in mine if run_id not in kept}
         if not left:
             break

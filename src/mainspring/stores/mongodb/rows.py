@@ -47,6 +47,7 @@ from mainspring.stores.mongodb.times import read_moment, until
 from mainspring.stores.unreadable import Salvage, report
 
 __all__ = [
+    "BRIEF",
     "LANE_PARTS",
     "LIVE_STATES",
     "RESERVED",
@@ -183,13 +184,14 @@ def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
     return {name: value for name, value in made.items() if value is not None}
 
 
-def read_run(kept: Document) -> Run:
+def read_run(kept: Document, *, brief: bool = False) -> Run:
     """The run of a document; with `unreadable` set, and what can be read of it, where that is not
-    all."""
+    all. `brief`: the document was read with `BRIEF`."""
     try:
-        return _read_run(kept)
+        run = _read_run(kept)
     except Exception:  # a damaged document may raise anything
-        return _salvaged_run(kept)
+        run = _salvaged_run(kept)
+    return replace(run, brief=True) if brief else run
 
 
 def _read_run(kept: Document) -> Run:
@@ -291,6 +293,7 @@ def _salvaged_run(kept: Document) -> Run:
         worker=plain_or_none("worker", str),
         lease_until=part("lease", lease_until, None),
         cancel_requested=plain("cancel_requested", bool, False),
+        began=plain_or_none("began", bool),
         result=value("result"),
         error=plain_or_none("error", str),
         reason=plain_or_none("reason", str),
@@ -322,6 +325,9 @@ RUN_FIELDS = (
 )  # fmt: skip
 """What `read_run` reads, beside the id."""
 
+BRIEF = dict.fromkeys((n for n in RUN_FIELDS if n not in ("payload", "result", "attempts")), 1)
+"""What lists show, for `find`: without payload, result and attempts."""
+
 
 def _moment(us: int) -> datetime:
     return EPOCH + timedelta(0, us // 1_000_000, us % 1_000_000)
@@ -351,7 +357,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "after": lambda ids: list(ids) or None,
 }  # fmt: skip
 _NAMES = {"queue": "lane.q", "handler": "lane.h"}
-_FIELDS = frozenset(Run.__struct_fields__) - {"id", "duplicate", "unreadable"}
+_FIELDS = frozenset(Run.__struct_fields__) - {"id", "duplicate", "unreadable", "brief"}
 
 
 def encode_fields(fields: Mapping[str, Any]) -> Document:

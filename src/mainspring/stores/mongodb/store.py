@@ -32,6 +32,7 @@ from mainspring.store import (
     Held,
     JobQuery,
     NoteQuery,
+    Renewed,
     RunQuery,
 )
 from mainspring.stores.mongodb import (
@@ -151,7 +152,7 @@ class MongoStore:
         with translating():
             return await claims.next_due(self._db, claim, back)
 
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         with translating():
             return await renewals.renew(self._db, held, lease)
 
@@ -163,9 +164,9 @@ class MongoStore:
         self._ring(new=any(change.set.get("state") not in FINISHED for change in changes_))
         return done
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
         with translating():
-            return await reads.get(self._db, ids)
+            return await reads.get(self._db, ids, brief=brief)
 
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():

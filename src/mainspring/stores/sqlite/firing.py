@@ -11,7 +11,7 @@ from mainspring.policy import Overlap
 from mainspring.store import Fired, Firing, ended, overlapped
 from mainspring.stores.sqlite.bulk import bulk
 from mainspring.stores.sqlite.changes import Written, commit
-from mainspring.stores.sqlite.rows import LANE_SQL, RUN_SELECT, SET_ASIDE, select_runs, to_us
+from mainspring.stores.sqlite.rows import LANE_SQL, SET_ASIDE, select_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
 from mainspring.stores.waves import turns
@@ -116,7 +116,7 @@ def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) ->
         if versions.get(f.job_id) == f.version
         and (f.valid_until is None or tx.time <= f.valid_until)
     }
-    unfinished = _unfinished(tx, [f.job_id for f in due.values() if f.overlap is not Overlap.ALLOW])
+    unfinished = _unfinished(tx, list(due.values()))
     runs: list[NewRun] = []
     replaced: list[tuple[Run, ...]] = []
     counts = []
@@ -144,18 +144,23 @@ _VERSIONS = (
 )
 
 
-def _unfinished(tx: Transaction, job_ids: Sequence[str]) -> dict[str, list[Run]]:
-    """The live runs of these jobs' slots, oldest first."""
+def _unfinished(tx: Transaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
+    """The live runs of these jobs' slots, oldest first. They are read whole only where they may
+    be replaced, and so are told of."""
+    replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
+    others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
+    rows: list[tuple[int, Run]] = []
+    for job_ids, brief in ((replacing, False), (others, True)):
+        if job_ids:
+            rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(job_ids), brief=brief)
     found: dict[str, list[Run]] = {}
-    if job_ids:
-        rows = select_runs(tx.connection, _LIVE_SLOTS, json.dumps(job_ids))
-        for _, run in sorted(rows, key=lambda row: row[0]):
-            found.setdefault(run.job_id, []).append(run)
+    for _, run in sorted(rows, key=lambda row: row[0]):
+        found.setdefault(run.job_id, []).append(run)
     return found
 
 
 _LIVE_SLOTS = (
-    f"{RUN_SELECT} INDEXED BY mainspring_runs_slots"
+    "INDEXED BY mainspring_runs_slots"
     " WHERE job_id IN (SELECT value FROM json_each(?)) AND source = 'schedule'"
     " AND (state = 'waiting' OR state = 'pending' OR state = 'running')"
     f" AND lane <> '{SET_ASIDE}'"

@@ -15,7 +15,6 @@ from mainspring.model import Job, Page, Run, State
 from mainspring.store import Claim, Counts, Due, JobQuery, RunQuery
 from mainspring.stores.sqlite.claims import LANES_AFTER, takes
 from mainspring.stores.sqlite.rows import (
-    RUN_SELECT,
     SET_ASIDE,
     from_us,
     lane_parts,
@@ -32,8 +31,8 @@ _LAST = 2**63 - 1
 _STATES = frozenset(map(str, State))
 
 
-def get(connection: sqlite3.Connection, ids: list[str]) -> dict[str, Run]:
-    found = runs_by_id(connection, ids)
+def get(connection: sqlite3.Connection, ids: list[str], brief: bool) -> dict[str, Run]:
+    found = runs_by_id(connection, ids, brief=brief)
     return {run_id: found[run_id] for run_id in ids if run_id in found}
 
 
@@ -63,8 +62,8 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
         )
     ]
     seqs = sorted(seqs, reverse=True)[: query.limit]
-    sql = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
-    runs = dict(select_runs(connection, sql, _list(seqs)))
+    where = "WHERE seq IN (SELECT value FROM json_each(?))"
+    runs = dict(select_runs(connection, where, _list(seqs), brief=query.brief))
     cursor = str(seqs[-1]) if len(seqs) == query.limit else None
     return Page([runs[seq] for seq in seqs if _follows(runs[seq], query.upstream)], cursor)
 

@@ -134,6 +134,17 @@ RUN_SELECT = (
     + "".join(f" || ',' || coalesce({name}, 'null')" for name in _JSON)
     + ") FROM mainspring_runs"
 )
+_NOT_BRIEF = ("payload", "result", "attempts")
+BRIEF_SELECT = (
+    f"SELECT group_concat(json_array({', '.join(_PLAIN)})"
+    + "".join(
+        " || ',null'" if name in _NOT_BRIEF else f" || ',' || coalesce({name}, 'null')"
+        for name in _JSON
+    )
+    + ") FROM mainspring_runs"
+)
+"""The same for lists: payload, result and attempts are not even read from the disk."""
+
 RUN_INSERT = (
     f"INSERT INTO mainspring_runs ({', '.join(_INSERTED)}) SELECT * FROM (VALUES ",
     ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO NOTHING",
@@ -184,57 +195,66 @@ def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
     )
 
 
-def read_runs(text: str | None) -> list[tuple[int, Run]]:
-    """What `RUN_SELECT` gave, as (seq, run), in no order that can be relied on. Raises where any
-    of the runs cannot be read."""
+def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]:
+    """What `RUN_SELECT` (or `BRIEF_SELECT`) gave, as (seq, run), in no order that can be relied
+    on. Raises where any of the runs cannot be read."""
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
     moments = _Moments({None: None})
     return [
-        (flat[at][0], _run(moments, *flat[at : at + _STRIDE]))
+        (flat[at][0], _run(moments, brief, *flat[at : at + _STRIDE]))
         for at in range(0, len(flat), _STRIDE)
     ]
 
 
 def select_runs(
-    connection: sqlite3.Connection, sql: str, *parameters: Any
+    connection: sqlite3.Connection, where: str, *parameters: Any, brief: bool = False
 ) -> list[tuple[int, Run]]:
-    """What a statement that begins with `RUN_SELECT` finds, as (seq, run), in no order. Runs that
-    cannot be read are given with `unreadable` set."""
+    """The runs that the rest of a statement chooses, as (seq, run), in no order. Runs that cannot
+    be read are given with `unreadable` set."""
+    select_them = BRIEF_SELECT if brief else RUN_SELECT
     try:
-        return read_runs(connection.execute(sql, parameters).fetchone()[0])
+        sql = f"{select_them} {where}"
+        return read_runs(connection.execute(sql, parameters).fetchone()[0], brief=brief)
     except Exception as error:
         raise_unless_damage(error)
-    sql = _SEQ_SELECT + sql.removeprefix(RUN_SELECT)
-    seqs = json.loads(connection.execute(sql, parameters).fetchone()[0])
-    return runs_one_by_one(connection, seqs)
+    seqs = json.loads(connection.execute(f"{_SEQ_SELECT} {where}", parameters).fetchone()[0])
+    return runs_one_by_one(connection, seqs, brief=brief)
 
 
 def select_runs_by(
-    connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]], *after: Any
+    connection: sqlite3.Connection,
+    where: BulkSql,
+    rows: Sequence[Sequence[Any]],
+    *after: Any,
+    brief: bool = False,
 ) -> list[tuple[int, Run]]:
     """The same for a statement with many rows of parameters."""
+    head, tail, width = where
+    select_them = BRIEF_SELECT if brief else RUN_SELECT
     try:
-        texts = select(connection, sql, rows, *after)
-        return [found for text in texts for found in read_runs(text)]
+        texts = select(connection, (f"{select_them} {head}", tail, width), rows, *after)
+        return [found for text in texts for found in read_runs(text, brief=brief)]
     except Exception as error:
         raise_unless_damage(error)
-    head, tail, width = sql
-    sql = _SEQ_SELECT + head.removeprefix(RUN_SELECT), tail, width
-    seqs = [seq for text in select(connection, sql, rows, *after) for seq in json.loads(text)]
-    return runs_one_by_one(connection, seqs)
+    found = select(connection, (f"{_SEQ_SELECT} {head}", tail, width), rows, *after)
+    seqs = [seq for text in found for seq in json.loads(text)]
+    return runs_one_by_one(connection, seqs, brief=brief)
 
 
 _SEQ_SELECT = "SELECT json_group_array(seq) FROM mainspring_runs"
 
 
-def runs_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Run]:
-    found = select_runs_by(connection, _RUNS_BY_ID, [(run_id,) for run_id in ids])
+def runs_by_id(
+    connection: sqlite3.Connection, ids: Iterable[str], *, brief: bool = False
+) -> dict[str, Run]:
+    rows = [(run_id,) for run_id in ids]
+    found = select_runs_by(connection, _BY_ID, rows, brief=brief)
     return {run.id: run for _, run in found}
 
 
-_RUNS_BY_ID = (f"{RUN_SELECT} WHERE id IN (VALUES ", ")", 1)
+_BY_ID = ("WHERE id IN (VALUES ", ")", 1)
 
 
 # -- records that cannot be read ------------------------------------------------------------
@@ -251,12 +271,17 @@ def raise_unless_damage(error: Exception) -> None:
         raise error
 
 
-def runs_one_by_one(connection: sqlite3.Connection, seqs: Iterable[int]) -> list[tuple[int, Run]]:
-    rows = _raw_rows(connection, _ONE_RUN, seqs)
-    return [(row["seq"], _salvaged_run(row)) for row in rows]
+def runs_one_by_one(
+    connection: sqlite3.Connection, seqs: Iterable[int], *, brief: bool = False
+) -> list[tuple[int, Run]]:
+    rows = _raw_rows(connection, _ONE_BRIEF if brief else _ONE_RUN, seqs)
+    runs = [(row["seq"], _salvaged_run(row)) for row in rows]
+    return [(seq, replace(run, brief=True)) for seq, run in runs] if brief else runs
 
 
 _ONE_RUN = f"SELECT {', '.join((*_PLAIN, *_JSON))} FROM mainspring_runs WHERE seq = ?"
+_SHOWN = (f"NULL AS {name}" if name in _NOT_BRIEF else name for name in (*_PLAIN, *_JSON))
+_ONE_BRIEF = f"SELECT {', '.join(_SHOWN)} FROM mainspring_runs WHERE seq = ?"
 
 
 def _raw_rows(
@@ -325,6 +350,7 @@ def _salvaged_run(row: Mapping[str, Any]) -> Run:
         worker=text_or_none("worker"),
         lease_until=moment_or_none("lease_until"),
         cancel_requested=bool(number("cancel_requested")),
+        began=None if row["began"] is None else bool(number("began")),
         result=value("result"),
         error=text_or_none("error"),
         reason=text_or_none("reason"),
@@ -374,6 +400,7 @@ class _Moments(dict[int | None, datetime | None]):
 
 def _run(
     moments: Mapping[Any, Any],
+    brief: bool,
     plain: list[Any],
     payload: Any,
     result: Any,
@@ -418,6 +445,7 @@ def _run(
         after=tuple(_as_list(after)) if after else (),
         after_any=bool(after_any),
         attempts=tuple(map(_attempt, attempts)) if attempts else (),
+        brief=brief,
     )
 
 

@@ -28,6 +28,7 @@ from mainspring.store import (
     Held,
     JobQuery,
     NoteQuery,
+    Renewed,
     RunQuery,
 )
 from mainspring.stores.sqlite import changes as committing
@@ -114,18 +115,18 @@ class SqliteStore:
         reader = self._open_session().reader
         return await reader.read(reads.next_due, claim, NOW, span_us(back))
 
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Run]:
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         items = [(item, span_us(lease)) for item in held]
-        runs = await self._write(writes.renew, items, wakes=False)
-        return [run for run in runs if run is not None]
+        renewed = await self._write(writes.renew, items, wakes=False)
+        return [item for item in renewed if item is not None]
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         items = [committing.Written.of(change) for change in changes]
         done: list[bool] = await self._write(committing.commit, items)
         return done
 
-    async def get(self, ids: Iterable[str]) -> dict[str, Run]:
-        return await self._open_session().reader.read(reads.get, list(ids))
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        return await self._open_session().reader.read(reads.get, list(ids), brief)
 
     async def find(self, query: RunQuery) -> Page[Run]:
         session = self._open_session()

@@ -17,11 +17,10 @@ from mainspring import codec
 from mainspring.model import (
     LIVE,
     Run,
-    State,
     replace,
 )
-from mainspring.store import Added, Claim, Held
-from mainspring.stores.sqlite.bulk import bulk
+from mainspring.store import Added, Claim, Held, Renewed
+from mainspring.stores.sqlite.bulk import bulk, select
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
     LANE_SQL,
@@ -121,7 +120,8 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
     held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for _, run in held}
-    known = set(runs_by_id(tx.connection, [item.run.id for item in items]))
+    texts = select(tx.connection, _KNOWN, [(item.run.id,) for item in items])
+    known = {run_id for text in texts for run_id in json.loads(text)}
     found: dict[int, Added] = {}
     refused: set[str] = set()
     for at, item in enumerate(items):
@@ -142,8 +142,9 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     return found
 
 
+_KNOWN = ("SELECT json_group_array(id) FROM mainspring_runs WHERE id IN (VALUES ", ")", 1)
 _HOLDERS = (
-    f"{RUN_SELECT} WHERE dedupe_key IN (VALUES ",
+    "WHERE dedupe_key IN (VALUES ",
     ") AND (state IN ('waiting', 'pending', 'running') OR dedupe_until > ?)",
     1,
 )
@@ -205,7 +206,7 @@ def set_aside(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[bool]:
 
 _SET_ASIDE = """
 UPDATE mainspring_runs SET state = 'pending', attempt = attempt - 1, worker = NULL,
-    started_at = NULL, lease_until = NULL, lane = ?
+    started_at = NULL, lease_until = NULL, began = NULL, lane = ?
 WHERE seq = ? AND token = ? AND state = 'running'
 """
 
@@ -218,28 +219,39 @@ def bring_back(tx: Transaction, items: Sequence[str]) -> list[bool]:
 _BRING_BACK = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND lane = ?"
 
 
-def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Run | None]:
-    """Each item is a run held and the length of its lease in microseconds."""
+def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
+    """Each item is a run held and the length of its lease in microseconds. Of the runs nothing is
+    read but what decides."""
     rows = [
         (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
         for held, lease in items
     ]
     bulk(tx.connection, _RENEW, rows)
-    runs = runs_by_id(tx.connection, [held.id for held, _ in items])
-    return [_if_held(tx, runs.get(h.id), row) for (h, _), row in zip(items, rows, strict=True)]
+    texts = select(tx.connection, _HELD, [(held.id,) for held, _ in items])
+    found = {row[0]: row for text in texts for row in json.loads(text)}
+    return [_if_held(tx, found.get(row[0]), row) for row in rows]
 
 
-def _if_held(tx: Transaction, run: Run | None, row: tuple[Any, ...]) -> Run | None:
-    _, token, until, progress, _ = row
-    if run is None or run.state is not State.RUNNING or run.token != token:
+# A reason is free text: cast, so that no damage to it keeps a run from being renewed.
+_HELD = (
+    "SELECT json_group_array(json_array(id, token, lease_until, job_id, cancel_requested,"
+    " CAST(reason AS TEXT))) FROM mainspring_runs WHERE state = 'running' AND id IN (VALUES ",
+    ")",
+    1,
+)
+
+
+def _if_held(tx: Transaction, run: list[Any] | None, row: tuple[Any, ...]) -> Renewed | None:
+    run_id, token, until, progress, _ = row
+    if run is None or run[1] != token:
         return None
-    if run.lease_until is None or run.lease_until > tx.time:
-        return run
-    # Its lease had lapsed, and it is under a limit: another run may have its place.
-    if not room_for(tx.connection, [run.job_id], tx.now).left(run.job_id):
-        return None
-    tx.changed(_RENEW_LAPSED, until, progress, run.id)
-    return runs_by_id(tx.connection, [run.id])[run.id]
+    _, _, lease_until, job_id, cancel_requested, reason = run
+    if lease_until is not None and lease_until <= tx.now:
+        # Its lease had lapsed, and it is under a limit: another run may have its place.
+        if not room_for(tx.connection, [job_id], tx.now).left(job_id):
+            return None
+        tx.changed(_RENEW_LAPSED, until, progress, run_id)
+    return Renewed(run_id, bool(cancel_requested), reason)
 
 
 _RENEW = (

@@ -25,7 +25,7 @@ from mainspring.testing.conformance.listing import ListingJobs
 from mainspring.testing.conformance.naming import Naming
 from mainspring.testing.conformance.notes import Noting
 from mainspring.testing.conformance.racing import Racing
-from mainspring.testing.conformance.reading import Counting, Finding, Following, Pruning
+from mainspring.testing.conformance.reading import Brief, Counting, Finding, Following, Pruning
 from mainspring.testing.conformance.transacting import Transacting
 from mainspring.testing.conformance.unreadable import Unreadable
 
@@ -42,6 +42,7 @@ class StoreConformance(
     Rescuing,
     Reviving,
     Finding,
+    Brief,
     Following,
     Counting,
     Pruning,

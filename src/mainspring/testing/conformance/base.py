@@ -26,7 +26,7 @@ from mainspring.model import (
     slot_run_id,
 )
 from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Fired, Firing, Held, JobQuery, RunQuery, Store
+from mainspring.store import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery, Store
 from mainspring.testing.clocks import FakeClock
 
 __all__ = ["Repair", "Suite"]
@@ -149,7 +149,7 @@ class Suite:
         assert await store.commit([states.succeeded(run, await store.now(), None)]) == [True]
         return await self.one(store, run_id)
 
-    async def renew(self, store: Store, *runs: Run, lease: float = 30) -> list[Run]:
+    async def renew(self, store: Store, *runs: Run, lease: float = 30) -> list[Renewed]:
         return await store.renew([Held(r.id, r.token) for r in runs], self.ticks(lease))
 
     async def one(self, store: Store, run_id: str = "run") -> Run:

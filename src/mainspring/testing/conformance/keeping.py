@@ -182,7 +182,9 @@ SCHEDULES: list[Schedule] = [
 
 class Keeping(Suite):
     async def test_every_field_of_a_run(self, store: Store) -> None:
-        _differs_everywhere(RUN, self.run(), {"unreadable", "handler", "job_id", "duplicate"})
+        _differs_everywhere(
+            RUN, self.run(), {"unreadable", "brief", "handler", "job_id", "duplicate"}
+        )
         await store.add([RUN])
         assert await self.one(store, RUN.id) == RUN
         assert (await store.find(RunQuery())).items == [RUN]

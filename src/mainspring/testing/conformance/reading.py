@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from mainspring import states
-from mainspring.model import LIVE, State
+from mainspring.model import LIVE, Run, State, replace
 from mainspring.store import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 
@@ -177,6 +179,37 @@ class Finding(Suite):
         both = await self.lapsed(store)
         assert len(both) == 2
         assert lapsed in both
+
+
+class Brief(Suite):
+    """Lists that show neither payloads nor attempts."""
+
+    async def _tried(self, store: Store) -> Run:
+        await store.add([self.run("run", payload={"n": 1}, queue="q", dedupe_key="k")])
+        [run] = await self.claim(store)
+        failure = states.failed(run, await store.now(), states.Failure("boom"), ("a line",))
+        assert await store.commit([failure]) == [True]
+        return await self.one(store)
+
+    async def test_payload_result_and_attempts_are_left_out(self, store: Store) -> None:
+        whole = await self._tried(store)
+        assert whole.attempts
+        brief = replace(whole, payload=None, result=None, attempts=(), brief=True)
+        assert (await store.find(RunQuery(brief=True))).items == [brief]
+        assert await store.get(["run", "nowhere"], brief=True) == {"run": brief}
+        assert (await store.find(RunQuery())).items == [whole]
+
+    async def test_a_brief_run_never_overwrites_attempts(self, store: Store) -> None:
+        """A run read for a list may be revived or cancelled; its attempts stay."""
+        whole = await self._tried(store)
+        [brief] = (await store.find(RunQuery(brief=True))).items
+        now = await store.now()
+        assert await store.commit([states.revived(brief, now)]) == [True]
+        [brief] = (await store.find(RunQuery(brief=True))).items
+        assert await store.commit([states.cancelled(brief, now, "asked")]) == [True]
+        assert (await self.one(store)).attempts == whole.attempts
+        with pytest.raises(ValueError, match="without its attempts"):
+            states.succeeded(brief, now, None)
 
 
 class Following(Suite):
