@@ -21,6 +21,9 @@ __all__ = ["run_until_signal"]
 NEARLY_STARTED = 1.0
 """Seconds that a start is given after a signal before it is given up."""
 
+LATEST_END = 60.0
+"""Seconds after the drain in which the process ends, even if a handler blocks its loop for ever."""
+
 log = logging.getLogger("mainspring")
 
 
@@ -41,6 +44,7 @@ async def run_until_signal(
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     signals: list[int] = []
+    timers: list[threading.Timer] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         signals.append(number)
@@ -48,6 +52,15 @@ async def run_until_signal(
             sys.stderr.flush()
             os._exit(128 + number)
         loop.call_soon_threadsafe(asked.set)
+        timer = threading.Timer(drain_timeout.total_seconds() + LATEST_END, end_anyway)
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+
+    def end_anyway() -> None:
+        log.error("could not stop in time (a handler blocks the loop?); the process ends now")
+        logging.shutdown()
+        os._exit(128 + signals[0])
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -63,6 +76,8 @@ async def run_until_signal(
             finally:
                 await scheduler.stop(timeout=drain_timeout)
     finally:
+        for timer in timers:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
     return bool(signals)

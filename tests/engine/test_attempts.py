@@ -412,10 +412,20 @@ class SpeechlessError(Exception):
         raise RuntimeError("no words")
 
 
+class ExitingError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize(
     "error",
-    [SpeechlessError(), ValueError("\udc80 \x00 from a file name"), ValueError("x" * 10**7)],
+    [
+        SpeechlessError(),
+        ExitingError(),
+        ValueError("\udc80 \x00 from a file name"),
+        ValueError("x" * 10**7),
+    ],
 )
 async def test_errors_that_are_hard_to_write_down(make: Make, error: Exception, sync: bool) -> None:
     scheduler = make(workers=1)

@@ -346,7 +346,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 def _message(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = "(its text cannot be made)"
     return f"{type(error).__name__}: {text}"[:8_000] if text else type(error).__name__
 

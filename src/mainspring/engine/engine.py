@@ -149,6 +149,7 @@ class Engine:
             safe=self.worker.leases.safe,
             began=self.worker.began,
             over=self.worker.over,
+            ended_late=self.worker.ended_late,
             tracing=self.worker.tracing,
         )
 

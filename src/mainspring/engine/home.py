@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import inspect
+import os
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -24,6 +26,7 @@ from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.deadlines import Deadlines
+from mainspring.engine.forks import end_if_forked
 from mainspring.engine.hooks import call_hook
 from mainspring.engine.portal import soon
 from mainspring.engine.results import storable_result
@@ -35,6 +38,9 @@ __all__ = ["Home"]
 CANCEL_AGAIN_AFTER = 1.0
 """A handler may swallow a cancellation; it is sent again until the handler ends."""
 
+GIVE_UP_AFTER = 2
+"""An attempt whose time is up ends when its handler was cancelled so often and goes on."""
+
 YIELD_AFTER = 0.002
 """Seconds that handlers which never wait may take one after another, before the program's
 other tasks have their turn."""
@@ -45,6 +51,7 @@ class Home:
 
     `began(work)` is called on the program's loop when a handler is about to begin, and
     `over(works, places)` on the engine's: these attempts have ended, so many places are back.
+    `ended_late(work)`: a handler has ended whose attempt was given up before.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class Home:
         safe: Callable[[Work], bool],
         began: Callable[[Work], None],
         over: Callable[[list[Work], int], None],
+        ended_late: Callable[[Work], None],
         tracing: Tracing | None = None,
     ) -> None:
         self.loop = loop
@@ -65,9 +73,11 @@ class Home:
         self._safe = safe
         self._began = began
         self._over = over
+        self._ended_late = ended_late
         self._tracing = tracing
         self._deadlines = Deadlines(loop, clock, self._expire)
         self._context = contextvars.copy_context()
+        self._pid = os.getpid()
         # Drawn from by the program's loop, added to and taken back from by the engine's: each of
         # a deque's methods is one step to other threads.
         self._deck: deque[Work] = deque()
@@ -119,6 +129,18 @@ class Home:
     def stop(self, work: Work) -> None:
         self.call(self._cancel, work)
 
+    def give_up(self, work: Work) -> None:
+        """End an attempt though its handler goes on; its place comes back when that ends."""
+        if work.ended:
+            return
+        work.ended = True
+        work.lingering = True
+        self._over([work], 0)
+
+    def abandon(self, work: Work) -> None:
+        """Have the loop forget a task, so that `asyncio.run` does not wait for it for ever."""
+        self.call(self._abandon, work)
+
     def call(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call something on the program's loop."""
         if self.loop is self._engine:
@@ -134,6 +156,9 @@ class Home:
             work = self._outbox.popleft()
             if work is None:
                 places += 1
+            elif work.ended:  # it was given up before
+                self._dealt -= 1
+                self._ended_late(work)
             else:
                 work.ended = True
                 works.append(work)
@@ -228,6 +253,7 @@ class Home:
             work.result = answer if built_in else storable_result(answer, work.context)
         except BaseException as error:  # SystemExit too: a handler must not end the program
             work.problem = Problem.of(error, plain=work.handler.built_in)
+        end_if_forked(self._pid, work.problem)
         work.task = None
         self._deadlines.forget(work)
         if work.timer is not None:
@@ -263,14 +289,33 @@ class Home:
             work.stop = Stop.TIMEOUT
             work.context.cancelled = True
             self._cancel(work)
+        else:  # it was told to stop before, and its time is up
+            self._on_engine(self.give_up, work)
 
-    def _cancel(self, work: Work) -> None:
+    def _cancel(self, work: Work, times: int = 1) -> None:
+        """Cancel its task, again and again. The timeout of one that was cancelled by somebody goes
+        on: then its attempt ends, whatever its handler does."""
+        if work.task is None:
+            return
+        if work.stop is Stop.TIMEOUT and times > GIVE_UP_AFTER:
+            self._on_engine(self.give_up, work)
+        work.task.cancel()
+        if work.timer is not None:
+            work.timer.cancel()
+        work.timer = self.loop.call_later(CANCEL_AGAIN_AFTER, self._cancel, work, times + 1)
+
+    def _abandon(self, work: Work) -> None:
         if work.task is not None:
-            work.task.cancel()
-            self._deadlines.forget(work)
-            if work.timer is not None:
-                work.timer.cancel()
-            work.timer = self.loop.call_later(CANCEL_AGAIN_AFTER, self._cancel, work)
+            asyncio.tasks._unregister_task(work.task)
+            work.task._log_destroy_pending = False  # type: ignore[attr-defined]
+            # Never freed: to free it closes its coroutine, which may swallow that as well.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(work.task))
+
+    def _on_engine(self, call: Callable[..., None], *arguments: Any) -> None:
+        if self.loop is not self._engine:
+            soon(self._engine, call, *arguments)
+        elif not self._engine.is_closed():
+            self._engine.call_soon(call, *arguments)
 
     def _hand_over(self, work: Work | None) -> None:
         # Append first, then look at the flag; `_collect` lowers the flag first, then takes:
@@ -278,7 +323,4 @@ class Home:
         self._outbox.append(work)
         if not self._collecting:
             self._collecting = True
-            if self.loop is not self._engine:
-                soon(self._engine, self._collect)
-            elif not self._engine.is_closed():
-                self._engine.call_soon(self._collect)
+            self._on_engine(self._collect)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from mainspring.clock import CarriedClock, Clock
 from mainspring.engine.deadlines import Deadlines
+from mainspring.engine.forks import end_if_forked
 from mainspring.engine.home import Home
 from mainspring.engine.hooks import Hook, call_hook, start_hook
 from mainspring.engine.portal import soon
@@ -111,8 +113,16 @@ class Runner:
         return self.at_home(work) and self._home_of(work).take_back(work)
 
     def stop(self, work: Work, why: Stop) -> None:
-        """Ask a handler to end. A thread cannot be stopped: it is told, and waited for."""
-        if work.ended or work.stop is not None:
+        """Ask a handler to end. A thread cannot be stopped: it is told, and waited for; one that
+        was cancelled is waited for no longer than its timeout and its lease."""
+        if work.ended:
+            return
+        if work.stop is not None:
+            in_thread = not self.at_home(work) and work.isolation is not Isolation.PROCESS
+            if why is Stop.LOST:  # nothing about the run is ours any more
+                work.stop = why
+            if in_thread and why in (Stop.TIMEOUT, Stop.LOST, Stop.DRAIN):
+                self.give_up(work)
             return
         work.stop = why
         work.context.cancelled = True
@@ -122,8 +132,23 @@ class Runner:
             if work.task is not None and work.began_at is not None:
                 work.task.cancel()
         elif why is not Stop.CANCEL:
+            self.give_up(work)
+
+    def give_up(self, work: Work) -> None:
+        """End an attempt though its handler goes on: a thread, or a coroutine that swallows every
+        cancellation. Its place stays taken until the handler ends."""
+        if work.ended:
+            return
+        if self.at_home(work):
+            self._home_of(work).give_up(work)
+        else:
             work.lingering = True
             self._end(work, places=0)
+
+    def abandon(self, work: Work) -> None:
+        """The program is about to end: do not let a handler that goes on keep it from that."""
+        if self.at_home(work):
+            self._home_of(work).abandon(work)
 
     def tell(self, hook: Hook | None, *arguments: Any) -> None:
         """Call a hook on the program's loop; whatever it does, the run stands."""
@@ -142,6 +167,7 @@ class Runner:
     def _thread_body(self, work: Work) -> None:
         work.began_at = self._time.now()
         result, problem = None, None
+        pid = os.getpid()
         try:
             work.unless_stopped()
             if (hook := work.handler.hooks.on_start) is not None:
@@ -154,6 +180,7 @@ class Runner:
             result = storable_result(result, work.context)
         except BaseException as error:
             problem = Problem.of(error)
+        end_if_forked(pid, problem)
         soon(self._loop, self._thread_over, work, result, problem)
 
     def _thread_over(self, work: Work, result: Any, problem: Problem | None) -> None:

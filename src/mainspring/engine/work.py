@@ -51,7 +51,18 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException, *, plain: bool = False) -> Problem:
-        """`plain`: where it is one of ours, its words say all, and no traceback is kept."""
+        """`plain`: where it is one of ours, its words say all, and no traceback is kept.
+
+        It never raises, whatever the error's own methods do: an attempt that could not be ended
+        would keep its worker from stopping.
+        """
+        try:
+            return cls._of(error, plain)
+        except BaseException:
+            return cls(error=_in_words(error), names=(type(error).__name__,), exception=error)
+
+    @classmethod
+    def _of(cls, error: BaseException, plain: bool) -> Problem:
         plain = plain and isinstance(error, WebhookFailed | Retry | GiveUp)
         return cls(
             error=_in_words(error),
@@ -124,6 +135,6 @@ class Work(Struct, eq=False):
 def _in_words(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = "(its text cannot be made)"
     return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__

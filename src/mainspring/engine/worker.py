@@ -157,8 +157,16 @@ class Worker:
         for work in list(self._active):
             self._runner.stop(work, Stop.DRAIN)
         await self._active_over(DRAIN_GRACE)
-        for work in self._active:
-            log.warning("run %s does not stop; it is rescued once its lease lapses", work.run.id)
+        for work in list(self._active):
+            log.warning(
+                "the handler of job %s does not stop, though it was cancelled; its run %s is given"
+                " back",
+                work.run.job_id,
+                work.run.id,
+            )
+            self._runner.give_up(work)
+        for work in self._stuck:
+            self._runner.abandon(work)
 
     async def close(self) -> None:
         await self._runner.close()
@@ -407,6 +415,10 @@ class Worker:
         self._stuck.discard(work)
         self._go_on()
 
+    def ended_late(self, work: Work) -> None:
+        """A handler on a loop has ended after its attempt."""
+        self._stuck.discard(work)
+
     def _place_free(self) -> None:
         """Claim again, if it was places that we lacked. If not, the store has nothing more for us
         before it says so: room under a limit is there once the end is recorded, which it tells."""
@@ -450,7 +462,6 @@ class Worker:
         self._parts.emit("ownership.lost", work.run)
         if not self._taken_back(work):
             self._runner.stop(work, Stop.LOST)
-            return
         self.leases.let_go(work)
         self._begin()
 
@@ -474,9 +485,11 @@ class Worker:
         self._stuck.add(work)
         if work.stop is Stop.TIMEOUT:
             log.warning(
-                "run %s timed out but its thread goes on and keeps its place (%d of %d are taken"
-                ' so); isolation="process" can be stopped for real',
+                "run %s of job %s timed out but its %s goes on and keeps its place (%d of %d are"
+                ' taken so); isolation="process" can be stopped for real',
                 work.run.id,
+                work.run.job_id,
+                "handler" if self._runner.at_home(work) else "thread",
                 len(self._stuck),
                 self._settings.workers,
             )
