@@ -89,8 +89,8 @@ class Asking:
             failing=failing,
             tried=tried,
             brief=brief,
-            since=since,
-            until=until,
+            since=_moment(since, "since"),
+            until=_moment(until, "until"),
             limit=page_limit(limit),
             cursor=cursor,
         )
@@ -114,7 +114,7 @@ class Asking:
 
     async def counts(self, since: datetime | None = None) -> Counts:
         """Runs by job and state, what is due of each handler, what ended `since` a moment."""
-        return await self._call(self._running().control.counts(since))
+        return await self._call(self._running().control.counts(_moment(since, "since")))
 
     async def health(self) -> SchedulerHealth:
         return await self._call(reports.health(self._running(), self._settings))
@@ -196,6 +196,8 @@ def _chosen(ids: Iterable[str] | None, given: RunFilter) -> tuple[RunQuery, list
     limit = matching.pop("limit", MOST_AT_ONCE)
     if not isinstance(limit, int) or not 1 <= limit <= MOST_AT_ONCE:
         raise InvalidInput(f"limit is 1 to {MOST_AT_ONCE}, not {limit!r}")
+    for name in ("since", "until"):
+        _moment(matching.get(name), name)
     states = state_set(matching.pop("state", None))
     return RunQuery(states=states, limit=limit, **matching), None if ids is None else list(ids)
 
@@ -207,6 +209,17 @@ def state_set(given: State | str | Iterable[State | str] | None) -> frozenset[St
         return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
+
+
+def _moment(given: datetime | None, name: str) -> datetime | None:
+    if given is None or (isinstance(given, datetime) and given.utcoffset() is not None):
+        return given
+    if isinstance(given, datetime):
+        raise InvalidInput(
+            f"{name}={given.isoformat()} has no time zone: give one, as in datetime.now(UTC) or"
+            f" {name}.astimezone()"
+        )
+    raise InvalidInput(f"{name} is a datetime with a time zone, not {given!r}")
 
 
 def page_limit(limit: int) -> int:

@@ -204,6 +204,19 @@ async def test_enqueuing(make: Make) -> None:
                 await scheduler.list_runs(state=state)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="limit is 1 to 1000"):
             await scheduler.list_runs(limit=0)
+        naive = datetime(2030, 1, 1)
+        for use in (
+            lambda: scheduler.list_runs(since=naive),
+            lambda: scheduler.list_runs(until=naive),
+            lambda: scheduler.counts(naive),
+            lambda: scheduler.cancel_runs(since=naive),
+        ):
+            with pytest.raises(InvalidInput, match="has no time zone: give one"):
+                await use()
+        with pytest.raises(InvalidInput, match="is a datetime with a time zone, not '2030"):
+            await scheduler.list_runs(since="2030-01-01")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="no cursor that a page of runs gave"):
+            await scheduler.list_runs(cursor="9" * 30)
         assert (await scheduler.list_runs()).items == []
         run = await send.enqueue("a", subject="still works")
         assert run.payload == {"to": "a", "subject": "still works"}

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from mainspring import codec
-from mainspring.errors import InvalidInput
 from mainspring.model import Job, Note, Run, State, replace
 from mainspring.states import Change
 from mainspring.store import Claim
+from mainspring.stores.cursors import cursor_number
 
 __all__ = [
     "brief",
@@ -30,10 +30,7 @@ __all__ = [
 
 
 def cursor(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise InvalidInput(f"{text!r} is no cursor that a page of runs gave") from None
+    return None if text is None else cursor_number(text, text)
 
 
 def mentions(job: Job, text: str) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import pymongo
 
 from mainspring.clock import to_us
-from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State, replace
 from mainspring.store import Counts, Due, JobQuery, RunQuery
+from mainspring.stores.cursors import cursor_error, cursor_number
 from mainspring.stores.mongodb.database import (
     BY_ID,
     MAJORITY,
@@ -199,14 +199,10 @@ def _after(cursor: str | None) -> Document:
 
 
 def _read_cursor(cursor: str) -> tuple[int, str]:
-    moment, colon, run_id = cursor.partition(":")
-    try:
-        created = int(moment)
-    except ValueError:
-        colon = ""
+    moment, colon, run_id = str(cursor).partition(":")
     if not colon:
-        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave")
-    return created, run_id
+        raise cursor_error(cursor)
+    return cursor_number(moment, cursor), run_id
 
 
 # -- counts ---------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from mainspring.clock import EPOCH
-from mainspring.errors import InvalidInput
 from mainspring.model import Job, Page, Run, State
 from mainspring.store import Claim, Counts, Due, JobQuery, RunQuery
+from mainspring.stores.cursors import cursor_number
 from mainspring.stores.sqlite.claims import LANES_AFTER, takes
 from mainspring.stores.sqlite.rows import (
     SET_ASIDE,
@@ -74,10 +74,7 @@ def _follows(run: Run, upstream: frozenset[str] | None) -> bool:
 
 
 def _cursor(cursor: str | None) -> int:
-    try:
-        return _LAST if cursor is None else int(cursor)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is no cursor that a page of runs gave") from None
+    return _LAST if cursor is None else cursor_number(cursor, cursor)
 
 
 def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, ...]]]:

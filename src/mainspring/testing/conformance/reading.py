@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
 from mainspring import states
+from mainspring.errors import InvalidInput
 from mainspring.model import LIVE, Run, State, replace
 from mainspring.store import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
@@ -268,6 +270,21 @@ class Following(Suite):
             [self.run(f"f{n}", after=(f"r{n}",), state=State.WAITING) for n in range(300)]
         )
         assert len(await self._following(store, *roots, limit=1000)) == 300
+
+    @pytest.mark.parametrize(
+        "cursor",
+        ["9" * 30, "-" + "9" * 30, "9" * 30 + ":one", "1_0", "\u0661", "x", "", " 1", "9" * 5000],
+        ids=lambda cursor: cursor[:5],
+    )
+    async def test_a_cursor_that_no_page_gave_is_no_fault_of_the_store(
+        self, store: Store, cursor: str
+    ) -> None:
+        """Clients send what they like: it is refused, or it names a place in the list."""
+        await store.add(self.runs("one", "two"))
+        found: list[Run] = []
+        with contextlib.suppress(InvalidInput):
+            found = (await store.find(RunQuery(cursor=cursor))).items
+        assert {run.id for run in found} <= {"one", "two"}
 
 
 class Counting(Suite):
