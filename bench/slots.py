@@ -31,7 +31,7 @@ from typing import Any
 
 from bench.measure import cpu_of, folder, milliseconds
 from bench.mongodb_workers import Crew, heard
-from mainspring import RunContext, Scheduler
+from mainspring import Run, RunContext, Scheduler
 from mainspring.cli.collector import calm_collector
 from mainspring.model import State
 from mainspring.store import RunQuery
@@ -124,13 +124,21 @@ async def count_skipped(url: str, first: datetime, last: datetime) -> int:
     while True:
         query = RunQuery(states=frozenset({State.SKIPPED}), limit=1000, cursor=cursor)
         page = await store.find(query)
-        for run in page.items:
-            if first <= run.scheduled_at < last:
-                count += run.result["count"] if run.reason == "misfire" else 1
+        count += sum(_skipped(run, first, last) for run in page.items)
         if (cursor := page.cursor) is None:
             break
     await store.close()
     return count
+
+
+def _skipped(run: Run, first: datetime, last: datetime) -> int:
+    """How many of the slots between two moments a skipped record stands for. Jobs have a slot each
+    second; a gap names its first and its last."""
+    begins, ends = run.scheduled_at, run.scheduled_at
+    if run.reason == "misfire":
+        begins, ends = run.result["first"], run.result["last"]
+    begins, ends = max(begins, first), min(ends, last - timedelta(seconds=1))
+    return max(0, round((ends - begins).total_seconds()) + 1)
 
 
 def instance(pipe: Connection, url: str) -> None:
