@@ -180,7 +180,11 @@ class Conflict(MainspringError):
 
 
 class JobExists(Conflict):
-    """Two jobs of one id with different handlers."""
+    """Two jobs of one id. `job_id` is that of the stored one, where it is in the way."""
+
+    def __init__(self, message: str, *, job_id: str | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class JobOwnedByCode(Conflict):

@@ -268,6 +268,11 @@ def check_job_id(job_id: object) -> str:
         raise InvalidInput(
             f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}"
         )
+    if job_id in (".", ".."):
+        raise InvalidInput(
+            f"a job id cannot be {job_id!r}: in an address it means a folder, so no client could"
+            " reach the job"
+        )
     return job_id
 
 

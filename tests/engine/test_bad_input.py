@@ -87,6 +87,8 @@ def test_a_store(url: str) -> None:
         ({"payload": {1}}, "payload is not JSON"),
         ({"id": "no spaces"}, "a job id is 1 to 200"),
         ({"id": ""}, "a job id is 1 to 200"),
+        ({"id": "."}, "a job id cannot be '.'"),
+        ({"id": ".."}, "a job id cannot be '..'"),
         ({"schedule": "0s"}, "too short"),
         ({"schedule": 0}, "too short"),
         ({"schedule": "-5m"}, "-5m"),

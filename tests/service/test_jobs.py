@@ -139,6 +139,17 @@ async def test_a_job_that_moves_to_another_host_leaves_its_secrets_behind(api: A
     assert "give Authorization itself, or leave it out" in told["error"]
 
 
+@pytest.mark.parametrize("job_id", [".", ".."])
+async def test_an_id_that_no_address_can_hold_is_refused(api: Api, job_id: str) -> None:
+    for name in ("id", "name"):
+        told = await api.request("POST", "/api/jobs", json={**WEBHOOK, name: job_id})
+        if told.is_success:  # a name is made into another id
+            assert told.json()["data"]["jobId"] not in (".", "..")
+        else:
+            assert told.status_code == 422
+    assert all(one["_id"] not in (".", "..") for one in (await api.ok("GET", "/api/jobs"))["data"])
+
+
 async def test_each_wrong_field_has_a_message_of_its_own(api: Api) -> None:
     wrong = {
         "schedule": "61 * * * * *",
@@ -278,9 +289,15 @@ async def test_handlers_by_name(api: Api) -> None:
     stored = await job(api, job_id)
     assert (stored["handler"], stored["payload"]) == ("greet", {"name": "Ada"})
     assert stored["retryAttempts"] == 0
-    unknown = await refused(
-        api, "POST", "/api/jobs", 422, json={"handler": "nobody", "schedule": None}
-    )
+    # An instance without workers cannot know which handlers the workers have.
+    sent = {"id": "elsewhere", "handler": "of_a_worker", "schedule": None}
+    await api.ok("POST", "/api/jobs", json=sent)
+    assert (await job(api, "elsewhere"))["handler"] == "of_a_worker"
+
+
+async def test_a_worker_refuses_a_handler_that_it_does_not_have(working: Api) -> None:
+    body = {"handler": "nobody", "schedule": None}
+    unknown = await refused(working, "POST", "/api/jobs", 422, json=body)
     assert "greet" in unknown["error"]
 
 

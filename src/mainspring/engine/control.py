@@ -242,7 +242,8 @@ class Control:
         if not free:
             raise JobExists(
                 f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
-                " place, update_job changes parts of it"
+                " place, update_job changes parts of it",
+                job_id=job.id,
             )
         return self._changed(job, "job.created") if keep else job
 

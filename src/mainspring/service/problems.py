@@ -20,6 +20,7 @@ from mainspring.errors import (
     InvalidPayload,
     InvalidSchedule,
     JobChanged,
+    JobExists,
     MainspringError,
     NotFound,
     NotStarted,
@@ -124,7 +125,8 @@ def of_error(error: MainspringError) -> Problem:
     if isinstance(error, JobChanged):
         return Problem(412, message)
     if isinstance(error, Conflict):
-        message = message.replace("update_job changes it", "PUT changes it")
+        if isinstance(error, JobExists) and error.job_id is not None:
+            message = f"there is a job {error.job_id!r} already; PUT changes it"
         return Problem(409, message)
     if isinstance(error, NotStarted):
         return Problem(503, "the service is stopping", headers={"Retry-After": "5"})
