@@ -6,6 +6,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import random
 import shutil
 import sqlite3
 import sys
@@ -19,14 +20,18 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler, states
+from mainspring.clock import CarriedClock
+from mainspring.engine.patience import Patience
 from mainspring.errors import (
     StoreDamaged,
     StoreFileChanged,
     StoreTooNew,
+    StoreUnavailable,
 )
-from mainspring.events import Event
+from mainspring.events import Event, Events
 from mainspring.store import Held, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_identity, schema
+from mainspring.testing import FakeClock
 from tests.unit.sqlite_kit import a_claim, a_run, ids_of, opened, sql
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -207,9 +212,24 @@ async def test_a_program_is_told_what_happened_and_enqueues_nothing(
         with pytest.raises(StoreFileChanged):
             await work.enqueue()
         await asyncio.wait_for(failing.wait(), 30)
-    logged = [r for r in caplog.records if "deleted or moved" in r.getMessage()]
-    assert logged
-    assert all(record.levelno >= logging.WARNING for record in logged)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "deleted or moved while it was in use" in errors[0].getMessage()
+    assert not errors[0].exc_info
+
+
+async def test_the_error_is_told_during_another_outage_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    patience = Patience(clock, CarriedClock(clock), Events(), random.Random(1))
+    patience.failed("claim", StoreUnavailable("locked"))
+    patience.failed("renew", StoreUnavailable("locked"))
+    patience.failed("claim", StoreTooNew("newer"))
+    patience.failed("renew", StoreTooNew("newer"))
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in told] == ["WARNING", "ERROR"]
+    assert "newer" in told[1][1]
 
 
 # -- overwritten in place ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mainspring.clock import CarriedClock, Clock
 from mainspring.durations import humanize
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreDamaged, StoreFileChanged, StoreTooNew, StoreUnavailable
 from mainspring.events import Event, Events
 
 __all__ = ["OPERATIONS", "Patience", "reason_of"]
@@ -52,6 +52,10 @@ def reason_of(error: BaseException) -> str:
     return text or type(error).__name__
 
 
+NEEDS_SOMEBODY = (StoreFileChanged, StoreDamaged, StoreTooNew)
+"""What does not go away by itself: it is logged as an error, also during another outage."""
+
+
 class Patience:
     """Repeats store calls until they go through. Every call of the engine may be sent again."""
 
@@ -61,6 +65,7 @@ class Patience:
         self._events = events
         self._rng = rng
         self._failing: set[str] = set()
+        self._called_somebody = False
         self._since = 0.0
 
     @property
@@ -103,13 +108,17 @@ class Patience:
 
     def failed(self, what: str, error: Exception) -> None:
         """Say so, unless it was said: one outage is one message, however many calls it fails."""
-        said = bool(self._failing)
+        needs_somebody = isinstance(error, NEEDS_SOMEBODY)
+        said = bool(self._failing) and not (needs_somebody and not self._called_somebody)
+        if not self._failing:
+            self._since = self._clock.monotonic()
         self._failing.add(what)
         if said:
             return
-        self._since = self._clock.monotonic()
-        expected = isinstance(error, StoreUnavailable | TimeoutError)
-        log.warning(
+        self._called_somebody = needs_somebody
+        expected = needs_somebody or isinstance(error, StoreUnavailable | TimeoutError)
+        log.log(
+            logging.ERROR if needs_somebody else logging.WARNING,
             "the store failed at %s: %s; this is tried again until it succeeds",
             OPERATIONS.get(what, what),
             reason_of(error),
@@ -122,5 +131,6 @@ class Patience:
         if what in self._failing:
             self._failing.discard(what)
             if not self._failing:
+                self._called_somebody = False
                 away = self._clock.monotonic() - self._since
                 log.warning("the store answers again after %.1f s", away)
