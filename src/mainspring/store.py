@@ -46,6 +46,7 @@ __all__ = [
     "Firing",
     "Held",
     "JobQuery",
+    "JobWrite",
     "NoteQuery",
     "Renewed",
     "RunQuery",
@@ -163,6 +164,30 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     cursor: str | None = None
     offset: int = 0
     counted: bool = False
+
+
+class JobWrite(Struct, frozen=True):
+    """An insert, an update or a delete of a job: done if the stored job still has the version
+    expected (0: there is none; None: whatever it has). `job` is the job as it will be kept, with
+    its new version; None deletes it."""
+
+    id: str
+    expected_version: int | None
+    job: Job | None
+
+    @classmethod
+    def put(cls, job: Job) -> JobWrite:
+        """Insert or replace a job that was read at `job.version` (0 for a new one)."""
+        return cls(job.id, job.version, replace(job, version=job.version + 1))
+
+    @classmethod
+    def add(cls, job: Job) -> JobWrite:
+        """Insert a job as it is, its version included, where none of its id is there."""
+        return cls(job.id, 0, job)
+
+    @classmethod
+    def drop(cls, job_id: str, expected_version: int | None = None) -> JobWrite:
+        return cls(job_id, expected_version, None)
 
 
 class NoteQuery(Struct, frozen=True, kw_only=True):
@@ -308,6 +333,11 @@ class Store(Protocol):
         ...
 
     async def jobs(self, query: JobQuery) -> Page[Job]: ...
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        """Write or delete jobs by compare-and-set, each by itself and in order; say which were
+        done. With a job only its definition is deleted: its runs stay."""
+        ...
 
     async def put_job(self, job: Job) -> bool:
         """Insert or replace by compare-and-set: `job.version` is the version it was read at

@@ -129,8 +129,13 @@ async def bulk(
             made = (_created_one(service, *one) for one in given[start : start + TOGETHER])
             results += await asyncio.gather(*made)
     else:
-        async for name in _chosen(service, body):
-            results.append(await _done_one(service, body.action, name))
+        names = [name async for name in _chosen(service, body)]
+        if body.action == "trigger":
+            for start in range(0, len(names), TOGETHER):
+                made = (_triggered_one(service, name) for name in names[start : start + TOGETHER])
+                results += await asyncio.gather(*made)
+        else:
+            results = await _done_all(service, body.action, names)
     done = sum(one["success"] for one in results)
     return shapes.answer(
         {
@@ -356,22 +361,26 @@ async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
             return
 
 
-async def _done_one(service: Service, action: str, name: str) -> dict[str, Any]:
-    scheduler = service.scheduler
+async def _triggered_one(service: Service, name: str) -> dict[str, Any]:
     try:
-        match action:
-            case "pause":
-                await scheduler.pause_job(name)
-            case "resume":
-                await scheduler.resume_job(name)
-            case "trigger":
-                run = await scheduler.trigger(name)
-                return {"success": True, "jobId": name, "runId": run.id}
-            case _:
-                await scheduler.remove_job(name)
+        run = await service.scheduler.trigger(name)
     except (MainspringError, NotFound) as error:
         return {"success": False, "jobId": name, **_failure(error)}
-    return {"success": True, "jobId": name}
+    return {"success": True, "jobId": name, "runId": run.id}
+
+
+async def _done_all(service: Service, action: str, names: list[str]) -> list[dict[str, Any]]:
+    """Pause, resume or delete: a thousand jobs in one commit."""
+    scheduler = service.scheduler
+    act = {"pause": scheduler.pause_jobs, "resume": scheduler.resume_jobs}.get(
+        action, scheduler.remove_jobs
+    )
+    return [
+        {"success": True, "jobId": name}
+        if error is None
+        else {"success": False, "jobId": name, **_failure(error)}
+        for name, error in (await act(names)).items()
+    ]
 
 
 def _failure(error: Exception) -> dict[str, Any]:

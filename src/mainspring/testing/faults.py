@@ -26,6 +26,7 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    JobWrite,
     NoteQuery,
     Renewed,
     RunQuery,
@@ -221,6 +222,9 @@ class FaultyStore:
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._call("jobs", lambda: self.store.jobs(query))
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        return await self._call("put_jobs", lambda: self.store.put_jobs(writes))
 
     async def put_job(self, job: Job) -> bool:
         return await self._call("put_job", lambda: self.store.put_job(job))

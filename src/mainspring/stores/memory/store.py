@@ -37,6 +37,7 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    JobWrite,
     NoteQuery,
     Renewed,
     RunQuery,
@@ -289,29 +290,32 @@ class MemoryStore:
         full = found and len(found) == query.limit
         return Page(found, found[-1].id if full else None, total)
 
-    async def put_job(self, job: Job) -> bool:
-        stored = self._jobs.get(job.id)
-        if (stored.version if stored else 0) != job.version:
-            return False
-        self._jobs[job.id] = values.storable_job(replace(job, version=job.version + 1))
-        self._waiters.wake()
-        return True
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        kept = [values.storable_job(job) for job in jobs]
-        done = []
-        for job in kept:
-            done.append(job.id not in self._jobs)
-            self._jobs.setdefault(job.id, job)
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        kept = [w.job if w.job is None else values.storable_job(w.job) for w in writes]
+        done = [self._put_job(w, job) for w, job in zip(writes, kept, strict=True)]
         self._waiters.wake()
         return done
 
-    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        stored = self._jobs.get(job_id)
-        if stored is None or version not in (None, stored.version):
+    def _put_job(self, write: JobWrite, job: Job | None) -> bool:
+        stored = self._jobs.get(write.id)
+        version = 0 if stored is None else stored.version
+        if write.expected_version not in (None, version):
             return False
-        del self._jobs[job_id]
-        return True
+        if job is not None:
+            self._jobs[write.id] = job
+            return True
+        return self._jobs.pop(write.id, None) is not None
+
+    async def put_job(self, job: Job) -> bool:
+        [done] = await self.put_jobs([JobWrite.put(job)])
+        return done
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self.put_jobs([JobWrite.add(job) for job in jobs])
+
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        [done] = await self.put_jobs([JobWrite.drop(job_id, version)])
+        return done
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         now = self._now()

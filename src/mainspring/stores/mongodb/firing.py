@@ -26,6 +26,7 @@ whole before the next one is decided.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -37,10 +38,10 @@ from pymongo.errors import DuplicateKeyError
 from mainspring import states
 from mainspring.clock import from_us
 from mainspring.errors import StoreUnavailable
-from mainspring.model import LIVE, Job, Run, Source, State, replace
+from mainspring.model import LIVE, Run, Source, State
 from mainspring.policy import Overlap
 from mainspring.states import Change
-from mainspring.store import Fired, Firing, ended, overlapped
+from mainspring.store import Fired, Firing, JobWrite, ended, overlapped
 from mainspring.stores.mongodb import keys, reserved
 from mainspring.stores.mongodb.adding import add, carry_out_followers, documents
 from mainspring.stores.mongodb.changes import commit
@@ -58,11 +59,13 @@ from mainspring.stores.mongodb.rows import (
     to_us,
 )
 from mainspring.stores.mongodb.times import read_moment
-from mainspring.stores.waves import turns
+from mainspring.stores.waves import turns, waves
 
-__all__ = ["add_jobs", "drop_job", "fire", "live_slots", "put_job", "sweep"]
+__all__ = ["fire", "live_slots", "put_jobs", "sweep"]
 
 TRIES = 20
+SIDE_BY_SIDE = 32
+"""Jobs that are written at once: each waits for a majority, mostly for the same one."""
 _MOMENTS = ("next_run_at", "last_run_at")
 _SHOWN = dict.fromkeys(("version", "limit", "firing", "fired_at", *_MOMENTS), 1)
 _HALF = {"intent": 1}
@@ -70,43 +73,55 @@ _LARGE = ("payload", "result", "attempts", "progress", "error")
 _THIN = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE), 1)
 
 
-async def put_job(db: Database, job: Job) -> bool:
-    made = job_document(job)
-    stored = await db.jobs.find_one({"_id": job.id}, _SHOWN)
-    if _version(stored) != job.version:
-        return await _refused(db, job.id, job.version)
-    if stored is None:
-        try:
-            await db.jobs.insert_one(made)
-        except DuplicateKeyError:
-            return await _refused(db, job.id, 0)
-    else:
-        await _finish(db, [stored])
-        result = await db.jobs.replace_one({"_id": job.id, "version": job.version}, made)
-        if not result.matched_count:
-            return await _refused(db, job.id, job.version)
-    was_limited = stored is not None and "limit" in stored
-    if was_limited != ("limit" in made):
-        await stamp_lanes(db, job.id, limited="limit" in made)
-    return True
+async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
+    """Each by itself; those of different ids side by side, so that they share the waiting for a
+    majority."""
+    made = [None if write.job is None else job_document(write.job) for write in writes]
+    done = [False] * len(writes)
+    turns = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def put(at: int) -> None:
+        async with turns:
+            write, document = writes[at], made[at]
+            if document is None:
+                done[at] = await _drop_job(db, write.id, write.expected_version)
+            else:
+                done[at] = await _put_job(db, document, write.expected_version)
+
+    for wave in waves(writes, lambda write: write.id):
+        await asyncio.gather(*(put(at) for at in wave))
+    return done
 
 
-async def add_jobs(db: Database, jobs: Sequence[Job]) -> list[bool]:
-    made = [job_document(replace(job, version=job.version - 1)) for job in jobs]
-    return [await _add_job(db, document) for document in made]
+async def _put_job(db: Database, made: Document, expected: int | None) -> bool:
+    job_id = made["_id"]
+    for _ in range(TRIES):
+        stored = await db.jobs.find_one({"_id": job_id}, _SHOWN) if expected != 0 else None
+        wanted = _version(stored) if expected is None else expected
+        if _version(stored) != wanted:
+            return await _refused(db, job_id, expected)
+        if stored is None:
+            try:
+                await db.jobs.insert_one(made)
+            except DuplicateKeyError:
+                if expected is None:
+                    continue
+                return await _refused(db, job_id, 0)
+        else:
+            await _finish(db, [stored])
+            result = await db.jobs.replace_one({"_id": job_id, "version": wanted}, made)
+            if not result.matched_count:
+                if expected is None:
+                    continue
+                return await _refused(db, job_id, expected)
+        was_limited = stored is not None and "limit" in stored
+        if was_limited != ("limit" in made):
+            await stamp_lanes(db, job_id, limited="limit" in made)
+        return True
+    return False
 
 
-async def _add_job(db: Database, made: Document) -> bool:
-    try:
-        await db.jobs.insert_one(made)
-    except DuplicateKeyError:
-        return await _refused(db, made["_id"], 0)
-    if "limit" in made:
-        await stamp_lanes(db, made["_id"], limited=True)
-    return True
-
-
-async def drop_job(db: Database, job_id: str, version: int | None = None) -> bool:
+async def _drop_job(db: Database, job_id: str, version: int | None) -> bool:
     for _ in range(TRIES):
         stored = await db.jobs.find_one({"_id": job_id}, _SHOWN)
         if stored is None or version not in (None, stored["version"]):

@@ -391,11 +391,11 @@ def expecting(expect: Mapping[str, Any]) -> Document:
 
 
 def job_document(job: Job) -> Document:
-    """The job as it will be kept: one version above the one it was read at."""
+    """The job as it will be kept."""
     policy = job.policy
     made = {
         "_id": job.id,
-        "version": job.version + 1,
+        "version": job.version,
         "handler": job.handler,
         "created_at": to_us(job.created_at),
         "updated_at": to_us(job.updated_at),

@@ -31,6 +31,7 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    JobWrite,
     NoteQuery,
     Renewed,
     RunQuery,
@@ -197,21 +198,22 @@ class MongoStore:
         with translating():
             return await reads.jobs(self._db, query)
 
-    async def put_job(self, job: Job) -> bool:
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         with translating():
-            done = await firing.put_job(self._db, job)
+            done = await firing.put_jobs(self._db, writes)
         self._ring()
+        return done
+
+    async def put_job(self, job: Job) -> bool:
+        [done] = await self.put_jobs([JobWrite.put(job)])
         return done
 
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        with translating():
-            done = await firing.add_jobs(self._db, jobs)
-        self._ring()
-        return done
+        return await self.put_jobs([JobWrite.add(job) for job in jobs])
 
     async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        with translating():
-            return await firing.drop_job(self._db, job_id, version)
+        [done] = await self.put_jobs([JobWrite.drop(job_id, version)])
+        return done
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         with translating():

@@ -4,78 +4,91 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring.model import Run
 from mainspring.policy import Overlap
-from mainspring.store import Fired, Firing, ended, overlapped
-from mainspring.stores.sqlite.bulk import bulk
+from mainspring.store import Fired, Firing, JobWrite, ended, overlapped
+from mainspring.stores.sqlite.bulk import bulk, select
 from mainspring.stores.sqlite.changes import Written, commit
-from mainspring.stores.sqlite.rows import LANE_SQL, SET_ASIDE, select_runs, to_us
+from mainspring.stores.sqlite.rows import LANE_SQL, SET_ASIDE, job_row, select_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
 from mainspring.stores.sqlite.writes import NewRun, add
-from mainspring.stores.waves import turns
+from mainspring.stores.waves import turns, waves
 
-__all__ = ["add_jobs", "drop_jobs", "fire", "put_jobs"]
-
-
-def put_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Each item is a job's row; its version is the one to be, one above the one expected."""
-    return [_put_job(tx, row) for row in items]
+__all__ = ["JobRow", "drop_jobs", "fire", "put_jobs"]
 
 
-def _put_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
-    stored = tx.connection.execute(_STORED, (row["id"],)).fetchone()
-    version, was_limited = stored or (0, False)
-    if version != row["version"] - 1:
-        return False
-    _write_job(tx, row, bool(was_limited))
-    return True
+class JobRow(NamedTuple):
+    """A job to write: its row, or None to delete it, if it still has the version expected (None:
+    whatever it has)."""
+
+    id: str
+    expected_version: int | None
+    row: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, write: JobWrite) -> JobRow:
+        return cls(
+            write.id, write.expected_version, None if write.job is None else job_row(write.job)
+        )
 
 
-def add_jobs(tx: Transaction, items: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Each item is a job's row, to be kept as it is where none of its id is there."""
-    return [_add_job(tx, row) for row in items]
+def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
+    """Each by itself. Jobs of different ids are read and written together, in few steps."""
+    done = [False] * len(items)
+    for wave in waves(items, lambda item: item.id):
+        stored = _stored(tx, [items[at].id for at in wave])
+        fit = [at for at in wave if _is_expected(items[at], stored.get(items[at].id))]
+        rows = [row for at in fit if (row := items[at].row) is not None]
+        bulk(tx.connection, _PUT, [[row[name] for name in _COLUMNS] for row in rows])
+        gone = [(items[at].id,) for at in fit if items[at].row is None]
+        bulk(tx.connection, _DROP, gone)
+        for at in fit:
+            done[at] = True
+            _, was_limited = stored.get(items[at].id, (0, False))
+            row = items[at].row
+            if bool(was_limited) != (row is not None and row["concurrency"] is not None):
+                _restamp(tx, items[at].id)
+    return done
 
 
-def _add_job(tx: Transaction, row: Mapping[str, Any]) -> bool:
-    if tx.connection.execute(_STORED, (row["id"],)).fetchone() is not None:
-        return False
-    _write_job(tx, row, was_limited=False)
-    return True
+def drop_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
+    """The same where all are deleted: a store that is short of space still does that."""
+    return put_jobs(tx, items)
 
 
-def _write_job(tx: Transaction, row: Mapping[str, Any], was_limited: bool) -> None:
-    tx.connection.execute(_PUT, row)
-    if was_limited != (row["concurrency"] is not None):
-        _restamp(tx, row["id"])
+def _is_expected(item: JobRow, stored: tuple[int, bool] | None) -> bool:
+    if item.expected_version is None:
+        return stored is not None or item.row is not None
+    version = 0 if stored is None else stored[0]
+    return version == item.expected_version and (stored is not None or item.row is not None)
 
 
-_STORED = "SELECT version, concurrency IS NOT NULL FROM mainspring_jobs WHERE id = ?"
+def _stored(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
+    """The version of each job, and whether it has a limit."""
+    texts = select(tx.connection, _STORED, [(job_id,) for job_id in ids])
+    found = [row for text in texts for row in json.loads(text)]
+    return {job_id: (version, bool(limited)) for job_id, version, limited in found}
+
+
+_STORED = (
+    "SELECT json_group_array(json_array(id, version, concurrency IS NOT NULL))"
+    " FROM mainspring_jobs WHERE id IN (VALUES ",
+    ")",
+    1,
+)
 _COLUMNS = (
     "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
     "payload", "metadata", "webhook",
 )  # fmt: skip
 _PUT = (
-    f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)})"
-    f" VALUES ({', '.join(':' + name for name in _COLUMNS)}) ON CONFLICT (id) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:])
+    f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)}) SELECT * FROM (VALUES ",
+    ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:]),
+    len(_COLUMNS),
 )
-
-
-def drop_jobs(tx: Transaction, items: Sequence[tuple[str, int | None]]) -> list[bool]:
-    """Each item is a job's id, and the version expected where one is."""
-    return [_drop_job(tx, *item) for item in items]
-
-
-def _drop_job(tx: Transaction, job_id: str, version: int | None) -> bool:
-    stored = tx.connection.execute(_STORED, (job_id,)).fetchone()
-    if stored is None or version not in (None, stored[0]):
-        return False
-    tx.changed("DELETE FROM mainspring_jobs WHERE id = ?", job_id)
-    if stored[1]:
-        _restamp(tx, job_id)  # with the job its limit is gone
-    return True
+_DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
 
 
 def _restamp(tx: Transaction, job_id: str) -> None:

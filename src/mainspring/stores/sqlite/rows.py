@@ -572,7 +572,7 @@ def job_row(job: Job) -> dict[str, Any]:
     ]
     return {
         "id": job.id,
-        "version": job.version + 1,
+        "version": job.version,
         "enabled": job.enabled,
         "next_run_at": _time(job.next_run_at),
         "last_run_at": _time(job.last_run_at),

@@ -17,7 +17,7 @@ from typing import Any
 from mainspring import states
 from mainspring.clock import Clock, SystemClock
 from mainspring.errors import StoreError
-from mainspring.model import Job, Note, Page, Run, replace
+from mainspring.model import Job, Note, Page, Run
 from mainspring.states import Change
 from mainspring.store import (
     Added,
@@ -27,6 +27,7 @@ from mainspring.store import (
     Firing,
     Held,
     JobQuery,
+    JobWrite,
     NoteQuery,
     Renewed,
     RunQuery,
@@ -34,7 +35,7 @@ from mainspring.store import (
 from mainspring.stores.sqlite import changes as committing
 from mainspring.stores.sqlite import firing, notes, reads, writes
 from mainspring.stores.sqlite.reader import NOW, Reader
-from mainspring.stores.sqlite.rows import job_row, runs_one_by_one, span_us, to_us
+from mainspring.stores.sqlite.rows import runs_one_by_one, span_us, to_us
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, Work
 from mainspring.stores.sqlite.turns import Turn
@@ -151,18 +152,22 @@ class SqliteStore:
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._open_session().reader.read(reads.jobs, query)
 
-    async def put_job(self, job: Job) -> bool:
-        [done] = await self._write(firing.put_jobs, [job_row(job)])
-        return bool(done)
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        rows = [job_row(replace(job, version=job.version - 1)) for job in jobs]
-        done: list[bool] = await self._write(firing.add_jobs, rows)
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        items = [firing.JobRow.of(write) for write in writes]
+        put = firing.put_jobs if any(item.row for item in items) else firing.drop_jobs
+        done: list[bool] = await self._write(put, items)
         return done
 
+    async def put_job(self, job: Job) -> bool:
+        [done] = await self.put_jobs([JobWrite.put(job)])
+        return done
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self.put_jobs([JobWrite.add(job) for job in jobs])
+
     async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        [done] = await self._write(firing.drop_jobs, [(job_id, version)])
-        return bool(done)
+        [done] = await self.put_jobs([JobWrite.drop(job_id, version)])
+        return done
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return await self._open_session().reader.read(notes.find, query, NOW)

@@ -55,7 +55,7 @@ _GROUP_ITEMS = 2_000
 
 _POLL_SECONDS = 0.02
 
-_GROWING = (writes.add, firing.fire, firing.put_jobs, firing.add_jobs)
+_GROWING = (writes.add, firing.fire, firing.put_jobs)
 """What a store that is short of space refuses, so that running work can be recorded."""
 
 Outcome = tuple[Work, Any, BaseException | None]

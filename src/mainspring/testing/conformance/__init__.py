@@ -18,7 +18,7 @@ from mainspring.testing.conformance.adding import Adding, Living
 from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
 from mainspring.testing.conformance.clock_steps import ClockSteps
 from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
-from mainspring.testing.conformance.jobs import Firing, KeepingJobs
+from mainspring.testing.conformance.jobs import Firing, KeepingJobs, WritingManyJobs
 from mainspring.testing.conformance.keeping import Keeping
 from mainspring.testing.conformance.leading import Electing, Waking
 from mainspring.testing.conformance.listing import ListingJobs
@@ -47,6 +47,7 @@ class StoreConformance(
     Counting,
     Pruning,
     KeepingJobs,
+    WritingManyJobs,
     ListingJobs,
     Firing,
     Electing,

@@ -1,7 +1,8 @@
-"""`jobs`, `put_job`, `drop_job`, `fire`."""
+"""`jobs`, `put_jobs`, `put_job`, `drop_job`, `fire`."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,10 +16,84 @@ from mainspring.model import (
     slot_run_id,
 )
 from mainspring.policy import Overlap, Policy
-from mainspring.store import JobQuery, Store
+from mainspring.store import JobQuery, JobWrite, Store
 from mainspring.testing.conformance.base import Suite
 
-__all__ = ["Firing", "KeepingJobs"]
+__all__ = ["Firing", "KeepingJobs", "WritingManyJobs"]
+
+
+class WritingManyJobs(Suite):
+    """`put_jobs`: inserts, updates and deletes in one call, each by compare-and-set."""
+
+    async def _versions(self, store: Store) -> dict[str, int]:
+        return {job.id: job.version for job in (await store.jobs(JobQuery(limit=5000))).items}
+
+    async def test_each_is_done_where_its_version_stands(self, store: Store) -> None:
+        jobs = [self.job(name) for name in ("a", "b", "c")]
+        assert await store.put_jobs([JobWrite.put(job) for job in jobs]) == [True] * 3
+        b = replace(jobs[1], version=1)
+        changed = replace(b, description="changed")
+        assert await store.put_jobs(
+            [
+                JobWrite.put(jobs[0]),
+                JobWrite.put(changed),
+                JobWrite.drop("c", 7),
+                JobWrite.put(self.job("d")),
+                JobWrite.put(replace(self.job("e"), version=3)),
+                JobWrite.drop("nowhere"),
+            ]
+        ) == [False, True, False, True, False, False]
+        assert await self._versions(store) == {"a": 1, "b": 2, "c": 1, "d": 1}
+        assert (await self.read_job(store, "b")).description == "changed"
+        assert await store.put_jobs([JobWrite.drop("c", 1), JobWrite.drop("a")]) == [True, True]
+        assert await self._versions(store) == {"b": 2, "d": 1}
+
+    async def test_those_of_one_job_are_done_in_order(self, store: Store) -> None:
+        job = self.job("a")
+        writes = [
+            JobWrite.put(job),
+            JobWrite.put(replace(job, version=1, description="second")),
+            JobWrite.put(replace(job, version=1, description="late")),
+            JobWrite.put(self.job("b")),
+            JobWrite.drop("a", 2),
+            JobWrite.put(replace(job, description="anew")),
+        ]
+        assert await store.put_jobs(writes) == [True, True, False, True, True, True]
+        assert (await self.read_job(store, "a")).description == "anew"
+        assert await self._versions(store) == {"a": 1, "b": 1}
+
+    async def test_jobs_from_another_store_keep_their_versions(self, store: Store) -> None:
+        assert await store.put_jobs([JobWrite.put(self.job("a"))]) == [True]
+        given = [self.job(name, version=7) for name in ("a", "b")]
+        assert await store.put_jobs([JobWrite.add(job) for job in given]) == [False, True]
+        assert await self._versions(store) == {"a": 1, "b": 7}
+
+    async def test_none_at_all(self, store: Store) -> None:
+        assert await store.put_jobs([]) == []
+
+    async def test_many_in_one_call(self, store: Store) -> None:
+        jobs = [self.job(f"j{n:04}") for n in range(300)]
+        assert all(await store.put_jobs([JobWrite.put(job) for job in jobs]))
+        paused = [replace(job, version=1, enabled=False) for job in jobs]
+        assert all(await store.put_jobs([JobWrite.put(job) for job in paused]))
+        assert len((await store.jobs(JobQuery(enabled=False, limit=1000))).items) == 300
+        assert all(await store.put_jobs([JobWrite.drop(job.id, 2) for job in jobs]))
+        assert await self._versions(store) == {}
+
+    async def test_limits_come_and_go_with_them(self, store: Store) -> None:
+        limited = self.job("a", policy=Policy.make(concurrency=1))
+        await store.put_jobs([JobWrite.put(limited), JobWrite.put(self.job("b"))])
+        await store.add([self.run(f"{name}{n}", job_id=name) for name in "ab" for n in range(3)])
+        assert len(await self.claim(store)) == 4
+        await store.put_jobs([JobWrite.drop("a")])
+        assert len(await self.claim(store)) == 2
+
+    async def test_one_of_two_clients_wins(self, store: Store) -> None:
+        peer = await self.peer(store)
+        jobs = [self.job(f"j{n}") for n in range(20)]
+        writes = [JobWrite.put(job) for job in jobs]
+        one, other = await asyncio.gather(store.put_jobs(writes), peer.put_jobs(writes))
+        assert [a + b for a, b in zip(one, other, strict=True)] == [1] * 20
 
 
 class KeepingJobs(Suite):
