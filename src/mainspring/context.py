@@ -20,6 +20,7 @@ from mainspring.model import Job, Progress, Run
 __all__ = [
     "MAX_DETAIL_BYTES",
     "MAX_LOG_BYTES",
+    "MAX_PROGRESS_MESSAGE",
     "TRANSACTING",
     "HandlerTransaction",
     "ProcessResources",
@@ -30,6 +31,8 @@ __all__ = [
 
 MAX_LOG_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 128 * 1024
+MAX_PROGRESS_MESSAGE = 1_000
+"""Characters. A renewal carries the progress of all runs of a worker: none may be too large."""
 
 
 class HandlerTransaction(Protocol):
@@ -161,10 +164,14 @@ class RunContext:
         self._detail = msgspec.json.decode(_bounded(value))
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Say how far the work has come; kept with the run at its next renewal."""
+        """Say how far the work has come; kept with the run at its next renewal. Of the message
+        `MAX_PROGRESS_MESSAGE` characters are kept."""
         if total is not None:
             total = _number(total)
-        self.latest_progress = Progress(_number(done), total, str(message))
+        text = str(message)
+        if len(text) > MAX_PROGRESS_MESSAGE:
+            text = text[: MAX_PROGRESS_MESSAGE - 1] + "…"
+        self.latest_progress = Progress(_number(done), total, text)
 
 
 class ProcessResources(Mapping[str, Any]):

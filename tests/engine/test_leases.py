@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 
+import pytest
+
 from mainspring import RunContext, Scheduler, State, states
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Outcome
+from mainspring.policy import Delivery, Isolation
 from mainspring.states import Change
 from mainspring.store import Held, Renewed, Store
 from mainspring.stores.memory import MemoryStore
@@ -181,7 +184,7 @@ async def test_the_begin_of_an_at_most_once_run_is_on_record_before_its_handler_
 
     jobs = [
         scheduler.job(id=delivery, delivery=delivery)(record)
-        for delivery in ("at_most_once", "at_least_once")
+        for delivery in (Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE)
     ]
     async with scheduler:
         once, plain = [await ended(scheduler, await job.enqueue()) for job in jobs]
@@ -352,3 +355,54 @@ def test_a_lease_of_thirty_seconds_outlives_a_failover_of_nineteen() -> None:
         assert store.injected["renew", "outage"] > 1
 
     run_virtual(main)
+
+
+def test_a_renewal_that_the_store_cannot_take_does_not_cost_others_their_leases() -> None:
+    """One run's progress is refused, another run is refused altogether."""
+
+    class Picky(MemoryStore):
+        async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+            for one in held:
+                if self._runs[one.id].payload == {"kind": "refused"}:
+                    raise ValueError("a document too large")
+                if one.progress is not None and one.progress.message == "bad":
+                    raise ValueError("a progress too large")
+            return await super().renew(held, lease)
+
+    async def main() -> None:
+        scheduler = Scheduler(Picky(VirtualClock()), inline=True, clock=VirtualClock(), lease="6s")
+        heard = Heard(scheduler)
+
+        @scheduler.job()
+        async def work(ctx: RunContext, kind: str) -> int:
+            if ctx.attempt == 1:
+                ctx.progress(1, 2, kind)
+                await asyncio.sleep(60)
+            return ctx.attempt
+
+        async with scheduler:
+            kinds = [{"kind": kind} for kind in ("fine", "bad", "refused", "fine")]
+            runs = await work.enqueue_many(kinds)
+            done = [await scheduler.wait(run.id, 300) for run in runs]
+        assert [run.result for run in done] == [1, 1, 2, 1]
+        assert [run.progress is None for run in done] == [False, True, True, False]
+        assert [event.run and event.run.id for event in heard.of("ownership.lost")] == [runs[2].id]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.PROCESS])
+async def test_of_a_huge_progress_message_the_beginning_is_kept(
+    file: str, isolation: Isolation
+) -> None:
+    scheduler = Scheduler(file)
+    job = scheduler.job(isolation=isolation)(_talk_much)
+    async with scheduler:
+        done = await ended(scheduler, await job.enqueue())
+    assert done.state is State.SUCCEEDED
+    assert done.progress is not None
+    assert done.progress.message == "x" * 999 + "…"
+
+
+def _talk_much(ctx: RunContext) -> None:
+    ctx.progress(1, 2, "x" * 20_000_000)

@@ -156,7 +156,11 @@ class _Context(RunContext):
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         super().progress(done, total, message)
-        self.send({"type": "progress", "done": done, "total": total, "message": message})
+        said = self.latest_progress
+        assert said is not None
+        self.send(
+            {"type": "progress", "done": said.done, "total": said.total, "message": said.message}
+        )
 
     @property
     def detail(self) -> Any:

@@ -8,16 +8,19 @@ somebody else's by now, and about one that somebody asked to stop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 
 from mainspring.context import RunContext
 from mainspring.engine.parts import Parts
 from mainspring.engine.work import Stop, Work
-from mainspring.errors import TransactionAborted
+from mainspring.errors import StoreUnavailable, TransactionAborted
 from mainspring.model import Run, State, replace
-from mainspring.store import Held
+from mainspring.store import Held, Renewed
 
 __all__ = ["Leases"]
+
+log = logging.getLogger("mainspring")
 
 SELF_CANCEL = 0.8
 """The part of a lease after which a worker that could not renew stops its own handlers."""
@@ -122,13 +125,20 @@ class Leases:
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         try:
             async with asyncio.timeout(lease.total_seconds() / 3):
-                mine = await self._parts.store.renew(held, lease)
+                mine, refused = await self._renew_apart(held)
         except Exception as error:  # also a store that does not answer in time
             self._parts.patience.failed("renew", error)
             return False
+        if len(refused) == len(held):  # it is not about these runs: the store takes nothing
+            self._parts.patience.failed("renew", next(iter(refused.values())))
+            return False
+        for run_id, refusal in refused.items():
+            log.error("the lease of run %s cannot be renewed: %s", run_id, refusal)
         self._parts.patience.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
+            if work.run.id in refused:
+                continue
             if work.run.id in still:
                 work.held_since = sent
                 self._tell_progress(work)
@@ -141,6 +151,28 @@ class Leases:
                 work.run = replace(work.run, reason=one.reason)
                 self._cancel(work)
         return True
+
+    async def _renew_apart(self, held: list[Held]) -> tuple[list[Renewed], dict[str, Exception]]:
+        """Renew all of these at once. Where the store cannot take that, find out which of them it
+        cannot take, so that the leases of the others do not lapse for it. Such a one is renewed
+        without its progress. The second answer are those that are refused even so."""
+        try:
+            return await self._parts.store.renew(held, self._parts.settings.lease), {}
+        except (StoreUnavailable, TimeoutError):
+            raise
+        except Exception as error:
+            if len(held) > 1:
+                half = len(held) // 2
+                first, refused = await self._renew_apart(held[:half])
+                second, more = await self._renew_apart(held[half:])
+                return first + second, refused | more
+            [one] = held
+            if one.progress is None:
+                return [], {one.id: error}
+            log.warning("the progress of run %s cannot be kept: %s", one.id, error)
+            if (work := self._held.get(one.id)) is not None:
+                work.context.latest_progress = None
+            return await self._renew_apart([Held(one.id, one.token)])
 
     def _lost(self, work: Work) -> None:
         if work.stop is not Stop.LOST:
