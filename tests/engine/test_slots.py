@@ -136,22 +136,83 @@ async def test_an_interval_keeps_its_anchor_over_restarts(world: World) -> None:
 
 
 @virtual
-async def test_a_changed_interval_starts_afresh(world: World) -> None:
-    for interval, slot in (("10s", 10), ("1h", 3605)):
+async def test_a_changed_interval_keeps_the_slot_that_comes_first(world: World) -> None:
+    fired: list[datetime] = []
+    for interval, rest in (("10s", 5), ("1h", 3700), ("10s", 5)):
         scheduler = world.scheduler()
 
         @scheduler.job(interval, description=interval)
-        async def tick() -> None: ...
+        async def tick(ctx: RunContext) -> None:
+            fired.append(ctx.scheduled_at)
 
         async with scheduler:
             job = await scheduler.get_job("tick")
-            assert (job.next_run_at, job.description) == (at(slot), interval)
-            await asyncio.sleep(5)
+            assert job.description == interval
+            await asyncio.sleep(rest)
     assert job.created_at == START
+    assert fired == [at(10), at(3600), at(3710)]  # all counted from the job's creation
     assert [e.name for e in world.events if e.name.startswith("job.")] == [
         "job.created",
         "job.updated",
+        "job.updated",
     ]
+
+
+@virtual
+async def test_two_versions_that_register_a_job_by_turns_do_not_postpone_it(world: World) -> None:
+    """As in a rolling deploy, or where one of them is started again and again."""
+    fired: list[datetime] = []
+    for turn in range(12):
+        scheduler = world.scheduler()
+
+        @scheduler.job(("10s", "12s")[turn % 2])
+        async def tick(ctx: RunContext) -> None:
+            fired.append(ctx.scheduled_at)
+
+        async with scheduler:
+            await asyncio.sleep(5)
+    assert len(fired) >= 5
+    assert fired[0] == at(10)
+
+
+@virtual
+async def test_a_changed_schedule_keeps_a_slot_that_is_due(world: World) -> None:
+    fired: list[datetime] = []
+    for spec, rest in (("1 0 * * *", 30), ("2 0 * * *", 1), ("0 5 * * *", 5)):
+        scheduler = world.scheduler()
+
+        @scheduler.job(spec)
+        async def tick(ctx: RunContext) -> None:
+            fired.append(ctx.scheduled_at)
+
+        async with scheduler:
+            job = await scheduler.get_job("tick")
+            await asyncio.sleep(rest)
+        if spec == "2 0 * * *":
+            assert job.next_run_at == at(120)  # a time of day that is still to come is given up
+            await asyncio.sleep(120)
+    assert fired == [at(120)]
+
+
+@virtual
+async def test_registering_an_equal_definition_changes_nothing(world: World) -> None:
+    jobs = []
+    for turn in range(4):
+        scheduler = world.scheduler()
+        if turn == 0:
+            scheduler.job("FREQ=DAILY;COUNT=5", id="rule")(_nothing)
+            scheduler.job("7s", id="interval")(_nothing)
+        else:
+            scheduler.job("FREQ=HOURLY;INTERVAL=2", id="rule")(_nothing)
+            scheduler.job("9m", id="interval")(_nothing)
+        scheduler.job("*/5 * * * *", id="cron", tags=["a", "b"], timezone="Asia/Tokyo")(_nothing)
+        async with scheduler:
+            found = (await scheduler.list_jobs()).items
+            jobs.append({job.id: job for job in found})
+        await asyncio.sleep(1)
+    assert jobs[0]["cron"] == jobs[1]["cron"]
+    assert jobs[1] == jobs[2] == jobs[3]
+    assert len(world.of("job.updated")) == 2  # the two that were given another schedule
 
 
 @virtual

@@ -42,6 +42,7 @@ INVARIANTS = {
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
     "slots": "every slot of a schedule is accounted for by exactly one record",
+    "postponed": "to register another version of a job never moves its next slot to a later time",
     "drain": "a worker that stops fires no slot that falls due from then on",
     "misfire": "a missed slot runs only as the policy says",
     "overlap": "slots of a job run at once only where its policy allows it",
@@ -564,9 +565,14 @@ class Monitor:
                 self.fail("slots", f"an edit moved {job.id} from {old.next_run_at}")
         else:
             self._edited.add(job.id)
-            slot = job.next_run_at
-            if slot and job.schedule and job.schedule.previous(slot + TICK) != slot:
-                self.fail("slots", f"{job.id} waits for {slot}, which is no slot of its schedule")
+            self._check_reschedule(old, job)
+
+    def _check_reschedule(self, old: Job, job: Job) -> None:
+        slot, kept = job.next_run_at, old.next_run_at
+        if slot and slot != kept and job.schedule and job.schedule.previous(slot + TICK) != slot:
+            self.fail("slots", f"{job.id} waits for {slot}, which is no slot of its schedule")
+        if job.id == "rolling" and kept and slot and slot > kept:
+            self.fail("postponed", f"{job.id} was registered, and its slot {kept} became {slot}")
 
     def _check_advance(self, old: Job, job: Job) -> None:
         if old.schedule is None or old.next_run_at is None:

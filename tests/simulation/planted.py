@@ -18,8 +18,8 @@ from typing import Any
 from unittest.mock import patch
 
 from mainspring import states
+from mainspring.engine import control, verdict
 from mainspring.engine import firing as planning
-from mainspring.engine import verdict
 from mainspring.engine.engine import Engine
 from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
@@ -405,6 +405,13 @@ def _aborted_without_fence() -> Patches:
     return [patch.object(states, "aborted", aborted)]
 
 
+def _registered_afresh() -> Patches:
+    def next_slot(schedule: Any, stored: Any, now: datetime) -> Any:
+        return schedule.bind(stored.id, now).next(now)
+
+    return [patch.object(control, "_kept_slot", next_slot)]
+
+
 def _drains_and_fires() -> Patches:
     async def retire(self: Keeper) -> None:
         return None
@@ -491,6 +498,8 @@ def _bugs() -> Iterator[Planted]:
               " removed", "removed", "at most once", patches=_forgotten_is_removed)  # fmt: skip
     yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
               "drain", patches=_drains_and_fires)  # fmt: skip
+    yield bug("registered afresh", "a job that is registered with another interval starts anew",
+              "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
               make_store=EffectFirst)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",

@@ -46,6 +46,8 @@ from mainspring.model import (
 )
 from mainspring.options import Options
 from mainspring.policy import Delivery
+from mainspring.schedules import Interval, Recurrence, Schedule, dst
+from mainspring.schedules.zones import zone_named
 from mainspring.states import Change
 from mainspring.store import Counts, JobQuery, JobWrite, RunQuery
 
@@ -575,13 +577,13 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
         )
     schedule, next_run_at = None, None
     if draft.schedule is not None:
-        anchor = getattr(stored.schedule, "anchor", None) or stored.created_at
-        schedule = draft.schedule.bind(draft.id, anchor)
+        schedule = draft.schedule.bind(draft.id, _anchor_of(stored))
         if schedule == stored.schedule:
             next_run_at = stored.next_run_at
         else:
-            schedule = draft.schedule.bind(draft.id, now)
-            next_run_at = schedule.next(now) if stored.enabled else None
+            if not isinstance(schedule, Interval):
+                schedule = draft.schedule.bind(draft.id, now)
+            next_run_at = _kept_slot(schedule, stored, now) if stored.enabled else None
     return replace(
         draft,
         schedule=schedule,
@@ -592,6 +594,33 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
         updated_at=now,
         version=stored.version,
     )
+
+
+def _anchor_of(stored: Job) -> datetime:
+    """The moment that a schedule without a start of its own is counted from."""
+    match stored.schedule:
+        case Interval(anchor=datetime() as anchor):
+            return anchor
+        case Recurrence(dtstart=datetime() as dtstart, timezone=timezone):
+            return dst.instant_of(dtstart, zone_named(timezone))
+        case _:
+            return stored.created_at
+
+
+def _kept_slot(schedule: Schedule, stored: Job, now: datetime) -> datetime | None:
+    """The next slot of a job whose schedule has changed, but that had one before.
+
+    A slot that is due stays, and the next slot of an interval never moves to a later time. Two
+    versions of a program that register the same job by turns, as a rolling deploy has them, would
+    otherwise postpone it again and again.
+    """
+    upcoming, kept = schedule.next(now), stored.next_run_at
+    if kept is None:
+        return upcoming
+    if kept <= now:
+        return kept
+    both_intervals = isinstance(schedule, Interval) and isinstance(stored.schedule, Interval)
+    return min(kept, upcoming) if both_intervals and upcoming is not None else upcoming
 
 
 def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
