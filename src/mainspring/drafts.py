@@ -167,7 +167,7 @@ def edited(
         after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
     # The same schedule named once more must not step over a slot that is due.
     if after.schedule != job.schedule or enabled is not job.enabled:
-        upcoming = after.schedule.next(now) if after.schedule and enabled else None
+        upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
             raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
         after = replace(after, next_run_at=upcoming)

@@ -236,6 +236,11 @@ class Job(Struct, frozen=True, kw_only=True):
     webhook: Webhook | None = None
     unreadable: str | None = None
 
+    def not_before(self, now: datetime) -> datetime:
+        """The moment after which the next slot is looked for: a clock that was set back must not
+        bring back slots that have fired."""
+        return now if self.last_run_at is None else max(now, self.last_run_at)
+
     def definition(self) -> Job:
         """The job without what time and firing do to it: equal until somebody edits it."""
         return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)

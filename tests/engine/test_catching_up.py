@@ -211,3 +211,11 @@ def test_every_slot_of_an_outage_is_run_or_recorded_once(
 def _recorded(run: Run) -> int:
     assert (run.state, run.reason) == (State.SKIPPED, "misfire")
     return int(run.result["count"])
+
+
+def test_a_clock_that_was_set_back_brings_back_no_slot() -> None:
+    job = late_job(0, every("4s"), timedelta(seconds=1))
+    assert job.next_run_at is not None
+    [firing], _ = plan(job, job.next_run_at - timedelta(seconds=40))
+    assert firing.last_run_at == job.next_run_at
+    assert firing.next_run_at == job.next_run_at + timedelta(seconds=4)

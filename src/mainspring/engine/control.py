@@ -614,7 +614,7 @@ def _kept_slot(schedule: Schedule, stored: Job, now: datetime) -> datetime | Non
     versions of a program that register the same job by turns, as a rolling deploy has them, would
     otherwise postpone it again and again.
     """
-    upcoming, kept = schedule.next(now), stored.next_run_at
+    upcoming, kept = schedule.next(stored.not_before(now)), stored.next_run_at
     if kept is None:
         return upcoming
     if kept <= now:
@@ -624,7 +624,7 @@ def _kept_slot(schedule: Schedule, stored: Job, now: datetime) -> datetime | Non
 
 
 def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
-    return job.schedule.next(now) if enabled and job.schedule is not None else None
+    return job.schedule.next(job.not_before(now)) if enabled and job.schedule is not None else None
 
 
 def _refuse_over(job: Job, now: datetime) -> None:

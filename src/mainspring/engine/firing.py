@@ -59,6 +59,7 @@ def plan(
     """
     assert job.schedule is not None
     assert job.next_run_at is not None
+    now = max(now, job.next_run_at)  # a clock that was set back brings back no slots
     slots, gap, left = _chosen(job, now, most)
     passed_over = () if gap is None else (_gap_run(job, gap, now),)
     if gap is not None and not slots:

@@ -169,6 +169,8 @@ class SlotFirer:
             if room <= 0 or monotonic() > ends:
                 self._more_due = True
                 break
+            if job.next_run_at is None or job.next_run_at > now:
+                continue  # the store's clock was set back since
             chain = self._planned(job, now, followers, room)
             if chain is not None:
                 chains.append(chain)
