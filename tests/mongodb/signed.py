@@ -155,8 +155,8 @@ class _Seat:
         if not inspect.iscoroutinefunction(work):
             return work
 
-        async def called(*args: Any) -> Any:
+        async def called(*args: Any, **options: Any) -> Any:
             _METHOD.set(name)
-            return await work(*args)
+            return await work(*args, **options)
 
         return called

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from mainspring import Event, Scheduler
@@ -73,9 +74,10 @@ class Wire:
         return self._sent(work)
 
     def _sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        async def sent(*args: Any) -> Any:
+        async def sent(*args: Any, **options: Any) -> Any:
             loop = asyncio.get_running_loop()
-            task = loop.create_task(_guarded(work, args), context=self._context.copy())
+            call = partial(work, *args, **options)
+            task = loop.create_task(_guarded(call), context=self._context.copy())
             answer, error = await asyncio.shield(task)
             if error is not None:
                 raise error
@@ -84,10 +86,10 @@ class Wire:
         return sent
 
 
-async def _guarded(work: Callable[..., Any], args: Any) -> tuple[Any, Exception | None]:
+async def _guarded(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     """An answer that nobody waits for any more must not be an error that nobody retrieved."""
     try:
-        return await work(*args), None
+        return await work(), None
     except Exception as error:
         return None, error
 

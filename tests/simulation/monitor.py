@@ -60,7 +60,9 @@ INVARIANTS = {
     "engine": "no error but the store's reaches the engine's loops",
 }
 
-MUTATORS = frozenset({"add", "claim", "renew", "commit", "prune", "put_job", "drop_job", "fire"})
+MUTATORS = frozenset(
+    {"add", "claim", "renew", "commit", "prune", "put_jobs", "put_job", "drop_job", "fire"}
+)
 TICK = timedelta(microseconds=1)
 LATE = timedelta(seconds=8)
 """What delays on the way may add to the time of a firing."""
@@ -652,9 +654,9 @@ class _Seat:
     def _watched(self, work: Callable[..., Any], name: str = "commit") -> Callable[..., Any]:
         monitor, author = self._monitor, self._author
 
-        async def watched(*args: Any) -> Any:
+        async def watched(*args: Any, **options: Any) -> Any:
             try:
-                return await work(*args)
+                return await work(*args, **options)
             finally:
                 if not monitor.broken.is_set():
                     try:
