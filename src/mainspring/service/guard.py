@@ -29,7 +29,7 @@ from mainspring.service.settings import ServiceSettings, is_loopback
 __all__ = ["Guard", "GuardRules", "Rates"]
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-OPEN = frozenset({"/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"})
+OPEN = frozenset({"/", "/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"})
 """Paths that need no key: they tell nothing of jobs."""
 
 READS = re.compile(r"/api/schedules/preview")

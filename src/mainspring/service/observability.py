@@ -121,13 +121,13 @@ async def livez() -> Response:
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_model=docs.Probe, summary="It can do its work")
 async def readyz(service: ServiceDep) -> Response:
-    why = await _unready(service)
+    why = await why_not_ready(service)
     if why is not None:
         return shapes.answer({"status": why}, 503, {"Retry-After": "5"})
     return shapes.answer({"status": "ok"})
 
 
-async def _unready(service: Service) -> str | None:
+async def why_not_ready(service: Service) -> str | None:
     if not service.started:
         return "not started"
     if service.draining.is_set() or not service.scheduler.started:

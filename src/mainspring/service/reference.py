@@ -1,4 +1,4 @@
-"""`/docs`: the API's reference, drawn by a small page of ours from `/openapi.json`.
+"""`/`: what this is and how it is. `/docs`: the API's reference, drawn from `/openapi.json`.
 
 Nothing is loaded from elsewhere, and no bundle of somebody else's is shipped.
 """
@@ -6,9 +6,14 @@ Nothing is loaded from elsewhere, and no bundle of somebody else's is shipped.
 from __future__ import annotations
 
 from functools import cache
+from html import escape
 from pathlib import Path
 
 from fastapi import APIRouter, Response
+
+from mainspring import __version__
+from mainspring.service.core import ServiceDep
+from mainspring.service.observability import why_not_ready
 
 __all__ = ["router"]
 
@@ -19,6 +24,16 @@ _CSP = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HERE = Path(__file__).parent / "pages"
+
+
+@router.head("/")
+@router.get("/")
+async def home(service: ServiceDep) -> Response:
+    """For a person who opens the service's address in a browser. Shows what `/readyz` says."""
+    why = await why_not_ready(service)
+    status = "ready" if why is None else f"not ready: {why}"
+    text = _read("home.html").decode().format(version=__version__, status=escape(status))
+    return _page(text.encode(), "text/html; charset=utf-8")
 
 
 @router.get("/docs")
@@ -37,8 +52,12 @@ async def style() -> Response:
 
 
 def _file(name: str, media_type: str) -> Response:
+    return _page(_read(name), media_type)
+
+
+def _page(content: bytes, media_type: str) -> Response:
     headers = {"content-security-policy": _CSP, "cache-control": "no-cache"}
-    return Response(_read(name), headers=headers, media_type=media_type)
+    return Response(content, headers=headers, media_type=media_type)
 
 
 @cache
