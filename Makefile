@@ -3,23 +3,41 @@ PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
 .PHONY: help setup servers run test check format lint types simulate chaos bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-.venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+define CHECK_PYTHON
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Mainspring needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make $(or $(MAKECMDGOALS),run) PYTHON=python3.12"; exit 1; }
+endef
+
+# What serving needs, and no more. Everything for work on Mainspring itself covers it.
+.venv/serving: pyproject.toml constraints.txt
+	$(CHECK_PYTHON)
+	@echo "Setting up .venv to serve: about 40 packages, once, half a minute or more …"
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) --editable '.[server,mongodb]'
 	@touch $@
+
+.venv/ready: pyproject.toml constraints.txt
+	$(CHECK_PYTHON)
+	@echo "Setting up .venv to work on Mainspring: about 100 packages, once, a minute or more …"
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) --editable '.[dev]'
+	@touch .venv/serving $@
 
 setup: .venv/ready ## make the virtual environment
 
 servers: .venv/ready ## fetch the servers that tests use (they would too, under their time limit)
 	-@$(BIN)/python -m tests.servers fetch
 
-run: .venv/ready ## start the service on http://127.0.0.1:3000, on the embedded store
-	$(BIN)/mainspring serve
+run: .venv/serving ## start the service on http://127.0.0.1:3000, on the embedded store
+	@$(BIN)/mainspring serve
 
 test: servers ## all tests, on a fresh machine too
 	$(BIN)/python -m pytest -n auto

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from email.parser import Parser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,7 @@ def test_what_is_installed_serves_from_an_empty_folder_and_drains(
     assert json.loads(shown.stdout)["state"] == "succeeded"
     assert (install.data / "mainspring.db").exists()
     key_comes_first(install)
+    describes_itself(install)
     assert install.files() == before
 
 
@@ -171,6 +173,20 @@ def key_comes_first(install: Install) -> None:
     made = mainspring(install, "keys", "create", "ops", "--scope", "admin", **store)
     assert made.returncode == 0
     assert made.stdout.startswith("ms_")
+
+
+def describes_itself(install: Install) -> None:
+    """What a package index shows: links that work there, and only extras that code uses."""
+    [path] = install.prefix.rglob("mainspring-*.dist-info/METADATA")
+    text = path.read_text()
+    about = Parser().parsestr(text)
+    assert set(about.get_all("Provides-Extra") or ()) == {"server", "mongodb", "otel", "all", "dev"}
+    urls = dict(one.split(", ") for one in about.get_all("Project-URL") or ())
+    assert {"Source", "Documentation", "Changelog", "Issues", "Security"} <= urls.keys()
+    assert "maintainers" in (about["Author-email"] or "")
+    links = re.findall(r"\]\(([^)\s]+)\)", str(about.get_payload()))
+    assert f"{urls['Source']}/blob/main/docs/http-api.md" in links
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def greeting(served: subprocess.Popen[str]) -> str:
