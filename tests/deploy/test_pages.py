@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -63,7 +65,12 @@ def test_files_settings_and_commands_are_real(page: Path) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page speaks curl")
 def test_the_readmes_commands_work(serve: Serve, tmp_path: Path) -> None:
     [script] = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    served = serve(MAX_CONCURRENT_JOBS="0")
+    served = serve(MAINSPRING_ALLOW_PRIVATE="127.0.0.1")
     script = "curl() { command curl -sS --fail-with-body -w '\\n' \"$@\"; }\n" + script
     told = run(script.replace("http://127.0.0.1:3000", served.url), tmp_path)
-    assert '"jobId":"nightly"' in told.replace(" ", "")
+    assert '"jobId":"ping"' in told.replace(" ", "")
+    assert "--allow-private 127.0.0.1" in (ROOT / "README.md").read_text()
+    calls: list[dict[str, Any]] = []
+    while not calls or calls[-1]["status"] == "running":  # the trigger's; its slots come later
+        calls = httpx.get(f"{served.url}/api/jobs/ping/executions").json()["data"]
+    assert calls[-1]["status"] == "success", calls

@@ -43,14 +43,33 @@ def test_a_producer_hands_work_to_the_quick_starts_worker(tmp_path: Path) -> Non
         assert "sent 'hello' to a@example.org" in run([str(EXAMPLES / "producer.py")], tmp_path)
 
 
-def test_the_readmes_quick_start_is_fifteen_lines_that_run(tmp_path: Path) -> None:
-    code = QUICK_START.findall((ROOT / "README.md").read_text())[0]
+def test_the_readmes_quick_start_does_what_the_page_shows(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text()
+    code = QUICK_START.findall(page)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    [output] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     (tmp_path / "app.py").write_text(code)
-    with worker(tmp_path, "app:scheduler"):
+    process = subprocess.Popen(
+        [sys.executable, "app.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        shown = "".join(process.stdout.readline() for _ in output.splitlines())
+        assert re.sub(r"process \d+", "process 4711", shown) == output
         arguments = ["-m", "mainspring", "enqueue", "send_email", '{"to": "a@example.org"}']
         answer = run([*arguments, "--store", "sqlite:///jobs.db", "--wait"], tmp_path)
-        assert "succeeded" in answer
+        assert "state:    succeeded" in answer
+        assert "result:   \"sent 'hello' to a@example.org\"" in answer
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class worker:  # noqa: N801 - used as a `with` statement
