@@ -17,6 +17,7 @@ from mainspring.engine.control import Control
 from mainspring.engine.home import Home
 from mainspring.engine.keeper import Keeper
 from mainspring.engine.live_workers import LiveWorkers
+from mainspring.engine.loop_watch import LoopWatch
 from mainspring.engine.parts import JobBook, Parts
 from mainspring.engine.patience import Patience, reason_of
 from mainspring.engine.runner import Runner
@@ -109,9 +110,15 @@ class Engine:
         parts = self._parts
         await parts.patience.first(parts.settings.wait_for_store, lambda: self._open(drafts))
         tracing = self.worker.tracing = Tracing.found()
+        program = self._home_on(home)
+        watch = LoopWatch(
+            program,
+            blocked=lambda: self.worker.loop_blocked(watch.where()),
+            freed=self.worker.loop_freed,
+        )
         self.worker.employ(
             Runner(
-                self._home_on(home),
+                program,
                 self._home_on(asyncio.get_running_loop()),
                 parts.clock,
                 parts.time,
@@ -127,6 +134,7 @@ class Engine:
             for part in (
                 self._settler.run,
                 self.worker.claiming,
+                watch.watching,
                 self.worker.leases.renewing,
                 self.worker.leases.guarding,
                 self.worker.leases.watching,

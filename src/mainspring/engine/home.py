@@ -94,6 +94,11 @@ class Home:
         return len(self._deck)
 
     @property
+    def dealt(self) -> int:
+        """How many works it has, begun or not."""
+        return self._dealt
+
+    @property
     def wants(self) -> int:
         """How many places more it has work for."""
         return max(self._dealt - self.lent, 0)

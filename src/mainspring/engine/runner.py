@@ -69,6 +69,11 @@ class Runner:
         """How many works wait for a place on a loop."""
         return self._home.unbegun + self._built_in.unbegun
 
+    @property
+    def unused_places(self) -> int:
+        """Places that the program's loop has and needs for no work."""
+        return max(self._home.lent - self._home.dealt, 0)
+
     def at_home(self, work: Work) -> bool:
         """Whether its handler runs on a loop."""
         isolation = work.isolation
@@ -149,6 +154,10 @@ class Runner:
         """The program is about to end: do not let a handler that goes on keep it from that."""
         if self.at_home(work):
             self._home_of(work).abandon(work)
+
+    def current_task(self) -> asyncio.Task[Any] | None:
+        """What the program's loop is doing right now, as far as it can be seen from here."""
+        return asyncio.current_task(self._home.loop)
 
     def tell(self, hook: Hook | None, *arguments: Any) -> None:
         """Call a hook on the program's loop; whatever it does, the run stands."""

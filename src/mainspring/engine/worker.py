@@ -78,6 +78,7 @@ class Worker:
         self._recording: dict[Work, None] = {}  # their begin is being recorded; each has a place
         self._suspects = Suspects(parts.time, go_on=self._go_on, give_back=self._give_back_until)
         self._taken = 0  # places
+        self._loop_blocked = False  # the program's
         self._stuck: set[Work] = set()
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
@@ -174,7 +175,9 @@ class Worker:
     # Claiming
 
     def _free(self) -> int:
-        return self._settings.workers - self._taken
+        free = self._settings.workers - self._taken
+        # A blocked loop cannot give back what it does not use.
+        return free + self._runner.unused_places if self._loop_blocked else free
 
     def _room(self) -> int:
         """How many runs to claim. What waits ahead is refilled when half of it is gone: fewer
@@ -197,12 +200,21 @@ class Worker:
     def _asked(self, limit: int, busy: frozenset[str] = frozenset()) -> Claim:
         return Claim(
             worker=self._settings.worker_id,
-            handlers=self._parts.registry.names(),
+            handlers=self._handlers(),
             queues=self._settings.queues,
             limit=limit,
             lease=self._settings.lease,
             excluded_jobs=busy,
         )
+
+    def _handlers(self) -> frozenset[str]:
+        """The handlers that can begin here. None on a loop that is blocked."""
+        registry = self._parts.registry
+        names = registry.names()
+        if not self._loop_blocked:
+            return names
+        found = {name: registry.get(name) for name in names}
+        return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
 
     async def _sleep_until_due(self) -> None:
         if self._due_known <= 0 or (self._due is not None and self._due <= self._parts.time.now()):
@@ -331,6 +343,11 @@ class Worker:
         free = self._free()
         while self._ready:
             work = self._ready[0]
+            if self._must_wait_for_loop(work):
+                self._ready.popleft()
+                self._leave_group(work)
+                self._give_back(work)
+                continue
             if states.records_begin(work.run, work.job):
                 if free <= 0:
                     break
@@ -363,7 +380,7 @@ class Worker:
             return
         del self._recording[work]
         self._taken -= 1
-        if kept and self.leases.safe(work):
+        if kept and self.leases.safe(work) and not self._must_wait_for_loop(work):
             self._active[work] = None
             if not self._runner.at_home(work):
                 self.began(work)
@@ -382,6 +399,41 @@ class Worker:
     def began(self, work: Work) -> None:
         """A handler is about to begin. On any thread."""
         self._parts.emit("run.started", work.run)
+
+    # A blocked loop
+
+    def loop_blocked(self, where: str) -> None:
+        """The program's loop stands still: what has not begun there goes back to the store, for
+        other workers, and no more is claimed for it."""
+        self._loop_blocked = True
+        given_back = 0
+        for work in list(self._active):
+            if self._must_wait_for_loop(work) and self._taken_back(work):
+                self._give_back(work)
+                given_back += 1
+        log.warning(
+            "%s blocks the event loop, %s: no runs of async handlers are claimed until it goes on,"
+            " and %d are given back. Await instead of blocking, or make it a plain function (def)",
+            self._blocker(),
+            where,
+            given_back,
+        )
+        self._begin()
+
+    def loop_freed(self) -> None:
+        self._loop_blocked = False
+        log.warning("the event loop goes on")
+        self._wake.set()
+
+    def _must_wait_for_loop(self, work: Work) -> bool:
+        return self._loop_blocked and self._runner.at_home(work) and not work.handler.built_in
+
+    def _blocker(self) -> str:
+        task = self._runner.current_task()
+        for work in self._active:
+            if task is not None and work.task is task:
+                return f"the handler of job {work.run.job_id} (run {work.run.id})"
+        return "the program"
 
     # Ending
 
