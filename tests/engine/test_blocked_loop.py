@@ -42,7 +42,7 @@ class Worker:
         await self._call(self.scheduler.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def _call(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _call(self, work: Coroutine[Any, Any, Any]) -> None:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
