@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from mainspring.clock import Clock
 from mainspring.store import Store
@@ -19,11 +21,21 @@ from tests.machine.planted import PLANTED
 from tests.servers.mongodb import with_database
 
 HEALTH = list(HealthCheck)
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class SqliteMachine(StoreMachine):
     def make_store(self, place: Path, clock: Clock) -> Store:
         return SqliteStore(str(place / "jobs.db"), clock)
+
+    @rule(
+        seconds=st.sampled_from([-3600, -20, -2, 2, 20, 3600]),
+        microseconds=st.integers(100_000, 900_000),
+    )
+    def set_clock(self, seconds: int, microseconds: int) -> None:
+        """Somebody sets the wall clock, and the next write allows for it."""
+        self.clock.step(timedelta(seconds=seconds, microseconds=microseconds))
+        self.do("prune", LONG_AGO, 0)
 
 
 TestSqlite = SqliteMachine.TestCase

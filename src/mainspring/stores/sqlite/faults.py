@@ -73,6 +73,8 @@ def _of_system(error: OSError, path: Path) -> StoreError:
 
 def _disk_error(path: Path) -> OSError | None:
     """What the disk says when the file is read from end to end, or as far as is quick."""
+    if not hasattr(os, "pread"):  # Windows
+        return None
     try:
         stat = os.stat(path)
         identity = (stat.st_dev, stat.st_ino)
