@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -107,6 +108,7 @@ class Scheduler(Asking):
         log_runs(self._events, lambda: self._settings.log_each_run)
         self._drafts: dict[str, Job] = {}
         self._portal: Portal | None = None
+        self._pid = 0  # the process that it was started in
         self._engine: Engine | None = None
         self._home: LoopThread | None = None
         self._stopping: concurrent.futures.Future[None] | None = None
@@ -245,6 +247,8 @@ class Scheduler(Asking):
     async def stop(self, *, graceful: bool = True, timeout: Span = "30s") -> None:
         """Stop claiming, wait for running work (at most `timeout`), give the rest back."""
         seconds = duration(timeout, what="timeout").total_seconds()
+        if self._is_forked:  # nothing of it runs here
+            return
         while self._stopping is not None:  # somebody else's stop is under way
             await asyncio.shield(asyncio.wrap_future(self._stopping))
         if self._engine is None or self._portal is None:
@@ -449,7 +453,22 @@ class Scheduler(Asking):
         """The store's time by its last reading; this machine's before start."""
         return self._clock.now() if self._engine is None else self._engine.time.now()
 
+    @property
+    def _is_forked(self) -> bool:
+        """Whether it was started in another process, of which this one is a fork."""
+        return self._portal is not None and self._pid != os.getpid()
+
+    def _refuse_fork(self) -> None:
+        if self._is_forked:
+            raise InvalidState(
+                f"this scheduler was started in process {self._pid}, and this is a fork of it"
+                f" (process {os.getpid()}), which has none of its threads. Start a scheduler after"
+                " the fork, in each process that needs it: with gunicorn without --preload, or in"
+                ' its post_fork hook; with multiprocessing by the method "spawn", or in the child'
+            )
+
     def _running(self) -> Engine:
+        self._refuse_fork()
         if self._engine is None:
             raise NotStarted(
                 "the scheduler is not started (or was stopped): use `async with scheduler:`,"
@@ -463,6 +482,11 @@ class Scheduler(Asking):
         return self._portal
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._refuse_fork()
+        except InvalidState:
+            coroutine.close()
+            raise
         while self._registering:
             await self._registered()
         return await self._open_portal().call(coroutine)
@@ -493,11 +517,13 @@ class Scheduler(Asking):
         )
 
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
+        self._refuse_fork()
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
         if self.workers:
             self.webhooks.check_keys()
         self._portal = Portal(inline=self._inline)
+        self._pid = os.getpid()
         self._home_loop = home
         self._events.deliver_on(home)
         try:
@@ -523,6 +549,7 @@ class Scheduler(Asking):
 
     def _define_later(self, draft: Job) -> None:
         """Store a job that was decorated after start; whatever is asked next waits for it."""
+        self._refuse_fork()
         if self._engine is not None and self._portal is not None:
             coroutine = self._engine.control.define_late(draft)
             self._registering.add(asyncio.run_coroutine_threadsafe(coroutine, self._portal.loop))
@@ -536,6 +563,7 @@ class Scheduler(Asking):
 
     def _start_alone(self) -> None:
         """Start from plain code: async handlers get a loop of their own."""
+        self._refuse_fork()
         self._home = LoopThread("mainspring-handlers")
         try:
             self._home.wait_for(self._start(self._home.loop))
@@ -546,7 +574,7 @@ class Scheduler(Asking):
             raise
 
     def _stop_alone(self, **how: Any) -> None:
-        if self._engine is None:
+        if self._engine is None or self._is_forked:
             return
         asyncio.run_coroutine_threadsafe(self.stop(**how), self._home_loop).result()
         if self._home is not None:
