@@ -12,7 +12,7 @@ from mainspring.engine.bulk import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.errors import InvalidInput, UnknownOption
-from mainspring.job_options import RunFilter, option_names
+from mainspring.job_options import JobRef, RunFilter, job_id_of, option_names
 from mainspring.model import Job, Note, Page, Run, State, check_key
 from mainspring.reports import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.settings import Settings
@@ -69,7 +69,7 @@ class Asking:
     async def list_runs(
         self,
         *,
-        job: str | None = None,
+        job: JobRef | None = None,
         state: State | str | Iterable[State | str] | None = None,
         failing: bool = False,
         tried: bool = False,
@@ -84,7 +84,7 @@ class Asking:
         those with any, also one under way. `brief` leaves out `payload`, `result` and `attempts`
         with their logs, which may be 2 MB of a run."""
         query = RunQuery(
-            job=job,
+            job=None if job is None else job_id_of(job),
             states=state_set(state),
             failing=failing,
             tried=tried,
@@ -128,11 +128,11 @@ class Asking:
         was killed is listed for up to a minute."""
         return await self._call(reports.list_workers(self._running()))
 
-    async def job_health(self, id: str) -> JobHealth:
-        return await self._call(reports.job_health(self._running(), id))
+    async def job_health(self, id: JobRef) -> JobHealth:
+        return await self._call(reports.job_health(self._running(), job_id_of(id)))
 
-    async def job_metrics(self, id: str) -> JobMetrics:
-        return await self._call(reports.job_metrics(self._running(), id))
+    async def job_metrics(self, id: JobRef) -> JobMetrics:
+        return await self._call(reports.job_metrics(self._running(), job_id_of(id)))
 
     # Many runs: those named, or all that match (at most 10,000 in a call)
 

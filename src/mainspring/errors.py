@@ -124,6 +124,9 @@ class UnknownOption(InvalidInput):
         plural = "s" if len(self.unknown) > 1 else ""
         super().__init__(f"unknown {what}{plural} {told}; {what}s are {', '.join(self.allowed)}")
 
+    def add_advice(self, advice: str) -> None:
+        self.args = (f"{self}. {advice[:1].upper()}{advice[1:]}",)
+
     def _advice(self, name: str) -> str:
         near = _OTHER_NAMES.get(name.lower())
         if near not in self.allowed:
@@ -157,8 +160,10 @@ class NotFound(MainspringError, LookupError):
 
 
 class JobNotFound(NotFound):
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"there is no job {job_id!r}")
+    def __init__(self, job_id: str, known: Iterable[str] = ()) -> None:
+        near = difflib.get_close_matches(job_id, sorted(known), n=1)
+        advice = f": did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"there is no job {job_id!r}{advice}")
         self.job_id = job_id
 
 

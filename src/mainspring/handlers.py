@@ -14,6 +14,7 @@ from typing import Any
 from mainspring.arguments import ArgumentTypes, Misfit
 from mainspring.context import RunContext
 from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
+from mainspring.job_options import EnqueueOptions, option_names
 from mainspring.model import Job
 
 __all__ = ["Handler", "Hooks", "Registry", "name_of"]
@@ -148,6 +149,8 @@ class Handler:
             for name in sorted(map(str, extra))
             if (found := difflib.get_close_matches(name, left, n=1))
         ]
+        if options := sorted(extra & option_names(EnqueueOptions)):
+            near.append(f"an option is given by {self.name}.options({options[0]}=…).enqueue(…)")
         raise self._refusal("; ".join([*told, *near]))
 
     def _refusal(self, why: str) -> InvalidArguments:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict
 
+from mainspring.errors import InvalidInput
 from mainspring.model import State, Webhook
 from mainspring.policy import (
     Backoff,
@@ -27,17 +28,30 @@ __all__ = [
     "JobChanges",
     "JobLike",
     "JobOptions",
+    "JobRef",
     "PolicyOptions",
     "RunFilter",
+    "job_id_of",
     "option_names",
 ]
 
 
 class JobLike(Protocol):
-    """A decorated function: it carries its job's id."""
+    """A decorated function or a `Job`: it carries the job's id."""
 
     @property
     def id(self) -> str: ...
+
+
+JobRef = str | JobLike
+"""A job by its id, or as it was decorated or read."""
+
+
+def job_id_of(job: JobRef) -> str:
+    name = getattr(job, "id", job)
+    if not isinstance(name, str):
+        raise InvalidInput(f"a job is named by its id or its decorated function, not {job!r}")
+    return name
 
 
 Errors = type[BaseException] | str | Iterable[type[BaseException] | str]

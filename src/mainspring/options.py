@@ -46,7 +46,13 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Options by name; `UnknownOption` for a name that is none."""
-        return cls().changed(given)
+        try:
+            return cls().changed(given)
+        except UnknownOption as error:
+            error.add_advice(
+                'a run\'s arguments go in its payload, as in enqueue("job", {"to": "ada"})'
+            )
+            raise
 
     def changed(self, given: Mapping[str, Any]) -> Options:
         allowed = option_names(EnqueueOptions)

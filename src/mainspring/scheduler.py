@@ -29,7 +29,7 @@ from mainspring.engine.run_log import log_runs
 from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
 from mainspring.events import Events, Listener
 from mainspring.handlers import Handler, Hooks, Registry, name_of
-from mainspring.job_options import EnqueueOptions, JobChanges, JobOptions
+from mainspring.job_options import EnqueueOptions, JobChanges, JobOptions, JobRef, job_id_of
 from mainspring.model import Job, Owner, Run, Source, replace
 from mainspring.options import Options
 from mainspring.policy import Span
@@ -333,7 +333,7 @@ class Scheduler(Asking):
         return await self._call(control.put(draft, adapt, keep=not dry_run))
 
     async def update_job(
-        self, id: str, *, seen: Job | None = None, **changes: Unpack[JobChanges]
+        self, id: JobRef, *, seen: Job | None = None, **changes: Unpack[JobChanges]
     ) -> Job:
         """Change fields of a job made by `add_job`; what is not named stays; a `signing_secret`
         takes the place of a webhook's own, as `rotate_secret` does it. With the job as it was
@@ -342,7 +342,7 @@ class Scheduler(Asking):
         registry, webhooks, producer = self._registry, self.webhooks, not self.workers
         return await self._call(
             self._running().control.edit(
-                id,
+                job_id_of(id),
                 lambda job, now: edited(
                     job, changes, registry, webhooks, zone, now, elsewhere=producer
                 ),
@@ -368,17 +368,17 @@ class Scheduler(Asking):
         control, webhooks = self._running().control, self.webhooks
         return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
 
-    async def remove_job(self, id: str, *, force: bool = False, seen: Job | None = None) -> None:
+    async def remove_job(self, id: JobRef, *, force: bool = False, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end (no more retries). `force`
         also removes a job that code owns, for one whose code is gone. `seen`: see `update_job`."""
-        await self._call(self._running().control.remove(id, force=force, seen=seen))
+        await self._call(self._running().control.remove(job_id_of(id), force=force, seen=seen))
 
-    async def pause_job(self, id: str, *, seen: Job | None = None) -> Job:
+    async def pause_job(self, id: JobRef, *, seen: Job | None = None) -> Job:
         """No more slots until it is resumed; but it can be triggered. `seen`: see `update_job`."""
-        return await self._call(self._running().control.switch(id, False, seen=seen))
+        return await self._call(self._running().control.switch(job_id_of(id), False, seen=seen))
 
-    async def resume_job(self, id: str, *, seen: Job | None = None) -> Job:
-        return await self._call(self._running().control.switch(id, True, seen=seen))
+    async def resume_job(self, id: JobRef, *, seen: Job | None = None) -> Job:
+        return await self._call(self._running().control.switch(job_id_of(id), True, seen=seen))
 
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, a thousand in one commit. Answers by id: None where it is paused, else
@@ -395,26 +395,26 @@ class Scheduler(Asking):
         """Delete many jobs, as `remove_job` does; answers as `pause_jobs` does."""
         return await self._call(self._running().control.remove_many(ids, force=force))
 
-    async def get_job(self, id: str) -> Job:
-        return await self._call(reports.get_job(self._running(), id))
+    async def get_job(self, id: JobRef) -> Job:
+        return await self._call(reports.get_job(self._running(), job_id_of(id)))
 
     # Runs
 
     async def enqueue(
-        self, job_id: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+        self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
         """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after."""
         [run] = await self._enqueue(job_id, [payload], Options.of(options))
         return run
 
     async def enqueue_many(
-        self, job_id: str, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]
+        self, job_id: JobRef, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]
     ) -> list[Run]:
         """Queue a run for each payload, in one commit; answers in their order."""
         return await self._enqueue(job_id, list(payloads), Options.of(options))
 
     async def trigger(
-        self, job_id: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+        self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
         """Run a job now, also a paused one. Options are those of `enqueue`."""
         [run] = await self._enqueue(job_id, [payload], Options.of(options), Source.TRIGGER)
@@ -493,7 +493,7 @@ class Scheduler(Asking):
 
     async def _enqueue(
         self,
-        job_id: str,
+        job: JobRef,
         payloads: Sequence[Any],
         options: Options,
         source: Source = Source.ENQUEUE,
@@ -505,7 +505,7 @@ class Scheduler(Asking):
                 f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
                 " of it: enqueue before the block, or have a job come after this one"
             )
-        control = self._running().control
+        job_id, control = job_id_of(job), self._running().control
         if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
             # Here and not on the engine's loop: making the arguments runs the program's own code.
             payloads = [checked_by.stored(payload) for payload in payloads]

@@ -37,7 +37,7 @@ def test_the_drawn_tree_is_the_real_one() -> None:
 
 def test_only_what_steers_a_run_is_outside_the_root() -> None:
     outside = [e for e in all_errors() if not issubclass(e, errors.MainspringError)]
-    assert outside == [errors.GiveUp, errors.Retry, errors.Snooze]
+    assert outside == [errors.GiveUp, errors.Retry, errors.RetryNotBefore, errors.Snooze]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from mainspring import Scheduler, every
 from mainspring.codec import encode
 from mainspring.errors import (
     InvalidArguments,
+    InvalidInput,
     InvalidPayload,
     InvalidSchedule,
+    JobNotFound,
     NotStarted,
     UnknownOption,
 )
@@ -59,6 +61,30 @@ async def test_unknown_options_of_an_edit_and_of_an_enqueue_are_told() -> None:
             await scheduler.update_job("a", **wrong)
         with pytest.raises(UnknownOption, match=r"'eta' \(did you mean 'delay'\?\)"):
             await scheduler.enqueue("a", **{"eta": 5})  # type: ignore[arg-type]
+        with pytest.raises(UnknownOption, match="arguments go in its payload"):
+            await scheduler.enqueue("a", **{"to": "ada"})  # type: ignore[arg-type]
+        with pytest.raises(JobNotFound, match="there is no job 'knwon': did you mean 'known'"):
+            await scheduler.enqueue("knwon")
+        with pytest.raises(InvalidInput, match="a job is named by its id"):
+            await scheduler.enqueue(5)  # type: ignore[arg-type]
+
+
+async def test_a_job_is_named_by_its_id_by_its_function_or_as_it_was_read() -> None:
+    scheduler = Scheduler("memory://")
+
+    @scheduler.job
+    def send(to: str = "") -> str:
+        return to
+
+    async with scheduler:
+        for one in ("send", send, await scheduler.get_job(send)):
+            run = await scheduler.enqueue(one, {"to": "ada"})
+            assert (await scheduler.wait(run.id, 10)).result == "ada"
+            assert run.job_id == "send"
+            assert (await scheduler.pause_job(one)).enabled is False
+            assert (await scheduler.resume_job(one)).enabled is True
+            assert (await scheduler.job_metrics(one)).job_id == "send"
+        assert len((await scheduler.list_runs(job=send)).items) == 3
 
 
 def test_an_unknown_argument_is_told_with_the_missing_one() -> None:
@@ -72,6 +98,9 @@ def test_an_unknown_argument_is_told_with_the_missing_one() -> None:
     assert str(caught.value).endswith(
         "missing to; unknown tou; did you mean 'to' instead of 'tou'?"
     )
+    with pytest.raises(InvalidArguments) as caught:
+        send.handler.arguments((), {"to": "a", "delay": "5m"})
+    assert "an option is given by send.options(delay=…).enqueue(…)" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0 9 * *", "*/5 *", "0 9 1 1", "0 9 MON"])

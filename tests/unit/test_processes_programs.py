@@ -130,14 +130,15 @@ def test_an_interactive_function_is_refused(tmp_path: Path) -> None:
         + """
 def greet(): ...
 
-try:
-    Target.of(greet)
-except ValueError as error:
-    print(error)
+for refuse in (Target.check, Target.of):  # when it is decorated, not at its first run
+    try:
+        refuse(greet)
+    except ValueError as error:
+        print(error)
 """,
         cwd=tmp_path,
     )
-    assert "interactive session" in done.stdout, done.stderr
+    assert done.stdout.count("interactive session") == 2, done.stderr
 
 
 def test_output_of_a_handler_is_the_programs_own(script: Path) -> None:

@@ -217,7 +217,7 @@ class Control:
         """The job as it was at most a second ago."""
         job = (await self._parts.jobs.get([job_id]))[job_id]
         if job is None:
-            raise JobNotFound(job_id)
+            raise JobNotFound(job_id, self._parts.registry.names())
         _refuse_unreadable(job)
         return job
 

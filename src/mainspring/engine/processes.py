@@ -59,6 +59,8 @@ class Target:
         owner = getattr(function, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             raise _unfit(function, "it is a method bound to an object, which stays behind")
+        if function.__module__ == "__main__" and _main_path() is None:
+            raise _unfit(function, "it is made in an interactive session, not in a file")
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Target:
@@ -68,12 +70,14 @@ class Target:
         layers = _layers(function, module, qualname)
         if module != "__main__":
             return cls(module, qualname, layers=layers)
-        main = sys.modules["__main__"]
-        path = os.path.abspath(getattr(main, "__file__", None) or "")
-        if not os.path.isfile(path):
-            raise _unfit(function, "it is made in an interactive session, not in a file")
-        spec = getattr(main, "__spec__", None)
-        return cls(module, qualname, path, spec.parent if spec else None, layers)
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        return cls(module, qualname, _main_path(), spec.parent if spec else None, layers)
+
+
+def _main_path() -> str | None:
+    """The file of the program that was started; None in an interactive session."""
+    path = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return path if os.path.isfile(path) else None
 
 
 def _layers(function: Callable[..., Any], module: str, qualname: str) -> int:
