@@ -38,9 +38,10 @@ class TestMemory(StoreConformance):
         runs[run_id] = replace(whole, unreadable="damaged", **hidden)
 
         async def repair() -> None:
-            runs[run_id] = replace(
-                runs[run_id], unreadable=None, **{name: getattr(whole, name) for name in hidden}
-            )
+            now = runs[run_id]
+            parts = {name: getattr(whole, name) for name in hidden}
+            still = {n: part for n, part in parts.items() if getattr(now, n) == hidden[n]}
+            runs[run_id] = replace(now, unreadable=None, **still)
 
         return repair
 

@@ -65,7 +65,8 @@ class OnMongo(StoreConformance):
         async def repair() -> None:
             async with AsyncMongoClient[Document](self.url) as client:
                 records = client.get_default_database()[DEFAULT_PREFIX + collection]
-                await records.update_one({"_id": id}, {"$set": {field: found.get(field)}})
+                still = {"_id": id, field: broken}  # what was overwritten stays so
+                await records.update_one(still, {"$set": {field: found.get(field)}})
 
         return repair
 

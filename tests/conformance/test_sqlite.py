@@ -40,7 +40,7 @@ class TestSqlite(StoreConformance):
         self._sql(where, BROKEN, run_id)
 
         async def repair() -> None:
-            self._sql(where, whole, run_id)
+            self._sql(f'{where} AND "{part}" = ?', whole, run_id, BROKEN)
 
         return repair
 

@@ -77,8 +77,9 @@ class Suite:
         """Damage a part of a run's record, behind the store's back, so that it cannot be read.
 
         `part` is the name of one of a run's fields (payload, result, attempts, progress, after,
-        source; `state`: one that no version knows). Gives what puts the part back. The tests that
-        need it are skipped where it is not overridden.
+        source; `state`: one that no version knows). Gives what puts the part back, unless
+        something has overwritten it since. The tests that need it are skipped where it is not
+        overridden.
         """
         pytest.skip("say how a record is damaged: override damage_run()")
 

@@ -1,0 +1,97 @@
+"""Bugs planted on purpose: a suite that lets these through would prove nothing.
+
+Each is what a store or a transition did wrong with a record that it could not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from mainspring import states, store
+from mainspring.model import replace
+from mainspring.stores.memory import values
+from mainspring.stores.sqlite import SqliteStore, rows
+from mainspring.testing import StoreConformance
+from tests.conformance.test_memory import TestMemory as OnMemory
+from tests.conformance.test_sqlite import TestSqlite as OnSqlite
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+
+def _claims_what_cannot_be_read() -> AbstractContextManager[Any]:
+    takes = values.takes
+    return patch.object(
+        values, "takes", lambda claim, run: takes(claim, replace(run, unreadable=None))
+    )
+
+
+def _one_damaged_row_fails_the_page() -> AbstractContextManager[Any]:
+    def fail(error: Exception) -> None:
+        raise error
+
+    return patch.object(rows, "raise_unless_damage", fail)
+
+
+def _nothing_is_set_aside() -> AbstractContextManager[Any]:
+    async def readable(self: SqliteStore, seqs: Any) -> list[Any]:
+        found = dict(await self._open_session().reader.read(rows.runs_one_by_one, list(seqs)))
+        return [found[seq] for seq in seqs if found[seq].unreadable is None]
+
+    return patch.object(SqliteStore, "_readable", readable)
+
+
+def _overwrites_what_was_not_read() -> AbstractContextManager[Any]:
+    return patch.object(states, "_known", lambda run, put: put)
+
+
+def _later_slots_wait_for_ever() -> AbstractContextManager[Any]:
+    return patch.object(store, "_is_set_aside", lambda run: False)
+
+
+def _never_comes_back() -> AbstractContextManager[Any]:
+    async def find(self: SqliteStore, query: Any) -> Any:
+        return await whole(self, replace(query, set_aside=False))
+
+    whole = SqliteStore.find
+    return patch.object(SqliteStore, "find", find)
+
+
+PLANTED: list[tuple[type[StoreConformance], Plant, str, dict[str, str]]] = [
+    (OnMemory, _claims_what_cannot_be_read, "a_claim_passes_over_a_run_that_cannot_be_read",
+     {"part": "payload"}),
+    (OnSqlite, _one_damaged_row_fails_the_page, "lists_give_it_with_the_reason",
+     {"part": "attempts"}),
+    (OnSqlite, _one_damaged_row_fails_the_page, "a_job_that_cannot_be_read_stops_no_other",
+     {"part": "schedule"}),
+    (OnSqlite, _nothing_is_set_aside, "a_claim_passes_over_a_run_that_cannot_be_read",
+     {"part": "payload"}),
+    (OnSqlite, _overwrites_what_was_not_read, "cancelling_it_leaves_what_cannot_be_read",
+     {"part": "progress"}),
+    (OnSqlite, _overwrites_what_was_not_read,
+     "a_lapsed_run_that_cannot_be_read_is_rescued_with_the_others", {"part": "attempts"}),
+    (OnMemory, _later_slots_wait_for_ever, "later_slots_do_not_wait_for_it", {}),
+    (OnSqlite, _never_comes_back, "a_claim_passes_over_a_run_that_cannot_be_read",
+     {"part": "payload"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("suite", "plant", "test", "given"),
+    PLANTED,
+    ids=[f"{plant.__name__.strip('_')}-{test[:20]}" for _, plant, test, _ in PLANTED],
+)
+def test_the_suite_finds_it(
+    suite: type[StoreConformance], plant: Plant, test: str, given: dict[str, str], tmp_path: Path
+) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.mkdir()
+    wrong.mkdir()
+    getattr(suite(), f"test_{test}")(right, **given)
+    with plant(), pytest.raises(Exception):  # noqa: B017 - the bug decides what the suite meets
+        getattr(suite(), f"test_{test}")(wrong, **given)
