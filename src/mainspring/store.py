@@ -265,7 +265,11 @@ class Store(Protocol):
         ...
 
     async def now(self) -> datetime:
-        """The store's own clock, in UTC."""
+        """The store's own clock, in UTC.
+
+        Where it is a wall clock that somebody may set, the store allows for the step: leases,
+        leaders' terms and retries last as long as they were meant to, and what is due stays due.
+        """
         ...
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
