@@ -120,7 +120,7 @@ async def main():
         for line in sys.stdin:
             page = await store.find(RunQuery(lapsed=True))
             mine = await store.renew([Held(held.id, held.token)], timedelta(minutes=10))
-            left = mine[0].lease_until - await store.now()
+            left = (await store.get(["one"]))["one"].lease_until - await store.now()
             print(len(page.items), len(mine), round(left.total_seconds() / 60), flush=True)
 
 asyncio.run(main())
