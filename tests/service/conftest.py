@@ -21,7 +21,7 @@ import pytest
 from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
-from mainspring.service import jobs, key_routes, observability, planning, runs, stream
+from mainspring.service import api_v1, jobs, key_routes, observability, planning, runs, stream
 from mainspring.service.app import create_app
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
@@ -29,8 +29,8 @@ from mainspring.webhooks import WebhookSettings
 LONG = 30.0
 ROUTES: list[Any] = [
     route
-    for room in (jobs, runs, planning, stream, observability, key_routes)
-    for route in room.router.routes
+    for part in (api_v1, jobs, runs, planning, stream, observability, key_routes)
+    for route in part.router.routes
 ]
 
 

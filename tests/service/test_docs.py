@@ -59,10 +59,12 @@ def test_keys_by_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page speaks curl")
-def test_the_stream_of_events_begins(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [0, 1])
+def test_the_stream_of_events_begins(serve: Serve, tmp_path: Path, form: int) -> None:
     """It has no end of its own, so it is cut off: curl says 28 then."""
-    [script] = blocks("console")
-    script = script.strip().replace("curl ", "curl -sS --fail-with-body --max-time 2 ")
+    script = (
+        blocks("console")[form].strip().replace("curl ", "curl -sS --fail-with-body --max-time 2 ")
+    )
     served = serve(MAX_CONCURRENT_JOBS="0")
     script = script.replace("http://127.0.0.1:3000", served.url) + " || [ $? = 28 ]"
     assert run(script, tmp_path).startswith("retry: 2000")
@@ -97,7 +99,12 @@ def missing(page: set[tuple[str, str]]) -> set[str]:
 
 
 def test_every_endpoint_is_on_the_page() -> None:
-    page = {found for kind in ("bash", "console") for one in blocks(kind) for found in asked(one)}
+    page = {
+        found
+        for kind in ("bash", "console", "text")
+        for one in blocks(kind)
+        for found in asked(one)
+    }
     assert len(page) > 25
     assert missing(page) == set()
-    assert missing(page - {("DELETE", "/api/jobs/b")}) == {"DELETE /api/jobs/{id}"}
+    assert missing(page - {("DELETE", "/api/v1/jobs/b")}) == {"DELETE /api/v1/jobs/{id}"}

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from mainspring import RunContext
 from mainspring.service import documents as docs
+from mainspring.service.schemas import v1
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created
 from tests.service.test_runs import finished
@@ -39,14 +40,14 @@ async def test_a_run_is_described_whole(working: Api) -> None:
     run = (await working.ok("POST", "/api/jobs/count/trigger"))["data"]["id"]
     await working.scheduler.wait(run, 10)
     told = (await working.ok("GET", f"/api/runs/{run}"))["data"]
-    assert told.keys() == names(docs.RunDocument)
+    assert told.keys() == names(v1.Run)
     assert told["progress"] == {"done": 1, "total": 2, "message": "half"}
-    assert told["attempts"][0].keys() == names(docs.AttemptDocument)
+    assert told["attempts"][0].keys() == names(v1.Attempt)
     await finished(working, name="nobody")
     for path in ("/api/runs", "/api/observability/failures", "/api/observability/stats"):
         await working.ok("GET", path)
     health = await working.ok("GET", "/api/observability/health")
-    assert health.keys() == names(docs.Health)
+    assert health.keys() == names(docs.PageHealth)
     assert health["scheduler"].keys() == names(docs.SchedulerHealth)
 
 

@@ -334,8 +334,11 @@ async def test_a_key_counts_beside_what_a_proxy_adds(make: Make) -> None:
 # -- rates ------------------------------------------------------------------------------------
 
 
-async def test_a_key_that_asks_too_often_is_told_when_to_come_back(make: Make) -> None:
+async def test_a_key_that_asks_too_often_is_told_when_to_come_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 2})
+    monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: 1.0)
     eager, other = await key(api), await key(api)
     codes = [await code(api, headers=eager) for _ in range(5)]
     assert codes == [200, 200, 200, 200, 429]

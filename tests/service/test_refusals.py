@@ -176,7 +176,8 @@ async def test_every_wrong_field_of_an_edit_is_told(
 async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
     await created(api, id="mine")
     document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
-    assert document["error"] == "there is a job 'mine' already; PUT changes it"
+    taken = "there is a job 'mine' already: change that one, or take another id"
+    assert document["error"] == taken
 
 
 @pytest.mark.parametrize(

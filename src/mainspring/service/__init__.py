@@ -8,10 +8,12 @@
     settings.py     environment variables and `.env`
     bodies.py       what clients send, checked field by field (ids.py, spans.py), and together.py
                     what fields make beside each other; changes.py what becomes of it
-    shapes.py       jobs, runs and executions as clients get them; documents.py describes them,
-                    words.py says what each field means
+    schemas/        the documents of `/api/v1`; documents.py has the forms of the compatibility page
+    shapes.py       jobs, runs and executions as clients get them; words.py explains each field
+    api_v1.py       the endpoints of `/api/v1`
     jobs.py runs.py planning.py stream.py observability.py key_routes.py reference.py
-                    the endpoints, by subject
+                    what is done, by subject, and the endpoints of the compatibility page
+    openapi.py      the description at `/openapi.json`
     idempotency.py  a create that is sent again
     problems.py     errors as RFC 9457 documents
     metrics.py      what is counted; exposition.py writes it for Prometheus

@@ -7,21 +7,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from fastapi.openapi.utils import get_openapi
 
 from mainspring import __version__
 from mainspring.scheduler import Scheduler
 from mainspring.service import (
-    documents,
+    api_v1,
     jobs,
     key_routes,
     observability,
+    openapi,
     planning,
     problems,
     reference,
     runs,
     stream,
-    words,
 )
 from mainspring.service.core import Service
 from mainspring.service.guard import Guard
@@ -30,9 +29,10 @@ from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
 
-_ABOUT = """Jobs that run on time, once, everywhere. Times are ISO 8601 in UTC; spans are
-milliseconds or texts such as `"30s"`. Errors carry `success: false`, one message to act on in
-`error`, and the fields of RFC 9457."""
+_ABOUT = """Jobs that run on time, once, everywhere. The API is `/api/v1`. Times are ISO 8601 in
+UTC; spans are milliseconds or texts such as `"30s"`. Lists have `items` and `nextCursor`. Errors
+are problems of RFC 9457 with a `code` for programs. The operations tagged `compatibility` do the
+same in the forms of an older page, for clients that were made from it."""
 
 
 def create_app(
@@ -59,17 +59,15 @@ def create_app(
         openapi_url="/openapi.json",
         redirect_slashes=False,  # it would name its host by plain HTTP, also behind a TLS proxy
         lifespan=_lifespan,
-        responses={
-            "default": {
-                "description": "What went wrong, and what to do about it.",
-                "content": {"application/problem+json": {"schema": _PROBLEM}},
-            }
-        },
+        generate_unique_id_function=openapi.operation_id,
+        responses={"default": {"description": "A problem."}},  # told by status in openapi.py
     )
     app.state.service = service
     problems.install(app)
-    for room in (jobs, runs, planning, stream, observability, key_routes, reference):
-        app.include_router(room.router, dependencies=[Depends(check_query)])
+    parts = (api_v1, jobs, runs, planning, stream, observability, key_routes, reference)
+    for part in parts:
+        app.include_router(part.router, dependencies=[Depends(check_query)])
+    app.state.routes = [route for part in parts for route in part.router.routes]
     app.add_middleware(
         Guard,
         rules=service,
@@ -78,16 +76,13 @@ def create_app(
         clock=service.clock,
         answered=service.metrics.answered,
     )
-    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app
 
 
 def mounted(scheduler: Scheduler, settings: dict[str, Any], *, open: bool) -> FastAPI:
     """The API inside of another program, whose environment says nothing of ours."""
     return create_app(scheduler, MountedSettings.read(**settings), open=open)
-
-
-_PROBLEM = {"$ref": "#/components/schemas/ProblemDocument"}
 
 
 @asynccontextmanager
@@ -99,29 +94,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with service.scheduler:
         yield
         service.draining.set()
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        made = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-            openapi_version="3.1.0",
-        )
-        parts = made.setdefault("components", {})
-        parts.setdefault("schemas", {})["ProblemDocument"] = (
-            documents.ProblemDocument.model_json_schema(
-                ref_template="#/components/schemas/{model}", by_alias=True
-            )
-        )
-        hoisted = parts["schemas"]["ProblemDocument"].pop("$defs", {})
-        parts["schemas"] |= hoisted
-        words.describe(parts["schemas"])
-        parts["securitySchemes"] = {
-            "key": {"type": "http", "scheme": "bearer", "description": "`mainspring keys create`"}
-        }
-        made["security"] = [{"key": []}, {}]
-        app.openapi_schema = made
-    return app.openapi_schema

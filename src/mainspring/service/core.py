@@ -20,17 +20,20 @@ from mainspring.service.keys import Key, Keys
 from mainspring.service.metrics import Metrics
 from mainspring.service.settings import ServiceSettings
 
-__all__ = ["JobPath", "PageLimit", "RunPath", "Service", "ServiceDep"]
+__all__ = ["COMPATIBILITY", "JobPath", "PageLimit", "RunPath", "Service", "ServiceDep"]
 
 # Async, all of them: plain functions FastAPI would run in a thread of their own.
 
+
+COMPATIBILITY = "compatibility"
+"""The tag of routes in the forms of the page that older clients were made from."""
 
 MOST_ON_A_PAGE = 200
 
 PageLimit = Annotated[
     int,
-    AfterValidator(lambda asked: min(asked, MOST_ON_A_PAGE)),
     Query(ge=1, description=f"At most so many; more than {MOST_ON_A_PAGE} gives {MOST_ON_A_PAGE}."),
+    AfterValidator(lambda asked: min(asked, MOST_ON_A_PAGE)),
 ]
 
 
@@ -47,8 +50,8 @@ class Service:
     streams: Counter[str] = field(default_factory=Counter)
     """Open event streams, by the id of their key ("" without one)."""
     most_streams: int = 200
-    told: tuple[Event | None, bytes] = (None, b"")
-    """The last event that event streams were told, as they send it."""
+    told: dict[str, tuple[Event, bytes]] = field(default_factory=dict)
+    """The last event that event streams were told, in each form in which they send it."""
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.scheduler, self.clock)

@@ -1,12 +1,14 @@
-"""What answers look like, for the API's description. Answers are written from `shapes.py`; the
-tests hold both against each other."""
+"""The answers of the compatibility page's forms: an envelope around what `/api/v1` answers.
+Answers are written from `shapes.py`; the tests hold both against each other."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
+
+from mainspring.service.schemas import v1
+from mainspring.service.schemas.v1 import Document, JobParts, Milliseconds, Time
 
 __all__ = [
     "Bulk",
@@ -15,12 +17,12 @@ __all__ = [
     "Done",
     "Executions",
     "Failures",
-    "Health",
     "JobAnswer",
     "JobPage",
     "KeyAnswer",
     "KeyList",
-    "Preview",
+    "PageHealth",
+    "PagePreview",
     "ProblemDocument",
     "RunAnswer",
     "RunPage",
@@ -29,36 +31,16 @@ __all__ = [
     "Stats",
 ]
 
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-Milliseconds = Annotated[float, Field(description="Milliseconds.")]
 
-
-class Document(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, extra="forbid", protected_namespaces=(), serialize_by_alias=True
-    )
-
-
-class FieldErrorDocument(Document):
-    field: str
-    message: str
-
-
-class ProblemDocument(Document):
+class ProblemDocument(v1.Problem):
     """An error: `error` says what to do about it, the rest is RFC 9457."""
 
-    success: Literal[False]
+    success: bool
     error: str
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str | None = None
-    errors: list[FieldErrorDocument] | None = None
 
 
 class Done(Document):
-    success: Literal[True]
+    success: bool
     message: str
 
 
@@ -71,90 +53,22 @@ class CreatedData(Document):
     signing_secret: Annotated[str, Field(description="Shown this once.")] | None = None
 
 
-class RequestData(Document):
-    """What a dry run shows."""
-
-    job_id: str
-    method: str
-    url: str
-    headers: dict[str, str]
-    body: str
-    next_run_at: Time | None
-
-
 class Created(Document):
-    success: Literal[True]
+    success: bool
     data: CreatedData
 
 
 class Shown(Document):
-    success: Literal[True]
-    data: RequestData
+    success: bool
+    data: v1.RenderedRequest
 
 
-class BackoffDocument(Document):
-    kind: Literal["fixed", "linear", "exponential"]
-    factor: float
-    cap: Milliseconds
-    jitter: float
-
-
-class MisfireDocument(Document):
-    kind: Literal["once", "skip", "all"]
-    grace: Milliseconds
-    limit: int
-
-
-class BreakerDocument(Document):
-    failures: int
-    reset: Milliseconds
-
-
-class JobDocument(Document):
+class JobDocument(JobParts):
     id: Annotated[str, Field(alias="_id")]
-    name: str
-    description: str
-    schedule: str | None
-    schedule_description: str | None
-    every: Milliseconds | None
-    run_at: Time | None
-    timezone: str
-    jitter: Milliseconds | None
-    endpoint: str | None = None
-    method: str | None = None
-    headers: dict[str, str] | None = None
-    secret_headers: list[str] | None = None
-    body: Any = None
-    success_codes: list[int | str] | None = None
-    retry_on: list[int | str] | None = None
-    handler: str
-    payload: Any = None
-    execution_type: Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
-    enabled: bool
-    retry_attempts: int
-    retry_delay: Milliseconds
-    backoff: BackoffDocument
-    timeout: Milliseconds | None
-    start_deadline: Milliseconds | None
-    priority: int
-    queue: str
-    concurrency: int | None
-    concurrency_key: str | None
-    overlap: Literal["skip", "queue", "replace", "allow"]
-    misfire: MisfireDocument
-    breaker: BreakerDocument | None
-    after: list[str]
-    tags: list[str]
-    metadata: dict[str, Any]
-    owner: Literal["code", "api"]
-    next_run_at: Time | None
-    last_run_at: Time | None
-    created_at: Time
-    updated_at: Time
 
 
 class JobAnswer(Document):
-    success: Literal[True]
+    success: bool
     data: JobDocument
 
 
@@ -165,12 +79,12 @@ class ChangedJob(JobDocument):
 
 
 class ChangedAnswer(Document):
-    success: Literal[True]
+    success: bool
     data: ChangedJob
 
 
 class JobPage(Document):
-    success: Literal[True]
+    success: bool
     data: list[JobDocument]
     page: int
     limit: int
@@ -191,7 +105,7 @@ class BulkResult(Document):
     run_id: str | None = None
     error: str | None = None
     status: int | None = None
-    errors: list[FieldErrorDocument] | None = None
+    errors: list[v1.FieldProblem] | None = None
 
 
 class Bulk(Document):
@@ -213,90 +127,34 @@ class Execution(Document):
     response_code: int | None
     response_body: str | None
     truncated: Annotated[bool, Field(description="Whether responseBody is a part of it.")]
-    encoding: Annotated[
-        Literal["base64"] | None, Field(description="Of responseBody; null: it is text.")
-    ]
+    encoding: Annotated[str | None, Field(description="Of responseBody: base64; null: it is text.")]
     error_message: str | None
     attempt: int
     scheduled_at: Time
 
 
 class Executions(Document):
-    success: Literal[True]
+    success: bool
     data: list[Execution]
 
 
 Failures = Executions
 
 
-class AttemptDocument(Document):
-    number: int
-    worker: str
-    started_at: Time
-    finished_at: Time
-    outcome: Literal["succeeded", "failed", "timed_out", "cancelled", "lost", "released"]
-    error: str | None
-    traceback: str | None
-    log: list[str]
-    request: dict[str, Any] | None
-    response: dict[str, Any] | None
-
-
-class ProgressDocument(Document):
-    done: float
-    total: float | None
-    message: str | None
-
-
-class RunDocument(Document):
-    id: str
-    job_id: str
-    handler: str
-    state: Literal["waiting", "pending", "running", "succeeded", "failed", "cancelled", "skipped"]
-    source: Literal["schedule", "enqueue", "trigger", "start", "after"]
-    queue: str
-    priority: int
-    attempt: int
-    failures: int
-    scheduled_at: Time
-    run_at: Time
-    created_at: Time
-    started_at: Time | None
-    finished_at: Time | None
-    duration: Milliseconds | None
-    worker: str | None
-    error: str | None
-    reason: str | None
-    cancel_requested: bool
-    dedupe_key: str | None
-    progress: ProgressDocument | None
-    payload: Annotated[Any, Field(description="Of one run; lists leave it out.")] = None
-    result: Annotated[Any, Field(description="Of one run; lists leave it out.")] = None
-    after: list[str] | None = None
-    attempts: list[AttemptDocument] | None = None
-    why: str | None = None
-
-
 class RunAnswer(Document):
-    success: Literal[True]
-    data: RunDocument
+    success: bool
+    data: v1.Run
 
 
 class RunPage(Document):
-    success: Literal[True]
-    data: list[RunDocument]
+    success: bool
+    data: list[v1.Run]
     cursor: str | None
 
 
-class RunsBulkData(Document):
-    matched: int
-    done: int
-    more: bool
-
-
 class RunsBulk(Document):
-    success: Literal[True]
-    data: RunsBulkData
+    success: bool
+    data: v1.RunsBulkResult
 
 
 class SchedulerState(Document):
@@ -311,7 +169,7 @@ class SchedulerHealth(SchedulerState):
     stuck_threads: int
 
 
-class Health(Document):
+class PageHealth(Document):
     success: bool
     status: Literal["healthy", "degraded", "stopping"]
     timestamp: Time
@@ -336,46 +194,23 @@ class StatsData(Document):
 
 
 class Stats(Document):
-    success: Literal[True]
+    success: bool
     data: StatsData
 
 
-class Slot(Document):
-    utc: Time
-    local: str
-
-
-class PreviewData(Document):
-    schedule: str
-    description: str
-    timezone: str
-    slots: list[Slot]
-    warnings: list[str]
-
-
-class Preview(Document):
-    success: Literal[True]
-    data: PreviewData
-
-
-class KeyDocument(Document):
-    id: str
-    name: str
-    scope: Literal["read", "write", "admin"]
-    state: Literal["active", "expired", "revoked"]
-    created_at: Time
-    expires_at: Time | None
-    key: str | None = None
+class PagePreview(Document):
+    success: bool
+    data: v1.Preview
 
 
 class KeyAnswer(Document):
-    success: Literal[True]
-    data: KeyDocument
+    success: bool
+    data: v1.ApiKey
 
 
 class KeyList(Document):
-    success: Literal[True]
-    data: list[KeyDocument]
+    success: bool
+    data: list[v1.ApiKey]
 
 
 class Probe(Document):

@@ -32,13 +32,13 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN = frozenset({"/", "/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"})
 """Paths that need no key: they tell nothing of jobs."""
 
-READS = re.compile(r"/api/schedules/preview")
+READS = re.compile(r"/api(/v1)?/schedules/preview")
 """What is asked by POST and changes nothing."""
 
 PASSED_ON = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 """What a proxy adds: who asked it may be anywhere."""
 
-DRY = re.compile(r"/api/jobs(/[^/]+/trigger)?")
+DRY = re.compile(r"/api(/v1)?/jobs(/[^/]+/trigger)?")
 """What can be asked for as a dry run, by POST."""
 
 BODY_SECONDS = 20.0
@@ -136,6 +136,8 @@ class Guard:
         except MainspringError as error:
             await _refuse(scope, receive, send, problems.of_error(error))
             return
+        if scope["method"] == "HEAD":
+            scope, receive, send = _as_get(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _watched(self, method: str, send: Send) -> Send:
@@ -221,7 +223,9 @@ class Guard:
         needed = _needed(scope["method"], path)
         if not key.allows(needed):
             raise Problem(
-                403, f"the key {key.name!r} has the scope {key.scope}; this needs {needed}"
+                403,
+                f"the key {key.name!r} has the scope {key.scope}; this needs {needed}",
+                code="scope_too_small",
             )
         scope.setdefault("state", {})["key"] = key
 
@@ -240,6 +244,7 @@ class Guard:
         raise Problem(
             401,
             "this API key is not known here, or was revoked, or has expired",
+            code="key_unknown",
             headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
         )
 
@@ -291,13 +296,32 @@ async def _read_away(receive: Receive) -> None:
                     return
 
 
+def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
+    """HEAD is GET without the body. An event stream ends at once, as if its client had gone."""
+    asked = False
+
+    async def receiving() -> Message:
+        nonlocal asked
+        if not asked:
+            asked = True
+            return await receive()
+        return {"type": "http.disconnect"}
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return {**scope, "method": "GET"}, receiving, sending
+
+
 def _watches(scope: Scope) -> bool:
     """Whether somebody looks how things stand: they shall hear it of a store that is away too."""
     return scope["method"] == "GET" and _path(scope) == "/metrics"
 
 
 def _needed(method: str, path: str) -> KeyScope:
-    if path.startswith("/api/keys"):
+    if path.startswith(("/api/keys", "/api/v1/keys")):
         return "admin"
     return "read" if method in SAFE or READS.fullmatch(path) else "write"
 
@@ -413,7 +437,4 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Problem) -> None:
-    response = problems.problem(
-        found.status, str(found), path=scope["path"], errors=found.errors, headers=found.headers
-    )
-    await response(scope, receive, send)
+    await problems.problem(found, _path(scope))(scope, receive, send)

@@ -1,4 +1,8 @@
-"""`/api/jobs`: make, list, read, change, delete, trigger, pause, resume, and many at once."""
+"""Jobs: make, list, read, change, delete, trigger, pause, resume, and many at once.
+
+The routes here are the forms of the compatibility page (`/api/jobs`); `api_v1.py` has those of the
+API. Both do the same by the functions below the routes.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,50 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from msgspec import Struct
 from pydantic import ValidationError
 
 from mainspring import codec
 from mainspring.drafts import stored_as
-from mainspring.errors import Conflict, JobChanged, MainspringError, NotFound
+from mainspring.errors import Conflict, JobChanged, MainspringError
 from mainspring.model import Job, Run
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
 from mainspring.service.bodies import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
 from mainspring.service.changes import arguments, check_webhook, edits, job_id, named
-from mainspring.service.core import JobPath, PageLimit, Service, ServiceDep, caller
+from mainspring.service.core import (
+    COMPATIBILITY,
+    JobPath,
+    PageLimit,
+    Service,
+    ServiceDep,
+    caller,
+)
 from mainspring.service.idempotency import REFUSALS, Once
 from mainspring.service.problems import Problem
 from mainspring.webhooks.define import check_body
 from mainspring.webhooks.secrets import new_signing_secret
 
-__all__ = ["router"]
+__all__ = [
+    "BulkItem",
+    "CreatedJob",
+    "DryRun",
+    "IdempotencyKey",
+    "IfMatch",
+    "NoIdempotencyKey",
+    "bulk_jobs",
+    "create_job",
+    "refuse_idempotency_key",
+    "remove_job",
+    "router",
+    "switch_job",
+    "trigger_job",
+    "update_job",
+    "would_send",
+    "would_trigger",
+]
 
-router = APIRouter(prefix="/api/jobs", tags=["jobs"])
+router = APIRouter(prefix="/api/jobs", tags=[COMPATIBILITY])
 
 TOGETHER = 50
 
@@ -67,22 +96,12 @@ async def create(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
-        return shapes.answer({"success": True, "data": await _would_send(service, body)})
-    if idempotency_key is None:
-        job, secret = await _made(service, job_id(body), body)
-        return _created(request, job, secret)
-    once = await Once.begin(
-        service.scheduler, caller(request), idempotency_key, await request.body(), job_id(body)
-    )
-    if once.answer is not None:
-        return _replayed(request, once.answer)
-    try:
-        job, secret = await _made(service, once.job_id, body)
-    except (MainspringError, Problem) as error:
-        found = await once.found_instead(error, lambda job: _asked_for(service, job, body))
-        return _replayed(request, shapes.created(found, None))
-    await once.finish(shapes.created(job, None))
-    return _created(request, job, secret)
+        return shapes.answer({"success": True, "data": await would_send(service, body)})
+    made = await create_job(service, request, body, idempotency_key)
+    if made.replayed is not None:
+        return _replayed(request, made.replayed)
+    assert made.job is not None
+    return _created(request, made.job, made.secret)
 
 
 @router.get("", response_model=docs.JobPage, summary="List jobs, by page")
@@ -107,7 +126,7 @@ async def list_jobs(
     return shapes.answer(
         {
             "success": True,
-            "data": [shapes.job_document(job) for job in found.items],
+            "data": [shapes.job_document(job, id_name="_id") for job in found.items],
             "page": page,
             "limit": limit,
             "total": found.total,
@@ -119,29 +138,14 @@ async def list_jobs(
 async def bulk(
     body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
 ) -> Response:
-    if idempotency_key is not None:
-        why = "Idempotency-Key is for creating or triggering one job; in bulk nothing was done"
-        raise Problem(422, why)
-    results: list[dict[str, Any]] = []
-    if body.action == "create":
-        given = list(enumerate(body.jobs or []))
-        for start in range(0, len(given), TOGETHER):  # those of a chunk share their commits
-            made = (_created_one(service, *one) for one in given[start : start + TOGETHER])
-            results += await asyncio.gather(*made)
-    else:
-        names = [name async for name in _chosen(service, body)]
-        if body.action == "trigger":
-            for start in range(0, len(names), TOGETHER):
-                made = (_triggered_one(service, name) for name in names[start : start + TOGETHER])
-                results += await asyncio.gather(*made)
-        else:
-            results = await _done_all(service, body.action, names)
-    done = sum(one["success"] for one in results)
+    refuse_idempotency_key(idempotency_key)
+    items = await bulk_jobs(service, body)
+    done = sum(one.problem is None for one in items)
     return shapes.answer(
         {
-            "success": done == len(results),
-            "data": results,
-            "matched": len(results),
+            "success": done == len(items),
+            "data": [_bulk_result(one) for one in items],
+            "matched": len(items),
             "done": done,
         }
     )
@@ -158,25 +162,13 @@ async def get(id: JobPath, service: ServiceDep) -> Response:
 async def update(
     id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
 ) -> Response:
-    secret = new_signing_secret() if body.rotate_secret else None
-    for _ in range(TRIES):
-        job = await service.job(id)
-        _seen(job, if_match)
-        changes = edits(job, body)
-        if "webhook" in changes:
-            check_webhook(service.scheduler.webhooks, id, changes["webhook"])
-        if secret is not None:  # in one edit with the others: all of it is done, or nothing
-            changes["signing_secret"] = secret
-        with named(body), contextlib.suppress(JobChanged):  # what differs is worked out anew
-            job = await service.scheduler.update_job(id, seen=job, **changes)
-            return _whole(job, signing_secret=secret)
-    raise Conflict(f"job {id!r} is being changed by others all the time; try again")
+    job, secret = await update_job(service, id, body, if_match)
+    return _whole(job, signing_secret=secret)
 
 
 @router.delete("/{id}", response_model=docs.Done, summary="Delete a job; running work may end")
 async def delete(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    job = await service.job(id)
-    await service.scheduler.remove_job(id, seen=_seen(job, if_match))
+    await remove_job(service, id, if_match)
     return shapes.answer({"success": True, "message": f"job {id} was deleted"})
 
 
@@ -196,38 +188,21 @@ async def trigger(
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Response:
-    payload = body.payload if body else None
-    if if_match is not None:
-        _seen(await service.job(id), if_match)
     if dry_run:
-        job = await service.job(id)
-        return shapes.answer({"success": True, "data": await _request_of(service, job, payload)})
-    if idempotency_key is None:
-        return _triggered(await service.scheduler.trigger(id, payload))
-    asker = f"{caller(request)}\0{id}"
-    once = await Once.begin(service.scheduler, asker, idempotency_key, await request.body(), id)
-    if once.answer is not None:
-        run = await service.scheduler.get_run(once.answer["run"])
-        return _triggered(run, {"Idempotency-Replayed": "true"})
-    try:
-        run = await service.scheduler.trigger(id, payload, **once.dedupe)
-    except REFUSALS:
-        await once.free()
-        raise
-    await once.finish({"run": run.id})
-    return _triggered(run)
+        shown = await would_trigger(service, id, body, if_match)
+        return shapes.answer({"success": True, "data": shown})
+    run, replayed = await trigger_job(service, request, id, body, idempotency_key, if_match)
+    return _triggered(run, {"Idempotency-Replayed": "true"} if replayed else None)
 
 
 @router.post("/{id}/pause", response_model=docs.JobAnswer, summary="No more slots until resumed")
 async def pause(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    seen = _seen(await service.job(id), if_match)
-    return _whole(await service.scheduler.pause_job(id, seen=seen))
+    return _whole(await switch_job(service, id, if_match, enabled=False))
 
 
 @router.post("/{id}/resume", response_model=docs.JobAnswer, summary="Go on with the next slot")
 async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    seen = _seen(await service.job(id), if_match)
-    return _whole(await service.scheduler.resume_job(id, seen=seen))
+    return _whole(await switch_job(service, id, if_match, enabled=True))
 
 
 @router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
@@ -237,6 +212,135 @@ async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> 
     found = [one for run in page.items for one in shapes.executions(run)]
     found.sort(key=lambda one: one["startedAt"], reverse=True)
     return shapes.answer({"success": True, "data": found[:limit]})
+
+
+# -- what is done, for `/api/v1` too ----------------------------------------------------------
+
+
+class CreatedJob(Struct, frozen=True):
+    """A new job and its signing secret; or of a request that is sent again, what it was told."""
+
+    job: Job | None
+    secret: str | None = None
+    replayed: dict[str, Any] | None = None
+
+
+class BulkItem(Struct, frozen=True, kw_only=True):
+    """What became of one job of many. `index` is its place in the jobs to create."""
+
+    index: int | None = None
+    job_id: str | None = None
+    job: Job | None = None
+    secret: str | None = None
+    run_id: str | None = None
+    problem: Problem | None = None
+
+
+async def create_job(
+    service: Service, request: Request, body: JobBody, idempotency_key: str | None
+) -> CreatedJob:
+    if idempotency_key is None:
+        return CreatedJob(*await _made(service, job_id(body), body))
+    once = await Once.begin(
+        service.scheduler, caller(request), idempotency_key, await request.body(), job_id(body)
+    )
+    if once.answer is not None:
+        return CreatedJob(None, replayed=once.answer)
+    try:
+        job, secret = await _made(service, once.job_id, body)
+    except (MainspringError, Problem) as error:
+        found = await once.found_instead(error, lambda job: _asked_for(service, job, body))
+        return CreatedJob(found, replayed=shapes.created(found, None))
+    await once.finish(shapes.created(job, None))
+    return CreatedJob(job, secret)
+
+
+async def update_job(
+    service: Service, id: str, body: JobUpdateBody, if_match: str | None
+) -> tuple[Job, str | None]:
+    """The job after the edit, and its new signing secret where one was asked for."""
+    secret = new_signing_secret() if body.rotate_secret else None
+    for _ in range(TRIES):
+        job = await service.job(id)
+        _seen(job, if_match)
+        changes = edits(job, body)
+        if "webhook" in changes:
+            check_webhook(service.scheduler.webhooks, id, changes["webhook"])
+        if secret is not None:  # in one edit with the others: all of it is done, or nothing
+            changes["signing_secret"] = secret
+        with named(body), contextlib.suppress(JobChanged):  # what differs is worked out anew
+            return await service.scheduler.update_job(id, seen=job, **changes), secret
+    raise Conflict(f"job {id!r} is being changed by others all the time; try again")
+
+
+async def remove_job(service: Service, id: str, if_match: str | None) -> None:
+    job = await service.job(id)
+    await service.scheduler.remove_job(id, seen=_seen(job, if_match))
+
+
+async def switch_job(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
+    seen = _seen(await service.job(id), if_match)
+    switch = service.scheduler.resume_job if enabled else service.scheduler.pause_job
+    return await switch(id, seen=seen)
+
+
+async def trigger_job(
+    service: Service,
+    request: Request,
+    id: str,
+    body: TriggerBody | None,
+    idempotency_key: str | None,
+    if_match: str | None,
+) -> tuple[Run, bool]:
+    """The run, and whether a request with this key had made it before."""
+    payload = body.payload if body else None
+    if if_match is not None:
+        _seen(await service.job(id), if_match)
+    if idempotency_key is None:
+        return await service.scheduler.trigger(id, payload), False
+    asker = f"{caller(request)}\0{id}"
+    once = await Once.begin(service.scheduler, asker, idempotency_key, await request.body(), id)
+    if once.answer is not None:
+        return await service.scheduler.get_run(once.answer["run"]), True
+    try:
+        run = await service.scheduler.trigger(id, payload, **once.dedupe)
+    except REFUSALS:
+        await once.free()
+        raise
+    await once.finish({"run": run.id})
+    return run, False
+
+
+async def would_trigger(
+    service: Service, id: str, body: TriggerBody | None, if_match: str | None
+) -> dict[str, Any]:
+    """The request that a trigger would send."""
+    job = await service.job(id)
+    _seen(job, if_match)
+    return await _request_of(service, job, body.payload if body else None)
+
+
+async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
+    items: list[BulkItem] = []
+    if body.action == "create":
+        given = list(enumerate(body.jobs or []))
+        for start in range(0, len(given), TOGETHER):  # those of a chunk share their commits
+            made = (_created_one(service, *one) for one in given[start : start + TOGETHER])
+            items += await asyncio.gather(*made)
+        return items
+    names = [name async for name in _chosen(service, body)]
+    if body.action != "trigger":
+        return await _done_all(service, body.action, names)
+    for start in range(0, len(names), TOGETHER):
+        made = (_triggered_one(service, name) for name in names[start : start + TOGETHER])
+        items += await asyncio.gather(*made)
+    return items
+
+
+def refuse_idempotency_key(given: str | None) -> None:
+    if given is not None:
+        why = "Idempotency-Key is for creating or triggering one job; in bulk nothing was done"
+        raise Problem(422, why)
 
 
 # -- steps ----------------------------------------------------------------------------------
@@ -289,7 +393,7 @@ def _address(request: Request, job: str) -> str:
 
 
 def _whole(job: Job, *, signing_secret: str | None = None) -> Response:
-    document = shapes.job_document(job)
+    document = shapes.job_document(job, id_name="_id")
     if signing_secret is not None:
         document["signingSecret"] = signing_secret
     return shapes.answer({"success": True, "data": document}, headers={"ETag": shapes.etag(job)})
@@ -305,7 +409,7 @@ def _seen(job: Job, if_match: str | None) -> Job | None:
     return job
 
 
-async def _would_send(service: Service, body: JobBody) -> dict[str, Any]:
+async def would_send(service: Service, body: JobBody) -> dict[str, Any]:
     if body.endpoint is None:
         raise Problem.of_field(
             "endpoint", "only a job that calls an endpoint has a request to show"
@@ -331,13 +435,13 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
     }
 
 
-async def _created_one(service: Service, at: int, given: Any) -> dict[str, Any]:
+async def _created_one(service: Service, at: int, given: Any) -> BulkItem:
     try:
         body = JobBody.model_validate(given)
         job, secret = await _made(service, job_id(body), body)
     except (ValidationError, MainspringError, Problem) as error:
-        return {"success": False, "index": at, **_failure(error)}
-    return {"success": True, "index": at, **shapes.created(job, secret)}
+        return BulkItem(index=at, problem=_problem_of(error))
+    return BulkItem(index=at, job_id=job.id, job=job, secret=secret)
 
 
 async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
@@ -361,38 +465,53 @@ async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
             return
 
 
-async def _triggered_one(service: Service, name: str) -> dict[str, Any]:
+async def _triggered_one(service: Service, name: str) -> BulkItem:
     try:
         run = await service.scheduler.trigger(name)
-    except (MainspringError, NotFound) as error:
-        return {"success": False, "jobId": name, **_failure(error)}
-    return {"success": True, "jobId": name, "runId": run.id}
+    except MainspringError as error:
+        return BulkItem(job_id=name, problem=_problem_of(error))
+    return BulkItem(job_id=name, run_id=run.id)
 
 
-async def _done_all(service: Service, action: str, names: list[str]) -> list[dict[str, Any]]:
+async def _done_all(service: Service, action: str, names: list[str]) -> list[BulkItem]:
     """Pause, resume or delete: a thousand jobs in one commit."""
     scheduler = service.scheduler
     act = {"pause": scheduler.pause_jobs, "resume": scheduler.resume_jobs}.get(
         action, scheduler.remove_jobs
     )
     return [
-        {"success": True, "jobId": name}
-        if error is None
-        else {"success": False, "jobId": name, **_failure(error)}
+        BulkItem(job_id=name, problem=None if error is None else _problem_of(error))
         for name, error in (await act(names)).items()
     ]
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _problem_of(error: Exception) -> Problem:
     if isinstance(error, ValidationError):
-        invalid = RequestValidationError(
-            [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        return problems.of_invalid(
+            RequestValidationError(
+                [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+            )
         )
-        error = problems.of_invalid(invalid)
-    elif isinstance(error, MainspringError):
-        error = problems.of_error(error)
+    if isinstance(error, MainspringError):
+        return problems.of_error(error)
     assert isinstance(error, Problem)
-    failure: dict[str, Any] = {"error": str(error), "status": error.status}
-    if error.errors:
-        failure["errors"] = [{"field": e.field, "message": e.message} for e in error.errors]
-    return failure
+    return error
+
+
+def _bulk_result(item: BulkItem) -> dict[str, Any]:
+    """One result as the compatibility page's form has it."""
+    result: dict[str, Any] = {"success": item.problem is None}
+    if item.index is not None:
+        result["index"] = item.index
+    if item.job is not None:
+        return {**result, **shapes.created(item.job, item.secret)}
+    if item.job_id is not None:
+        result["jobId"] = item.job_id
+    if item.run_id is not None:
+        result["runId"] = item.run_id
+    if (problem := item.problem) is not None:
+        result |= {"error": str(problem), "status": problem.status}
+        if problem.errors:
+            told = [{"field": one.field, "message": one.message} for one in problem.errors]
+            result["errors"] = told
+    return result

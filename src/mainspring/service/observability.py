@@ -12,12 +12,12 @@ from mainspring.errors import MainspringError
 from mainspring.model import State
 from mainspring.service import documents as docs
 from mainspring.service import shapes
-from mainspring.service.core import PageLimit, Service, ServiceDep
+from mainspring.service.core import COMPATIBILITY, PageLimit, Service, ServiceDep
 from mainspring.service.exposition import CONTENT_TYPE
 
-__all__ = ["router"]
+__all__ = ["health_of", "router", "stats_of"]
 
-router = APIRouter(tags=["observability"])
+router = APIRouter()
 
 OLDEST_LOOP = 5.0
 """Seconds that the engine's loop may take to answer before the service is not ready."""
@@ -25,30 +25,48 @@ OLDEST_LOOP = 5.0
 DAY = timedelta(days=1)
 
 
-@router.get("/api/observability/health", response_model=docs.Health, summary="Is it well?")
+@router.get(
+    "/api/observability/health",
+    tags=[COMPATIBILITY],
+    response_model=docs.PageHealth,
+    summary="Is it well?",
+)
 async def health(service: ServiceDep) -> Response:
+    return shapes.answer(await health_of(service))
+
+
+async def health_of(service: Service) -> dict[str, Any]:
     scheduler = service.scheduler
     found = await scheduler.health()
     status = "stopping" if service.draining.is_set() else found.status
-    return shapes.answer(
-        {
-            "success": status == "healthy",
-            "status": status,
-            "timestamp": shapes.when(service.clock.now()),
-            "store": found.store if found.store == "ok" else "away",
-            "scheduler": {
-                **_state(service, found.running_here),
-                "pollInterval": shapes.ms(scheduler.poll),
-                "isLeader": found.is_leader,
-                "stuckThreads": found.stuck_threads,
-            },
-            "jobsWithoutWorker": list(found.jobs_without_worker),
-        }
-    )
+    return {
+        "success": status == "healthy",
+        "status": status,
+        "timestamp": shapes.when(service.clock.now()),
+        "store": found.store if found.store == "ok" else "away",
+        "scheduler": {
+            **_state(service, found.running_here),
+            "pollInterval": shapes.ms(scheduler.poll),
+            "isLeader": found.is_leader,
+            "stuckThreads": found.stuck_threads,
+        },
+        "jobsWithoutWorker": list(found.jobs_without_worker),
+    }
 
 
-@router.get("/api/observability/stats", response_model=docs.Stats, summary="Figures of the system")
+@router.get(
+    "/api/observability/stats",
+    tags=[COMPATIBILITY],
+    response_model=docs.Stats,
+    summary="Figures of the system",
+)
 async def stats(service: ServiceDep) -> Response:
+    data, _ = await stats_of(service)
+    return shapes.answer({"success": True, "data": data})
+
+
+async def stats_of(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
+    """What the page's form tells, and the runs that ended within 24 hours, by how."""
     scheduler = service.scheduler
     now = await scheduler.now()
     counts = await scheduler.counts(since=now - DAY)
@@ -57,23 +75,28 @@ async def stats(service: ServiceDep) -> Response:
     jobs = await scheduler.list_jobs(limit=1, last_runs=False, counted=True)
     enabled = await scheduler.list_jobs(limit=1, last_runs=False, counted=True, enabled=True)
     here = (await scheduler.health()).running_here
+    last_day = {
+        "succeeded": ended.get(State.SUCCEEDED, 0),
+        "failed": ended.get(State.FAILED, 0),
+    }
     data: dict[str, Any] = {
         "executions": {
             "total": good + bad,
             "successful": good,
             "failed": bad,
-            "last24Hours": ended.get(State.SUCCEEDED, 0) + ended.get(State.FAILED, 0),
+            "last24Hours": sum(last_day.values()),
         },
         "scheduler": _state(service, here),
         "jobs": {"total": jobs.total, "enabled": enabled.total},
         "runs": {str(state): counts.total(state) for state in State},
         "due": sum(due.count for due in counts.due.values()),
     }
-    return shapes.answer({"success": True, "data": data})
+    return data, last_day
 
 
 @router.get(
     "/api/observability/failures",
+    tags=[COMPATIBILITY],
     response_model=docs.Executions,
     summary="Failed attempts, newest first",
 )
@@ -100,6 +123,7 @@ def _state(service: Service, running_here: int) -> dict[str, Any]:
 
 @router.get(
     "/metrics",
+    tags=["health"],
     summary="Prometheus metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
@@ -111,15 +135,13 @@ async def metrics(service: ServiceDep) -> Response:
 # -- probes ---------------------------------------------------------------------------------
 
 
-@router.head("/livez", include_in_schema=False)
-@router.get("/livez", response_model=docs.Probe, summary="The process answers")
+@router.get("/livez", tags=["health"], response_model=docs.Probe, summary="The process answers")
 async def livez() -> Response:
     """Never touches the store: a store that is away is no reason to kill the process."""
     return shapes.answer({"status": "ok"})
 
 
-@router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", response_model=docs.Probe, summary="It can do its work")
+@router.get("/readyz", tags=["health"], response_model=docs.Probe, summary="It can do its work")
 async def readyz(service: ServiceDep) -> Response:
     why = await why_not_ready(service)
     if why is not None:

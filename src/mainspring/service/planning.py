@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -14,19 +15,23 @@ from mainspring.schedules.zones import zone_named
 from mainspring.service import documents as docs
 from mainspring.service import shapes
 from mainspring.service.bodies import PreviewBody, moment_of
-from mainspring.service.core import ServiceDep
+from mainspring.service.core import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.problems import Problem
 from mainspring.service.spans import span
 
-__all__ = ["router"]
+__all__ = ["preview_of", "router"]
 
-router = APIRouter(prefix="/api/schedules", tags=["schedules"])
+router = APIRouter(prefix="/api/schedules", tags=[COMPATIBILITY])
 
 AHEAD = timedelta(days=366)
 
 
-@router.post("/preview", response_model=docs.Preview, summary="The next slots of a schedule")
+@router.post("/preview", response_model=docs.PagePreview, summary="The next slots of a schedule")
 async def preview(body: PreviewBody, service: ServiceDep) -> Response:
+    return shapes.answer({"success": True, "data": await preview_of(service, body)})
+
+
+async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
     now = moment_of(body.after, "after") or service.clock.now()
     schedule: Schedule
     try:
@@ -42,24 +47,19 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
     except InvalidInput as error:
         raise Problem.of_field("schedule", str(error)) from None
     zone = zone_named(schedule.timezone)
-    return shapes.answer(
-        {
-            "success": True,
-            "data": {
-                "schedule": shapes.schedule_text(schedule),
-                "description": schedule.describe(),
-                "timezone": schedule.timezone,
-                "slots": [
-                    {
-                        "utc": shapes.when(slot),
-                        "local": slot.astimezone(zone).isoformat(timespec="milliseconds"),
-                    }
-                    for slot in slots
-                ],
-                "warnings": warnings[:20],
-            },
-        }
-    )
+    return {
+        "schedule": shapes.schedule_text(schedule),
+        "description": schedule.describe(),
+        "timezone": schedule.timezone,
+        "slots": [
+            {
+                "utc": shapes.when(slot),
+                "local": slot.astimezone(zone).isoformat(timespec="milliseconds"),
+            }
+            for slot in slots
+        ],
+        "warnings": warnings[:20],
+    }
 
 
 def _later(now: datetime) -> datetime:

@@ -1,4 +1,7 @@
-"""Errors as clients get them: `success: false`, one message to act on, and RFC 9457's fields."""
+"""Errors as clients get them: problem documents of RFC 9457 with a machine-readable `code`.
+
+In the forms of the compatibility page they also carry `success: false` and the message in `error`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from mainspring.errors import (
     Conflict,
@@ -19,22 +23,93 @@ from mainspring.errors import (
     InvalidInput,
     InvalidPayload,
     InvalidSchedule,
+    InvalidState,
     JobChanged,
     JobExists,
+    JobNotFound,
+    JobOwnedByCode,
     MainspringError,
     NotFound,
     NotStarted,
+    RecordUnreadable,
+    RunNotFound,
     StoreError,
 )
 from mainspring.service.written import written
 from mainspring.webhooks.headers import shown_name
 
-__all__ = ["FieldError", "Problem", "install", "of_error", "of_invalid", "problem"]
+__all__ = [
+    "CODES",
+    "FieldError",
+    "Problem",
+    "install",
+    "of_error",
+    "of_invalid",
+    "problem",
+    "problem_document",
+]
 
 log = logging.getLogger("mainspring.service")
 
 MEDIA_TYPE = "application/problem+json"
 MOST_ERRORS = 50
+V1 = "/api/v1"
+"""Paths of the API's own form."""
+
+CODES = {
+    "bad_request": "The request cannot be read.",
+    "invalid_json": "The body is not JSON.",
+    "invalid_input": "A field, a parameter or a header is wrong; `errors` names them.",
+    "key_missing": "An API key is needed.",
+    "key_unknown": "The API key is unknown, revoked or expired.",
+    "scope_too_small": "The API key's scope does not allow this.",
+    "origin_refused": "A page of another site asks, or the Host is not a name of this service.",
+    "not_found": "There is nothing at this path, or nothing of this id.",
+    "job_not_found": "There is no such job.",
+    "run_not_found": "There is no such run; finished runs are pruned after a time.",
+    "method_not_allowed": "The path does not take this method; see `Allow`.",
+    "conflict": "What is stored stands against it.",
+    "job_exists": "There is a job of this id already.",
+    "job_owned_by_code": "A program defines this job, and only the program can change it.",
+    "job_unreadable": "The record was written by another version, or is damaged.",
+    "invalid_state": "The run is not in a state that allows this.",
+    "job_changed": "The job was changed since it was read.",
+    "body_timeout": "The body did not come in time.",
+    "body_too_large": "The body is too large.",
+    "unsupported_media_type": "The body is not application/json.",
+    "rate_limited": "Too many requests; try again after `Retry-After`.",
+    "internal_error": "Something went wrong in the service; its log says what.",
+    "store_unavailable": "The store does not answer; try again after `Retry-After`.",
+    "stopping": "The service is stopping or not started; try again after `Retry-After`.",
+}
+"""Every `code`, and what it means."""
+
+_CODE_OF_STATUS = {
+    400: "bad_request",
+    401: "key_missing",
+    403: "origin_refused",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_timeout",
+    409: "conflict",
+    412: "job_changed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    422: "invalid_input",
+    429: "rate_limited",
+    500: "internal_error",
+    503: "stopping",
+}
+_CODE_OF_ERROR = {
+    JobNotFound: "job_not_found",
+    RunNotFound: "run_not_found",
+    JobExists: "job_exists",
+    JobOwnedByCode: "job_owned_by_code",
+    RecordUnreadable: "job_unreadable",
+    InvalidState: "invalid_state",
+    StoreError: "store_unavailable",
+}
+
 FIELD = "field"
 """The type of an error that names its field itself: one that several fields make together."""
 
@@ -59,11 +134,13 @@ class Problem(Exception):
         status: int,
         message: str,
         *,
+        code: str | None = None,
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code or _CODE_OF_STATUS.get(status, "bad_request")
         self.errors = errors
         self.headers = headers
 
@@ -76,28 +153,31 @@ class Problem(Exception):
         return cls(422, "; ".join(one.sentence for one in errors), errors=errors)
 
 
-def problem(
-    status: int,
-    message: str,
-    *,
-    path: str = "",
-    errors: Sequence[FieldError] = (),
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    title = HTTPStatus(status).phrase
+def problem(found: Problem, path: str = "") -> Response:
+    """The answer that a problem gives; its form follows the path."""
+    document = problem_document(found, path)
+    if not path.startswith(V1):
+        message = str(found)
+        title = document["title"].lower().replace(" ", "-")
+        kind = f"urn:mainspring:problem:{title}"
+        document = {"success": False, "error": message, **document, "type": kind}
+    headers = dict(found.headers or {})
+    return Response(written(document), found.status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def problem_document(found: Problem, path: str = "") -> dict[str, Any]:
     document: dict[str, Any] = {
-        "success": False,
-        "error": message,
-        "type": f"urn:mainspring:problem:{title.lower().replace(' ', '-')}",
-        "title": title,
-        "status": status,
-        "detail": message,
+        "type": f"urn:mainspring:problem:{found.code}",
+        "title": HTTPStatus(found.status).phrase,
+        "status": found.status,
+        "code": found.code,
+        "detail": str(found),
     }
     if path:
         document["instance"] = path
-    if errors:
-        document["errors"] = [{"field": one.field, "message": one.message} for one in errors]
-    return Response(written(document), status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+    if found.errors:
+        document["errors"] = [{"field": one.field, "message": one.message} for one in found.errors]
+    return document
 
 
 def install(app: FastAPI) -> None:
@@ -109,7 +189,15 @@ def install(app: FastAPI) -> None:
 
 
 def of_error(error: MainspringError) -> Problem:
-    """The library's errors keep their words; here they get a status."""
+    """The library's errors keep their words; here they get a status and a code."""
+    found = _status_of(error)
+    for kind, code in _CODE_OF_ERROR.items():
+        if isinstance(error, kind):
+            found.code = code
+    return found
+
+
+def _status_of(error: MainspringError) -> Problem:
     message = str(error)
     if isinstance(error, InvalidSchedule):
         return Problem.of_field("schedule", message)
@@ -126,7 +214,9 @@ def of_error(error: MainspringError) -> Problem:
         return Problem(412, message)
     if isinstance(error, Conflict):
         if isinstance(error, JobExists) and error.job_id is not None:
-            message = f"there is a job {error.job_id!r} already; PUT changes it"
+            message = (
+                f"there is a job {error.job_id!r} already: change that one, or take another id"
+            )
         return Problem(409, message)
     if isinstance(error, NotStarted):
         return Problem(503, "the service is stopping", headers={"Retry-After": "5"})
@@ -137,13 +227,12 @@ def of_error(error: MainspringError) -> Problem:
 
 
 def _answer(request: Request, found: Problem) -> Response:
-    return problem(
-        found.status,
-        str(found),
-        path=request.url.path,
-        errors=found.errors,
-        headers=found.headers,
-    )
+    return problem(found, _path(request))
+
+
+def _path(request: Request) -> str:
+    """Without what the API is mounted below."""
+    return request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:
@@ -165,7 +254,21 @@ async def _on_http(request: Request, error: Exception) -> Response:
         400: "the body could not be read as JSON",
     }
     message = words.get(error.status_code, str(error.detail))
-    return _answer(request, Problem(error.status_code, message, headers=error.headers))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_allowed(request))
+    return _answer(request, Problem(error.status_code, message, headers=headers))
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of the path: the framework names those of the first route that fits it."""
+    methods: set[str] = set()
+    for route in request.app.state.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    if "GET" in methods:
+        methods.add("HEAD")
+    return sorted(methods)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
@@ -187,7 +290,8 @@ def of_invalid(error: RequestValidationError) -> Problem:
         if one["type"] == "json_invalid":
             why = one.get("ctx", {}).get("error", "")
             at = one["loc"][-1] if len(one["loc"]) > 1 else 0
-            return Problem(400, f"the body is not JSON: {why} at character {at}")
+            why = f"the body is not JSON: {why} at character {at}"
+            return Problem(400, why, code="invalid_json")
         if one["loc"] == ("body",) and one["type"] in _NO_OBJECT:
             # By no field: a job has one that is called body.
             instead = "nothing" if one["type"] == "missing" else _given(one)

@@ -19,7 +19,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 DRY_RUN = "dryRun"
 """May be said, as false, where there is none; the guard sees to that."""
 
-WATCHED = ("/api/observability/health",)
+WATCHED = ("/api/observability/health", "/api/v1/health")
 
 
 async def check_query(request: Request) -> None:

@@ -8,17 +8,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from mainspring.engine.bulk import Matched
 from mainspring.errors import InvalidInput
-from mainspring.model import State
+from mainspring.model import Page, Run, State
 from mainspring.service import documents as docs
 from mainspring.service import shapes
 from mainspring.service.bodies import RunsBulkBody, moment_of
-from mainspring.service.core import RunPath, Service, ServiceDep
+from mainspring.service.core import COMPATIBILITY, RunPath, Service, ServiceDep
 from mainspring.service.problems import Problem
 
-__all__ = ["router"]
+__all__ = ["Moment", "bulk_runs", "cancel_run", "find_runs", "remove_run", "router", "whole_run"]
 
-router = APIRouter(prefix="/api/runs", tags=["runs"])
+router = APIRouter(prefix="/api/runs", tags=[COMPATIBILITY])
 
 Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 date-time.")]
 
@@ -38,21 +39,16 @@ async def list_runs(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=500, description="Of the page before.")] = None,
 ) -> Response:
-    try:
-        page = await service.scheduler.list_runs(
-            job=job,
-            state=state,
-            failing=failing,
-            since=_moment(since, "since"),
-            until=_moment(until, "until"),
-            brief=True,
-            limit=limit,
-            cursor=cursor,
-        )
-    except InvalidInput as error:
-        raise Problem.of_field("cursor", str(error)) from None
-    except OverflowError:
-        raise Problem.of_field("cursor", f"{cursor!r} is no cursor that a page gave") from None
+    page = await find_runs(
+        service,
+        job=job,
+        state=state,
+        failing=failing,
+        since=since,
+        until=until,
+        limit=limit,
+        cursor=cursor,
+    )
     return shapes.answer(
         {
             "success": True,
@@ -62,8 +58,32 @@ async def list_runs(
     )
 
 
+async def find_runs(
+    service: Service, *, since: str | None, until: str | None, cursor: str | None, **chosen: Any
+) -> Page[Run]:
+    first, last = _moment(since, "since"), _moment(until, "until")
+    try:
+        return await service.scheduler.list_runs(
+            since=first, until=last, cursor=cursor, brief=True, **chosen
+        )
+    except InvalidInput as error:
+        raise Problem.of_field("cursor", str(error)) from None
+    except OverflowError:
+        raise Problem.of_field("cursor", f"{cursor!r} is no cursor that a page gave") from None
+
+
 @router.post("/bulk", response_model=docs.RunsBulk, summary="Cancel, retry or delete many")
 async def bulk(body: RunsBulkBody, service: ServiceDep) -> Response:
+    done = await bulk_runs(service, body)
+    return shapes.answer(
+        {
+            "success": True,
+            "data": {"matched": done.matched, "done": done.done, "more": done.more},
+        }
+    )
+
+
+async def bulk_runs(service: Service, body: RunsBulkBody) -> Matched:
     chosen: dict[str, Any] = {"ids": body.ids}
     if body.match is not None:
         match = body.match
@@ -83,13 +103,7 @@ async def bulk(body: RunsBulkBody, service: ServiceDep) -> Response:
         "retry": scheduler.retry_runs,
         "delete": scheduler.remove_runs,
     }[body.action]
-    done = await action(**chosen)
-    return shapes.answer(
-        {
-            "success": True,
-            "data": {"matched": done.matched, "done": done.done, "more": done.more},
-        }
-    )
+    return await action(**chosen)
 
 
 @router.get("/{id}", response_model=docs.RunAnswer, summary="A run with its attempts")
@@ -99,10 +113,15 @@ async def get(id: RunPath, service: ServiceDep) -> Response:
 
 @router.post("/{id}/cancel", response_model=docs.RunAnswer, summary="Cancel a run")
 async def cancel(id: RunPath, service: ServiceDep) -> Response:
+    await cancel_run(service, id)
+    return await _whole(service, id)
+
+
+async def cancel_run(service: Service, id: str) -> None:
     if not await service.scheduler.cancel(id):
         run = await service.scheduler.get_run(id)
-        raise Problem(409, f"run {id!r} has ended already: it is {run.state}")
-    return await _whole(service, id)
+        why = f"run {id!r} has ended already: it is {run.state}"
+        raise Problem(409, why, code="invalid_state")
 
 
 @router.post("/{id}/retry", response_model=docs.RunAnswer, summary="Try a failed run again")
@@ -113,18 +132,27 @@ async def retry(id: RunPath, service: ServiceDep) -> Response:
 
 @router.delete("/{id}", response_model=docs.Done, summary="Delete a finished run")
 async def delete(id: RunPath, service: ServiceDep) -> Response:
-    run = await service.scheduler.get_run(id)
-    if not (await service.scheduler.remove_runs([id])).done:
-        why = "its dedupe key is still held" if run.finished else "cancel it first"
-        raise Problem(409, f"run {id!r} is {run.state} and cannot be deleted: {why}")
+    await remove_run(service, id)
     return shapes.answer({"success": True, "message": f"run {id} was deleted"})
 
 
+async def remove_run(service: Service, id: str) -> None:
+    run = await service.scheduler.get_run(id)
+    if not (await service.scheduler.remove_runs([id])).done:
+        why = "its dedupe key is still held" if run.finished else "cancel it first"
+        why = f"run {id!r} is {run.state} and cannot be deleted: {why}"
+        raise Problem(409, why, code="invalid_state")
+
+
 async def _whole(service: Service, run_id: str) -> Response:
+    return shapes.answer({"success": True, "data": await whole_run(service, run_id)})
+
+
+async def whole_run(service: Service, run_id: str) -> dict[str, Any]:
+    """A run with its attempts, and why it did not run yet, where it did not."""
     run = await service.scheduler.get_run(run_id)
     why = await service.scheduler.explain_run(run_id)
-    document = {**shapes.run_document(run, whole=True), "why": why}
-    return shapes.answer({"success": True, "data": document})
+    return {**shapes.run_document(run, whole=True), "why": why}
 
 
 def _moment(text: str | None, what: str) -> datetime | None:

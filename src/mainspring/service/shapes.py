@@ -68,10 +68,11 @@ def plain(value: Any) -> Any:
 # -- jobs -----------------------------------------------------------------------------------
 
 
-def job_document(job: Job) -> dict[str, Any]:
+def job_document(job: Job, *, id_name: str = "id") -> dict[str, Any]:
+    """`id_name`: the compatibility page calls it `_id`."""
     policy, schedule, webhook = job.policy, job.schedule, job.webhook
     document: dict[str, Any] = {
-        "_id": job.id,
+        id_name: job.id,
         "name": job.metadata.get("name", job.id),
         "description": job.description,
         "schedule": schedule_text(schedule),
@@ -165,7 +166,7 @@ def schedule_text(schedule: Schedule | None) -> str | None:
 def etag(job: Job) -> str:
     """Of the definition alone: a job that fires is not edited by that. The document leaves out or
     rounds some of it, so those parts are told beside it as they are stored."""
-    document = job_document(job)
+    document = job_document(job, id_name="_id")
     for name in ("nextRunAt", "lastRunAt", "updatedAt"):
         del document[name]
     signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
@@ -304,7 +305,7 @@ def _execution(run: Run, attempt: Attempt) -> dict[str, Any]:
 # -- events ---------------------------------------------------------------------------------
 
 
-def event_document(event: Event) -> dict[str, Any]:
+def event_document(event: Event, *, id_name: str = "_id") -> dict[str, Any]:
     error = event.error
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
@@ -315,7 +316,7 @@ def event_document(event: Event) -> dict[str, Any]:
         "time": when(event.time),
         "jobId": event.job_id,
         "run": None if event.run is None else run_document(event.run),
-        "job": job_document(job) if isinstance(job, Job) else None,
+        "job": job_document(job, id_name=id_name) if isinstance(job, Job) else None,
         "error": error,
         "data": msgspec.to_builtins(data, enc_hook=str),
     }

@@ -18,15 +18,15 @@ from starlette.types import Receive, Scope, Send
 
 from mainspring.errors import InvalidInput, MainspringError
 from mainspring.events import EVENTS, Event
-from mainspring.service.core import Service, ServiceDep, caller
+from mainspring.service.core import COMPATIBILITY, Service, ServiceDep, caller
 from mainspring.service.keys import FRESH
 from mainspring.service.problems import Problem
 from mainspring.service.shapes import event_document
 from mainspring.service.written import written
 
-__all__ = ["router"]
+__all__ = ["EventNames", "OfJob", "open_stream", "router"]
 
-router = APIRouter(prefix="/api", tags=["events"])
+router = APIRouter(prefix="/api", tags=[COMPATIBILITY])
 
 HEARTBEAT = 15.0
 LOOK = 1.0
@@ -37,6 +37,13 @@ END_SECONDS = 5.0
 """How long a client may take to take the end of its stream."""
 
 
+EventNames = Annotated[
+    list[str] | None,
+    Query(description="Names or patterns such as run.failed or run.*; all without it."),
+]
+OfJob = Annotated[str | None, Query(max_length=200, description="Only those of this job.")]
+
+
 @router.get(
     "/events",
     summary="What happens, as it happens (server-sent events)",
@@ -44,20 +51,26 @@ END_SECONDS = 5.0
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def events(
-    service: ServiceDep,
-    request: Request,
-    event: Annotated[
-        list[str] | None,
-        Query(description="Names or patterns such as run.failed or run.*; all without it."),
-    ] = None,
-    job: Annotated[str | None, Query(max_length=200)] = None,
+    service: ServiceDep, request: Request, event: EventNames = None, job: OfJob = None
 ) -> Response:
+    return open_stream(service, request, event, job, id_name="_id")
+
+
+def open_stream(
+    service: Service,
+    request: Request,
+    event: list[str] | None,
+    job: str | None,
+    *,
+    id_name: str = "id",
+) -> EventStream:
     for pattern in event or ():
         _check(pattern)
     _check_room(service, caller(request))
     if service.draining.is_set():
         raise Problem(503, "the service is stopping", headers={"Retry-After": "5"})
-    return EventStream(service, _names(event or ["*"]), job, caller(request) or None)
+    names = _names(event or ["*"])
+    return EventStream(service, names, job, caller(request) or None, id_name)
 
 
 def _check_room(service: Service, key_id: str) -> None:
@@ -97,7 +110,12 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, service: Service, patterns: tuple[str, ...], job: str | None, key_id: str | None
+        self,
+        service: Service,
+        patterns: tuple[str, ...],
+        job: str | None,
+        key_id: str | None,
+        id_name: str = "_id",
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -108,6 +126,7 @@ class EventStream(Response):
         self._patterns = patterns
         self._job = job
         self._key_id = key_id
+        self._id_name = id_name
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._news = asyncio.Event()
@@ -148,7 +167,7 @@ class EventStream(Response):
     def _take(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
             return
-        line = _line(self._service, event)
+        line = _line(self._service, event, self._id_name)
         if self._waiting and self._size + len(line) > QUEUE:
             self._too_slow.set()
             return
@@ -207,9 +226,11 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _line(service: Service, event: Event) -> bytes:
-    """Who listens is told of an event one after the other: all wait for the same bytes."""
-    if service.told[0] is not event:
-        text = b"event: %s\ndata: %s\n\n" % (event.name.encode(), written(event_document(event)))
-        service.told = (event, text)
-    return service.told[1]
+def _line(service: Service, event: Event, id_name: str) -> bytes:
+    """An event as it is sent. Each form is written once, for all clients that listen."""
+    told = service.told.get(id_name)
+    if told is None or told[0] is not event:
+        document = written(event_document(event, id_name=id_name))
+        told = (event, b"event: %s\ndata: %s\n\n" % (event.name.encode(), document))
+        service.told[id_name] = told
+    return told[1]

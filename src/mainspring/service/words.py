@@ -129,12 +129,12 @@ _EXECUTION = {
     "scheduledAt": "The slot.",
 }
 _WORDS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("JobBody", "JobUpdateBody", "JobDocument", "ChangedJob"), _JOB),
+    **dict.fromkeys(("JobBody", "JobUpdateBody", "Job", "JobDocument", "ChangedJob"), _JOB),
     **dict.fromkeys(("BackoffBody", "BackoffDocument"), _BACKOFF),
     **dict.fromkeys(("MisfireBody", "MisfireDocument"), _MISFIRE),
     **dict.fromkeys(("BreakerBody", "BreakerDocument"), _BREAKER),
-    "RunDocument": _RUN,
-    "AttemptDocument": _ATTEMPT,
+    "Run": _RUN,
+    "Attempt": _ATTEMPT,
     "Execution": _EXECUTION,
     "TriggerBody": {"payload": "Instead of the request's body, or of the handler's arguments."},
     "PreviewBody": {

@@ -1,0 +1,1 @@
+"""The documents of the HTTP API: one definition for each, with its descriptions."""
