@@ -70,6 +70,15 @@ class WatchMonitor(Monitor):
         later = super()._check_overrun
         asyncio.get_running_loop().call_later(self.LAG, later, handling, key, now)
 
+    def _check_begin(self, run: Run, token: int, author: str) -> None:
+        """The news that it has begun may come behind its handler."""
+        check = super()._check_begin
+
+        def later() -> None:
+            check(self.store._runs.get(run.id, run), token, author)
+
+        asyncio.get_running_loop().call_later(self.LAG, later)
+
     def _check_effects(self, changed: list[Run]) -> None:
         """No transactions here."""
 

@@ -267,9 +267,11 @@ async def _whoever_holds_it(db: Database, chosen: Sequence[Document], put: Docum
     return (await db.runs.update_many(where, change)).matched_count
 
 
-async def _as_they_were_left(db: Database, documents: Sequence[Document]) -> None:
-    where = {"_id": {"$in": [one["_id"] for one in documents]}, "state": RESERVED}
+async def _as_they_were_left(db: Database, places: Sequence[Any]) -> bool:
+    ids = [run_id for place in places for run_id in place.runs]
+    where = {"_id": {"$in": ids}, "state": RESERVED}
     await carry_out(db, [run async for run in db.runs.find(where)])
+    return False
 
 
 PLANTED = (
@@ -290,6 +292,6 @@ PLANTED = (
         "leftovers count",
         "a slot's run is what an earlier plan wanted it to be",
         frozenset({"slots", "overlap", "misfire"}),
-        (firing, "fill", _as_they_were_left),
+        (firing, "_bring_to_life", _as_they_were_left),
     ),
 )
