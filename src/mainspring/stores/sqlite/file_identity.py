@@ -113,9 +113,14 @@ class FileIdentity:
             return
         now = self._clock.monotonic()
         self._doubt_since = self._doubt_since or now
-        if now - self._doubt_since < _DOUBT_SECONDS:
+        if found is None or now - self._doubt_since < _DOUBT_SECONDS:
+            # Without a stamp there is no proof: a VACUUM whose checkpoint waits for a reader looks
+            # the same. The verdict below advises to delete the log, so it needs a stamp that
+            # cannot be ours.
             raise StoreFileChanged(
-                f"{self._path} is being written to by another program; it will be tried again"
+                f"{self._path} was rewritten by another program, and this program does not"
+                " recognise it. It looks again until it does. If somebody copied another file over"
+                " it, stop every program that uses it and put the right file in its place"
             )
         self._overwritten = True
         raise self._overwritten_error()
