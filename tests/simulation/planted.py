@@ -307,7 +307,10 @@ def _given_again_though_begun() -> Patches:
     def never_began(run: Run, job: Any) -> bool:
         return job is not None and states.records_begin(run, job)
 
-    return [patch.object(states, "never_began", never_began)]
+    return [
+        patch.object(states, "never_began", never_began),
+        *_without("rescued", "began")(),
+    ]
 
 
 def _cancel_overwritten() -> Patches:

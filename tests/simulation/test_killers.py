@@ -97,8 +97,11 @@ def test_one_killer_among_a_hundred_harmless_runs(workers: int, seconds: float) 
         assert {runs[run.id].state for run in harmless} == {State.SUCCEEDED}
         for one in once:
             run = runs[one.id]
-            assert cluster.starts[one.id] == 1
-            assert run.state is State.SUCCEEDED or run.reason == "lost"
+            if run.state is State.SUCCEEDED:
+                assert cluster.starts[one.id] == 1
+            else:  # its begin was on record; the worker may have died on the way to it
+                assert (run.reason, run.began) == ("lost", True)
+                assert cluster.starts[one.id] <= 1
 
     run_virtual(main, make_loop=MachineLoop)
 
