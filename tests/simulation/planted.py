@@ -506,7 +506,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
               make_store=EffectFirst)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
-              "effect", make_store=EffectUnfenced, stress=True)  # fmt: skip
+              "effect", make_store=EffectUnfenced)  # fmt: skip
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",

@@ -44,6 +44,8 @@ class Workload:
     """How many runs there are that kill their worker whenever they begin."""
     fallen: list[Machine] = field(default_factory=list)
     """Machines that such a run has killed."""
+    transacting: set[str] = field(default_factory=set)
+    """The runs whose handler is inside of its transaction now."""
 
     def __post_init__(self) -> None:
         rng = self.rng
@@ -150,6 +152,7 @@ class Workload:
             try:
                 await self._work(ctx)
                 async with ctx.transaction() as session:
+                    self.transacting.add(ctx.run_id)
                     session[ctx.run_id] = session.get(ctx.run_id, 0) + 1
                     rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}:inside")
                     await asyncio.sleep(rng.choice((0.0, 0.01, 0.2, 1.5)))
@@ -167,6 +170,7 @@ class Workload:
                 outcome = "raised  "
                 raise
             finally:
+                self.transacting.discard(ctx.run_id)
                 self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
 
         return exact
@@ -280,7 +284,10 @@ class Client:
             self._accept(await self._scheduler.enqueue("plain", after=upstream))
 
     async def _cancel(self) -> None:
+        """Often in the middle of a transaction, if one is open: its fence is tested by that."""
         run_id = self._pick(lambda run: not run.finished)
+        if (open_now := sorted(self._workload.transacting)) and self._rng.random() < 0.7:
+            run_id = self._rng.choice(open_now)
         if run_id is None:
             return
         revived = self._monitor.revivals(run_id)
