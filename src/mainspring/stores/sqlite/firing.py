@@ -109,8 +109,8 @@ def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]
 
 
 def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
-    """The first firings of all jobs are one bulk, the second ones the next: after an outage every
-    job has a gap and a slot, and job by job each would be a statement of its own."""
+    """The first firings of all jobs are one bulk, the second ones the next: job by job, each firing
+    of a chain would be a statement of its own."""
     fired = [Fired(False)] * len(items)
     broken: set[str] = set()
     for turn in turns(items, lambda firing: firing.job_id):
