@@ -128,25 +128,27 @@ class UnknownOption(InvalidInput):
         self.args = (f"{self}. {advice[:1].upper()}{advice[1:]}",)
 
     def _advice(self, name: str) -> str:
-        near = _OTHER_NAMES.get(name.lower())
-        if near not in self.allowed:
-            found = difflib.get_close_matches(name.lower(), self.allowed, n=1)
-            near = found[0] if found else None
+        name = name.lower()
+        found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
+        near = next(
+            (ours for ours in found if ours in self.allowed),
+            next(iter(difflib.get_close_matches(name, self.allowed, n=1)), None),
+        )
         return "" if near is None else f" (did you mean {near!r}?)"
 
 
 _OTHER_NAMES = {
-    **dict.fromkeys(("retry", "max_retries", "retry_attempts", "attempts", "tries"), "retries"),
-    **dict.fromkeys(("tz", "zone", "time_zone"), "timezone"),
-    **dict.fromkeys(("cron", "every", "interval", "trigger", "when", "run_at"), "schedule"),
-    **dict.fromkeys(("args", "kwargs", "arguments", "data", "params"), "payload"),
-    **dict.fromkeys(("max_instances", "max_concurrency", "workers", "limit"), "concurrency"),
-    **dict.fromkeys(("countdown", "eta", "run_at", "schedule"), "delay"),
-    **dict.fromkeys(("key", "unique", "idempotency_key", "unique_key", "job_key"), "dedupe_key"),
-    **dict.fromkeys(("depends_on", "follows", "upstream"), "after"),
-    **dict.fromkeys(("time_limit", "deadline", "max_duration"), "timeout"),
-    **dict.fromkeys(("active", "paused", "disabled"), "enabled"),
-    "name": "id",
+    "retries": ("retry", "max_retries", "retry_attempts", "attempts", "tries"),
+    "timezone": ("tz", "zone", "time_zone"),
+    "schedule": ("cron", "every", "interval", "trigger", "when", "run_at"),
+    "payload": ("args", "kwargs", "arguments", "data", "params"),
+    "concurrency": ("max_instances", "max_concurrency", "workers", "limit"),
+    "delay": ("countdown", "eta", "run_at", "schedule"),
+    "dedupe_key": ("key", "unique", "idempotency_key", "unique_key", "job_key"),
+    "after": ("depends_on", "follows", "upstream"),
+    "timeout": ("time_limit", "deadline", "max_duration"),
+    "enabled": ("active", "paused", "disabled"),
+    "id": ("name",),
 }
 """What other schedulers call it."""
 

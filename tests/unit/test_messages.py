@@ -32,6 +32,7 @@ from mainspring.schedules import parse
         ("tz", "timezone"),
         ("timezon", "timezone"),
         ("cron", "schedule"),
+        ("run_at", "schedule"),
         ("kwargs", "payload"),
         ("max_instances", "concurrency"),
         ("depends_on", "after"),
