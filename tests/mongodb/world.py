@@ -65,10 +65,13 @@ class _ButOpening:
 
 
 class RealWorkload(Workload):
-    """Without transactions: those of MongoDB have tests of their own (test_transactions.py)."""
+    """Without transactions: those of MongoDB have tests of their own (test_transactions.py). And
+    without runs that kill their workers: each would need many leases of real time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.killers = 0
+        self.jobs.pop("killer", None)
         del self.jobs["exact"]["delivery"]
 
     def _exact(self, machine: Machine, author: str) -> Callable[..., Any]:
