@@ -118,7 +118,7 @@ async def test_a_description_that_does_not_come_is_told(serve: Serve, page: Page
 async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> None:
     schemas: dict[str, Any] = (await api.get("/openapi.json")).json()["components"]["schemas"]
     bodies = {name for name in schemas if name.endswith("Body")}
-    read = {"JobDocument", "RunDocument", "AttemptDocument", "Execution", "ProblemDocument"}
+    read = {"Job", "JobDocument", "Run", "Attempt", "Execution", "Problem", "ProblemDocument"}
     silent = [
         f"{name}.{field}"
         for name in bodies | read

@@ -53,10 +53,10 @@ class Problem(Document):
     status: Annotated[int, Field(description="The status of the answer.")]
     code: Annotated[str, Field(description="Which problem it is, for programs.")]
     detail: Annotated[str, Field(description="What happened, and what to do about it.")]
-    instance: Annotated[str, Field(description="The path that was asked for.")] | None = None
-    errors: (
-        Annotated[list[FieldProblem], Field(description="Each wrong field, with a message.")] | None
-    ) = None
+    instance: Annotated[str | None, Field(description="The path that was asked for.")] = None
+    errors: Annotated[
+        list[FieldProblem] | None, Field(description="Each wrong field, with a message.")
+    ] = None
 
 
 class BackoffDocument(Document):
@@ -123,13 +123,10 @@ class JobParts(Document):
 
 class Job(JobParts):
     id: str
-    signing_secret: (
-        Annotated[
-            str,
-            Field(description="Signs its requests. Only in the answer that made it, this once."),
-        ]
-        | None
-    ) = None
+    signing_secret: Annotated[
+        str | None,
+        Field(description="Signs its requests. Only in the answer that made it, this once."),
+    ] = None
 
 
 class JobList(Document):
@@ -151,14 +148,14 @@ class RenderedRequest(Document):
 class JobBulkItem(Document):
     """What became of one job of many."""
 
-    index: Annotated[int, Field(description="Its place in `jobs`, of `create`.")] | None = None
+    index: Annotated[int | None, Field(description="Its place in `jobs`, of `create`.")] = None
     id: str | None = None
     succeeded: bool
-    run_id: Annotated[str, Field(description="The run that a trigger made.")] | None = None
-    signing_secret: Annotated[str, Field(description="Of a new job, shown this once.")] | None = (
+    run_id: Annotated[str | None, Field(description="The run that a trigger made.")] = None
+    signing_secret: Annotated[str | None, Field(description="Of a new job, shown this once.")] = (
         None
     )
-    problem: Annotated[Problem, Field(description="Why it was not done.")] | None = None
+    problem: Annotated[Problem | None, Field(description="Why it was not done.")] = None
 
 
 class JobsBulkResult(Document):
@@ -278,7 +275,7 @@ class ApiKey(Document):
     state: Literal["active", "expired", "revoked"]
     created_at: Time
     expires_at: Time | None
-    key: Annotated[str, Field(description="Shown this once.")] | None = None
+    key: Annotated[str | None, Field(description="Shown this once.")] = None
 
 
 class ApiKeyList(Document):
