@@ -77,8 +77,11 @@ class ArgumentTypes:
         """Raise `Misfit` if stored arguments do not fit. One that equals its default does."""
         wrong = []
         for name, value in stored.items():
-            if name in self._types and not self._is_default(name, value):
-                wrong += _faults(name, value, self._types[name])
+            kind = self._types.get(name, Any)
+            if type(value) is kind and kind in _SCALARS:
+                continue  # what most arguments are: a third of the time that asking msgspec takes
+            if not self._is_default(name, value):
+                wrong += _faults(name, value, kind)
         if wrong:
             raise Misfit("; ".join(wrong))
 
