@@ -147,7 +147,7 @@ async def test_a_last_run_that_was_pruned_is_still_known_by_its_slot(make: Make)
     scheduler = make(retention="1ms")
     ran = asyncio.Event()
 
-    @scheduler.job("50ms")
+    @scheduler.job("100ms")
     async def tick() -> None:
         ran.set()
 

@@ -33,7 +33,7 @@ async def test_one_method_fails_for_a_while(
     scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="2s")
     ran: list[str] = []
 
-    @scheduler.job("50ms", overlap="allow", misfire="all")
+    @scheduler.job("100ms", overlap="allow", misfire="all")
     async def tick(ctx: RunContext) -> None:
         ran.append(ctx.run_id)
 

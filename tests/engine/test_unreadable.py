@@ -91,10 +91,10 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
     def made() -> Scheduler:
         scheduler = Scheduler(f"sqlite:///{place}")
 
-        @scheduler.job("50ms", run_on_start=True)
+        @scheduler.job("100ms", run_on_start=True)
         async def bad() -> None: ...
 
-        @scheduler.job("60ms")
+        @scheduler.job("120ms")
         async def good() -> None:
             ran.set()
 

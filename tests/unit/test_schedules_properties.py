@@ -124,7 +124,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
     )
     sparse_crons = st.builds(cron, sparse, zones)
     seconds = st.sampled_from(["*/7 * * * * *", "30 */5 * * * *", "10-20 0 2 * * *"])
-    every_so_often = st.timedeltas(timedelta(milliseconds=1), timedelta(days=400)).map(
+    every_so_often = st.timedeltas(timedelta(milliseconds=100), timedelta(days=400)).map(
         lambda span: every(span, start=datetime(2010, 5, 5, tzinfo=UTC))
     )
     rules = st.builds(
@@ -202,7 +202,7 @@ def test_slots_are_counted_as_if_one_by_one(
     slots: list[datetime] = []
     while (slot := schedule.next(slots[-1] if slots else after)) is not None and slot <= until:
         slots.append(slot)
-        if len(slots) == 2000:
+        if len(slots) == 500:
             until = slot
             break
     counted = schedule.count(after, until)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from mainspring.durations import duration, warn_of_bare_number
+from mainspring.durations import duration, humanize, warn_of_bare_number
 from mainspring.errors import InvalidInput, InvalidSchedule
 from mainspring.schedules import dst
 from mainspring.schedules.base import Schedule, moment
@@ -21,6 +21,10 @@ from mainspring.schedules.rrule_syntax import read_recipe
 from mainspring.schedules.zones import zone_named
 
 __all__ = ["at", "cron", "every", "from_dict", "parse", "rrule"]
+
+SHORTEST_INTERVAL = timedelta(milliseconds=100)
+"""Each slot is a record in the store, so an interval of 1 ms would flood it. Shorter intervals
+that an earlier version stored are still read and fired."""
 
 _EVERY = re.compile(r"@every\s+(\S.*)", re.IGNORECASE)
 _ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
@@ -77,8 +81,15 @@ def every(
     in UTC.
     """
     warn_of_bare_number(interval, "interval", timedelta(days=1))
+    span = _interval(interval)
+    if span < SHORTEST_INTERVAL:
+        raise InvalidSchedule(
+            f"an interval of {humanize(span)} is too short: the shortest is"
+            f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
+            field="interval",
+        )
     return Interval(
-        interval=_interval(interval),
+        interval=span,
         start=_moment(start, "UTC", "start"),
         end=_moment(end, "UTC", "end"),
         jitter=_span(jitter),

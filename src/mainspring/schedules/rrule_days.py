@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from calendar import isleap
 from datetime import date
+from functools import lru_cache
 
 from mainspring.schedules.rrule_syntax import Freq, Rule
 
@@ -69,6 +70,7 @@ def _of_month_days(month_days: tuple[int, ...], lengths: tuple[int, ...]) -> int
     return mask
 
 
+@lru_cache(maxsize=256)
 def _numbered(numbers: tuple[int, ...], size: int) -> int:
     """Days counted from the beginning, or from the end, of something that has so many."""
     mask = 0
@@ -84,17 +86,25 @@ def _of_weekdays(
 ) -> int:
     new_year = date(year, 1, 1).weekday()
     mask = 0
-    for nth, weekday in weekdays:
-        if nth == 0:
-            mask |= _EACH_SEVENTH << (weekday - new_year) % 7 + 1
-            continue
-        for before, length in spans:
-            first = (weekday - new_year - before) % 7 + 1
-            last = first + (length - first) // 7 * 7
-            at = first + 7 * (nth - 1) if nth > 0 else last + 7 * (nth + 1)
-            if 1 <= at <= length:
-                mask |= 1 << before + at
+    for before, length in spans:
+        mask |= _weekdays_of_span(weekdays, (new_year + before) % 7, length) << before
     return mask & (2 << size) - 2
+
+
+@lru_cache(maxsize=256)
+def _weekdays_of_span(weekdays: tuple[tuple[int, int], ...], first_day: int, length: int) -> int:
+    """Those weekdays of a month or year that begins on the weekday `first_day`."""
+    mask = 0
+    for nth, weekday in weekdays:
+        first = (weekday - first_day) % 7 + 1
+        if nth == 0:
+            mask |= _EACH_SEVENTH << first
+            continue
+        last = first + (length - first) // 7 * 7
+        at = first + 7 * (nth - 1) if nth > 0 else last + 7 * (nth + 1)
+        if 1 <= at <= length:
+            mask |= 1 << at
+    return mask & (2 << length) - 2
 
 
 def _of_weeks(year: int, rule: Rule, size: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime
 from enum import IntEnum
 
 from mainspring.errors import InvalidSchedule
@@ -136,10 +136,11 @@ def read_stamp(text: str, timezone: str, what: str, *, whole_day: bool = False) 
     try:
         if match is None:
             raise ValueError
-        day = datetime.strptime(match[1], "%Y%m%d")
+        year, month, day = int(match[1][:4]), int(match[1][4:6]), int(match[1][6:])
         if match[2] is None:
-            return datetime.combine(day, time(23, 59, 59)) if whole_day else day
-        wall = datetime.combine(day, datetime.strptime(match[2], "%H%M%S").time())
+            return datetime(year, month, day, *((23, 59, 59) if whole_day else ()))
+        hour, minute, second = int(match[2][:2]), int(match[2][2:4]), int(match[2][4:])
+        wall = datetime(year, month, day, hour, minute, second)
     except ValueError:
         raise _refused(what, text, "write 20270104T090000, or with Z at the end for UTC") from None
     if match[3]:

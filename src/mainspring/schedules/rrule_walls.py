@@ -19,10 +19,22 @@ from mainspring.schedules.rrule_days import matching_days, month_lengths
 from mainspring.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
 from mainspring.schedules.walls import Days, Walls, bits, mask_of
 
-__all__ = ["MOST_COUNTED", "MOST_STEPS", "RuleWalls", "rule_walls"]
+__all__ = ["MOST_STEPS", "RuleWalls", "rule_walls"]
 
-MOST_STEPS = 1_000  # jumps over periods for one answer; a rule that needs more counts as over
-MOST_COUNTED = 10_000
+MOST_STEPS = 1_000
+"""Steps of search for one answer, about 4 µs each. A search that needs more is an error."""
+
+MOST_STEPS_MADE = 200
+"""The same while a rule is made. One that needs more is refused: with
+`FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0` each answer, five weeks on, takes 907."""
+
+MOST_STEPS_COUNTED = 1_000
+"""Steps to find the last time of a rule with COUNT, where that cannot be leapt to."""
+
+_PROBED_DAYS = (1, 30, 400, 4_000, 40_000)
+"""Days after DTSTART at which a new rule is tried in both directions: an INTERVAL that nearly
+agrees with the rest of the rule answers at once for years, and then not at all."""
+
 _UNITS = {
     Freq.WEEKLY: timedelta(weeks=1),
     Freq.DAILY: timedelta(days=1),
@@ -48,6 +60,24 @@ def rule_walls(
     return RuleWalls(rule, dtstart, until, frozenset(exdates), extra)
 
 
+class _OutOfSteps(Exception):
+    """A search took more steps than it may."""
+
+
+class _Steps:
+    """What is left of a search's budget."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def take(self, count: int = 1) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise _OutOfSteps
+
+
 class RuleWalls:
     """The wall times of a rule from DTSTART on, nearest first in either direction; and `extra`
     ones (RDATE), which no rule names."""
@@ -64,40 +94,68 @@ class RuleWalls:
         self._dtstart = dtstart
         self._exdates = exdates
         self._extra = extra
+        self._most_steps = MOST_STEPS_MADE
         self._walls = _RuleMasks(rule, dtstart)
         self._periods = _Periods(rule, dtstart)
         self._last = until
-        self._counted = rule.count is None
-        if (rule.count or 0) > MOST_COUNTED and not self._can_leap:
-            raise InvalidSchedule(
-                f"COUNT {rule.count} is too large for a rule with INTERVAL and BY… parts or with"
-                f" BYSETPOS: at most {MOST_COUNTED}; use UNTIL",
-                field="COUNT",
-            )
-        self._steps = MOST_STEPS // 2 if rule.positions else MOST_STEPS  # those cost double
-        if rule.positions and min(map(abs, rule.positions)) > self._walls.most(rule.freq):
-            self._steps = 0  # no period has so many times
+        # One period of BYSETPOS costs as much as several steps without.
+        self._step_cost = 4 + len(rule.positions) // 8 if rule.positions else 1
+        # A position that no period has is never reached.
+        self._never = bool(rule.positions) and min(map(abs, rule.positions)) > self._walls.most(
+            rule.freq
+        )
+        if rule.count is not None and not self._never:
+            self._last = self._leapt() if self._can_leap else self._stepped()
+        if not self._can_leap and not self._never:
+            self._probe()
+        self._most_steps = MOST_STEPS
 
     def later(self, wall: datetime) -> datetime | None:
-        if wall >= self._dtstart:  # before it, the answer is the first: never past COUNT
-            self._count()
-        found = self._later(wall)
-        while found is not None and found in self._exdates:
-            found = self._later(found)
+        """The first time strictly later. `InvalidSchedule` if that takes too many steps."""
+        steps = _Steps(self._most_steps + len(self._exdates))
+        try:
+            found = self._later(wall, steps)
+            while found is not None and found in self._exdates:
+                found = self._later(found, steps)
+        except _OutOfSteps:
+            raise self._too_rare() from None
         at = bisect_right(self._extra, wall)
         if at < len(self._extra) and (found is None or self._extra[at] < found):
             return self._extra[at]
         return found
 
     def earlier(self, wall: datetime) -> datetime | None:
-        self._count()
-        found = self._earlier(wall)
-        while found is not None and found in self._exdates:
-            found = self._earlier(found)
+        """The last time strictly earlier. `InvalidSchedule` if that takes too many steps."""
+        steps = _Steps(self._most_steps + len(self._exdates))
+        try:
+            found = self._earlier(wall, steps)
+            while found is not None and found in self._exdates:
+                found = self._earlier(found, steps)
+        except _OutOfSteps:
+            raise self._too_rare() from None
         at = bisect_left(self._extra, wall)
         if at > 0 and (found is None or self._extra[at - 1] > found):
             return self._extra[at - 1]
         return found
+
+    def _probe(self) -> None:
+        """Refuse a rule whose answers cannot be found in a few steps."""
+        self.later(self._dtstart - timedelta.resolution)
+        for days in _PROBED_DAYS:
+            try:
+                wall = self._dtstart + timedelta(days=days)
+            except OverflowError:
+                return
+            self.later(wall)
+            self.earlier(wall)
+
+    def _too_rare(self) -> InvalidSchedule:
+        return InvalidSchedule(
+            "the rule can never fire, or so rarely that it would take too long to work out: its"
+            f" INTERVAL={self.rule.interval} hardly ever agrees with its other parts. Choose"
+            " another INTERVAL, or fewer BY… parts",
+            field="INTERVAL",
+        )
 
     @property
     def _can_leap(self) -> bool:
@@ -116,13 +174,6 @@ class RuleWalls:
             week_start=rule.week_start,
         )
 
-    def _count(self) -> None:
-        """Turn COUNT into the last wall time, the first time it is needed."""
-        if self._counted:
-            return
-        self._last = self._leapt() if self._can_leap else self._stepped()
-        self._counted = True  # only now: another thread may look
-
     def _leapt(self) -> datetime | None:
         """The COUNTth time by arithmetic; None if that is past the year 9999."""
         count = self.rule.count or 1
@@ -134,24 +185,39 @@ class RuleWalls:
             return None
 
     def _stepped(self) -> datetime:
+        """The COUNTth time, one by one."""
         wall = self._dtstart - timedelta.resolution
-        for _ in range(self.rule.count or 0):
-            found = self._later(wall)
-            if found is None:
-                break
-            wall = found
+        steps = _Steps(MOST_STEPS_COUNTED)
+        try:
+            for _ in range(self.rule.count or 0):
+                before = steps.left
+                found = self._later(wall, steps)
+                if before - steps.left > MOST_STEPS_MADE:
+                    raise self._too_rare()
+                if found is None:
+                    break
+                wall = found
+        except _OutOfSteps:
+            raise InvalidSchedule(
+                f"COUNT {self.rule.count} is too large for a rule with INTERVAL and BY… parts or"
+                " with BYSETPOS, whose times must be counted one by one: use UNTIL",
+                field="COUNT",
+            ) from None
         return wall
 
-    def _later(self, wall: datetime) -> datetime | None:
+    def _later(self, wall: datetime, steps: _Steps) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
-        for _ in range(self._steps):
+        while not self._never:
             found = self._walls.later(wall)
             if found is None or (self._last is not None and found > self._last):
                 return None
+            steps.take(self._step_cost + (found.year - wall.year) // 8)
             period = self._periods.of(found)
             ahead = -period % self.rule.interval
             if ahead == 0:
-                chosen = self._chosen(found, period, wall)
+                if not self.rule.positions:
+                    return found
+                chosen = self._chosen_after(period, wall)
                 if chosen is not None:
                     in_time = self._last is None or chosen <= self._last
                     return chosen if in_time else None
@@ -162,25 +228,20 @@ class RuleWalls:
             wall = start - timedelta.resolution
         return None
 
-    def _chosen(self, found: datetime, period: int, after: datetime) -> datetime | None:
-        """`found` itself; with BYSETPOS the first chosen time of its period past `after`."""
-        if not self.rule.positions:
-            return found
-        return min((w for w in self._at_positions(period) if w > after), default=None)
-
-    def _earlier(self, wall: datetime) -> datetime | None:
-        if self._last is not None:
-            wall = min(wall, self._last + _SECOND)
-        for _ in range(self._steps):
+    def _earlier(self, wall: datetime, steps: _Steps) -> datetime | None:
+        if self._last is not None and wall > self._last:
+            wall = self._last.replace(microsecond=1)  # times are whole seconds
+        while not self._never:
             found = self._walls.earlier(wall)
             if found is None or found < self._dtstart:
                 return None
+            steps.take(self._step_cost + (wall.year - found.year) // 8)
             period = self._periods.of(found)
             behind = period % self.rule.interval
             if behind == 0:
                 if not self.rule.positions:
                     return found
-                chosen = max((w for w in self._at_positions(period) if w < wall), default=None)
+                chosen = self._chosen_before(period, wall)
                 if chosen is not None:
                     return chosen if chosen >= self._dtstart else None
                 behind = self.rule.interval
@@ -190,24 +251,55 @@ class RuleWalls:
             wall = end
         return None
 
-    def _at_positions(self, period: int) -> list[datetime]:
-        """The times of a period that BYSETPOS chooses, out of days × hours × minutes × seconds."""
+    def _chosen_after(self, period: int, wall: datetime) -> datetime | None:
+        """The first time of a period past a moment that BYSETPOS chooses."""
+        times = self._times_of(period)
+        at = 0 if times is None else bisect_right(times.chosen, wall, key=times.at)
+        return None if times is None or at == len(times.chosen) else times.at(times.chosen[at])
+
+    def _chosen_before(self, period: int, wall: datetime) -> datetime | None:
+        times = self._times_of(period)
+        at = 0 if times is None else bisect_left(times.chosen, wall, key=times.at)
+        return None if times is None or at == 0 else times.at(times.chosen[at - 1])
+
+    def _times_of(self, period: int) -> _PeriodTimes | None:
         start, end = self._periods.start(period), self._periods.start(period + 1)
         if start is None or end is None:
-            return []
-        months = self._walls.months_between(start, end)
-        hours, minutes, seconds = self._walls.times_between(start, end)
-        times = len(hours) * len(minutes) * len(seconds)
-        size = times * sum(days.bit_count() for _, _, days in months)
-        chosen = []
-        for position in self.rule.positions:
-            at = position - 1 if position > 0 else size + position
-            if 0 <= at < size:
-                rest, second = divmod(at % times, len(seconds))
-                hour, minute = divmod(rest, len(minutes))
-                day = _nth_day(months, at // times)
-                chosen.append(datetime(*day, hours[hour], minutes[minute], seconds[second]))
-        return chosen
+            return None
+        return _PeriodTimes(
+            self._walls.months_between(start, end),
+            self._walls.times_between(start, end),
+            self.rule.positions,
+        )
+
+
+class _PeriodTimes:
+    """The times of one period, days × hours × minutes × seconds, numbered from 0; `chosen` are
+    the numbers that BYSETPOS names, in order."""
+
+    def __init__(
+        self,
+        months: list[tuple[int, int, int]],
+        times: tuple[list[int], ...],
+        positions: tuple[int, ...],
+    ) -> None:
+        self._months = months
+        self._hours, self._minutes, self._seconds = times
+        self._in_day = len(self._hours) * len(self._minutes) * len(self._seconds)
+        size = self._in_day * sum(days.bit_count() for _, _, days in months)
+        numbers = {place - 1 if place > 0 else size + place for place in positions}
+        self.chosen = sorted(number for number in numbers if 0 <= number < size)
+
+    def at(self, number: int) -> datetime:
+        day, rest = divmod(number, self._in_day)
+        rest, second = divmod(rest, len(self._seconds))
+        hour, minute = divmod(rest, len(self._minutes))
+        return datetime(
+            *_nth_day(self._months, day),
+            self._hours[hour],
+            self._minutes[minute],
+            self._seconds[second],
+        )
 
 
 class _Periods:
@@ -259,6 +351,9 @@ class _RuleMasks(Walls):
         self._rule = rule
         self._months, self._month_days = rule.months, rule.month_days
         self._weekdays = rule.weekdays
+        if freq is not Freq.YEARLY or rule.months:  # counted within months, which have five at most
+            in_month = tuple(day for day in rule.weekdays if abs(day[0]) <= 5)
+            self._weekdays = in_month or rule.weekdays[:1]
         if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays):
             if freq is Freq.YEARLY:
                 self._months = rule.months or (dtstart.month,)
@@ -327,20 +422,37 @@ class _RuleMasks(Walls):
                 if start.minute in minutes:
                     skipped += sum(1 for second in seconds if second < start.second)
         day, rest = divmod(skipped, in_day)
-        for year in range(start.year, 10_000):
-            masks = self.days_of(year)
-            months = [masks[month] for month in range(1, 13)]
-            if year == start.year:
-                months[: start.month - 1] = [0] * (start.month - 1)
-                months[start.month - 1] &= -1 << start.day
-            size = sum(month.bit_count() for month in months)
-            if day < size:
-                found = _nth_day([(year, n, mask) for n, mask in enumerate(months, 1)], day)
-                hour, rest = divmod(rest, in_hour)
-                minute, second = divmod(rest, len(seconds))
-                return datetime(*found, hours[hour], minutes[minute], seconds[second])
+        months = self._months_from(start)
+        if day >= (size := sum(map(int.bit_count, months))):
             day -= size
-        return None
+            year = start.year + 1
+            in_cycle = sum(self._size_of(year + n) for n in range(_CYCLE))
+            if in_cycle == 0:
+                return None
+            cycles, day = divmod(day, in_cycle)
+            year += cycles * _CYCLE
+            while year < 10_000 and day >= (size := self._size_of(year)):
+                day -= size
+                year += 1
+            if year >= 10_000:
+                return None
+            months = list(self.days_of(year)[1:])
+        else:
+            year = start.year
+        found = _nth_day([(year, n, mask) for n, mask in enumerate(months, 1)], day)
+        hour, rest = divmod(rest, in_hour)
+        minute, second = divmod(rest, len(seconds))
+        return datetime(*found, hours[hour], minutes[minute], seconds[second])
+
+    def _months_from(self, start: datetime) -> list[int]:
+        """The masks of a year's months, without the days before a moment's."""
+        months = list(self.days_of(start.year)[1:])
+        months[: start.month - 1] = [0] * (start.month - 1)
+        months[start.month - 1] &= -1 << start.day
+        return months
+
+    def _size_of(self, year: int) -> int:
+        return sum(map(int.bit_count, self.days_of(_like_year(year))[1:]))
 
     def most(self, freq: Freq) -> int:
         """More times than this no period of the rule can have."""
@@ -378,6 +490,11 @@ def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]
             return year, month, bits(days)[n]
         n -= days.bit_count()
     raise AssertionError("there are fewer days than were counted")
+
+
+def _like_year(year: int) -> int:
+    """A year of the calendar that has the same days as one past its end."""
+    return year if year < 9_990 else year - _CYCLE
 
 
 def _default(every: bool, size: int, value: int) -> range:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from mainspring import schedules
+from mainspring.clock import Clock
 from mainspring.errors import InvalidInput
 from mainspring.schedules import Schedule
 from mainspring.schedules.make import at, every
@@ -24,6 +26,8 @@ __all__ = ["preview_of", "router"]
 router = APIRouter(prefix="/api/schedules", tags=[COMPATIBILITY])
 
 AHEAD = timedelta(days=366)
+LONGEST_SEARCH = 0.5
+"""Seconds after which a preview shows the slots that it has found so far."""
 
 
 @router.post("/preview", response_model=docs.PagePreview, summary="The next slots of a schedule")
@@ -33,6 +37,11 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
 
 async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
     now = moment_of(body.after, "after") or service.clock.now()
+    # In a thread: many slots of an odd rule take a while, and other requests go on meanwhile.
+    return await asyncio.to_thread(_preview, body, now, service.clock)
+
+
+def _preview(body: PreviewBody, now: datetime, clock: Clock) -> dict[str, Any]:
     schedule: Schedule
     try:
         if body.every is not None:
@@ -41,12 +50,14 @@ async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
             schedule = at(body.run_at, tz=body.timezone or "UTC")
         else:
             schedule = schedules.parse(body.schedule, timezone=body.timezone).bind("", now)
-        slots = schedule.upcoming(body.count, now)
+        slots = _slots(schedule, body.count, now, clock)
         until = max([now, *slots[-1:]])
         warnings = schedule.warnings(now, max(until, _later(now)))
     except InvalidInput as error:
         raise Problem.of_field("schedule", str(error)) from None
     zone = zone_named(schedule.timezone)
+    if len(slots) < body.count and schedule.next(until) is not None:
+        warnings.insert(0, f"only the first {len(slots)} slots were worked out: it takes long")
     return {
         "schedule": shapes.schedule_text(schedule),
         "description": schedule.describe(),
@@ -60,6 +71,18 @@ async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
         ],
         "warnings": warnings[:20],
     }
+
+
+def _slots(schedule: Schedule, count: int, after: datetime, clock: Clock) -> list[datetime]:
+    """The next slots, or those of them that are found in a short time."""
+    ends = clock.monotonic() + LONGEST_SEARCH
+    slots: list[datetime] = []
+    while len(slots) < count and clock.monotonic() < ends:
+        slot = schedule.next(slots[-1] if slots else after)
+        if slot is None:
+            break
+        slots.append(slot)
+    return slots
 
 
 def _later(now: datetime) -> datetime:
