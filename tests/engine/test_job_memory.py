@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Scheduler, State
+from mainspring import Scheduler, State, states
 from mainspring.engine.parts import JobBook
 from mainspring.model import Job, Page
 from mainspring.store import Claim, JobQuery
@@ -83,7 +83,9 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
             also = await scheduler.enqueue("other")
             handlers, lease = frozenset({run.handler, also.handler}), timedelta(seconds=3)
             claim = Claim(worker="dead", handlers=handlers, limit=2, lease=lease)
-            assert len(await store.claim(claim)) == 2
+            claimed = await store.claim(claim)
+            assert len(claimed) == 2
+            assert all(await store.commit([states.beginning(one) for one in claimed]))
             for _ in range(50):
                 store.book = None
                 await book.get(["work"])
