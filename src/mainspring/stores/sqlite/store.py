@@ -1,7 +1,8 @@
 """The SQLite store: each method queues its work on a thread and awaits the answer.
 
 It may be used from any event loop in any thread. It does not survive a fork (SQLite does
-not): a child process opens a store of its own.
+not). A child process opens a store of its own, on a file that its parent did not have open when it
+forked.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ from mainspring.stores.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
 
+_open_here: set[Path] = set()
+_open_at_fork: set[Path] = set()
+
+
+def _remember_what_was_open() -> None:
+    """SQLite notes which locks a process holds in the memory of that process, and a fork copies
+    the notes without the locks. A new connection to the same file would believe in them."""
+    _open_at_fork.update(_open_here)
+
+
+os.register_at_fork(after_in_child=_remember_what_was_open)
+
 
 @dataclass(frozen=True, slots=True)
 class _Session:
@@ -72,6 +85,13 @@ class SqliteStore:
         if self._session is not None:
             return
         path = self._path.absolute()
+        if path in _open_at_fork:
+            raise StoreError(
+                f"{path} was open in the process that this one was forked from, so SQLite cannot"
+                " open it here safely. Open it in each process after the fork and not before, or"
+                ' start this process by the method "spawn"'
+            )
+        _open_here.add(path)
         writer = Writer(path, self._clock)
         writer.start()
         try:
