@@ -8,7 +8,16 @@ from typing import Any
 from mainspring import states
 from mainspring.model import Job, Note, Run, Source, State, replace
 from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery, Store
+from mainspring.store import (
+    Claim,
+    Firing,
+    Held,
+    JobQuery,
+    JobWrite,
+    NoteQuery,
+    RunQuery,
+    Store,
+)
 from mainspring.stores.mongodb import MongoStore
 
 __all__ = ["do_everything", "some_runs"]
@@ -101,6 +110,8 @@ async def _keep_jobs(store: Any) -> None:
     [fired] = await store.fire([firing])
     assert fired.done
     assert await store.drop_job("slots")
+    made = JobWrite.put(replace(job, id="many"))
+    assert await store.put_jobs([made, JobWrite.drop("many", 1)]) == [True, True]
     assert await store.drop_job("other")
 
 
