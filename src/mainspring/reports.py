@@ -165,7 +165,7 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
             last = job.last_run_at
             if run is not None:
                 last = run.started_at
-            elif last is not None and last > kept_since:
+            elif last is not None and (last > kept_since or last < job.created_at):
                 last = None  # the slot was skipped, or its run has not started yet
             found.append(job if last == job.last_run_at else replace(job, last_run_at=last))
     return found

@@ -23,6 +23,7 @@ from mainspring.context import TRANSACTING, RunContext
 from mainspring.decorated import DecoratedJob, JobDecorator
 from mainspring.drafts import draft_job, edited, new_job, refuse_unknown, replaced
 from mainspring.durations import duration
+from mainspring.engine.child import refuse_while_loading
 from mainspring.engine.engine import Engine
 from mainspring.engine.portal import LoopThread, Portal
 from mainspring.engine.run_log import log_runs
@@ -472,7 +473,8 @@ class Scheduler(Asking):
         if self._engine is None:
             raise NotStarted(
                 "the scheduler is not started (or was stopped): use `async with scheduler:`,"
-                " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`"
+                " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"
+                " program that only enqueues calls `scheduler.configure(workers=0)` first"
             )
         return self._engine
 
@@ -518,6 +520,7 @@ class Scheduler(Asking):
 
     async def _start(self, home: asyncio.AbstractEventLoop) -> None:
         self._refuse_fork()
+        refuse_while_loading()
         if self._portal is not None:
             raise InvalidState("the scheduler is running already")
         if self.workers:

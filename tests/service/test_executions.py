@@ -91,7 +91,8 @@ async def test_a_try_behind_a_long_backlog_is_told(
 
     api.scheduler.store.find = watched  # type: ignore[method-assign]
     assert await ids(api, "mine") == [f"{run.id}:1"]
-    assert len([query for query in asked if query.job == "mine"]) == 1
+    pages = [query for query in asked if query.job == "mine" and query.limit > 1]
+    assert len(pages) == 1
 
 
 @pytest.mark.parametrize(("sent", "kept", "truncated", "encoding"), BODIES)

@@ -261,3 +261,38 @@ async def test_an_import_that_hangs_ends_with_a_cancel(
     assert not alive(pid)
     assert await result(pool, handlers.add, a=1, b=1) == 2
     await pool.close()
+
+
+def test_a_program_that_starts_its_scheduler_on_import_has_no_workers_in_children(
+    tmp_path: Path,
+) -> None:
+    """Each child imports the program's module; it must not become a worker by that."""
+    (tmp_path / "app.py").write_text(
+        """
+import os
+from mainspring import Scheduler
+
+scheduler = Scheduler("sqlite:///jobs.db")
+
+@scheduler.job(isolation="process")
+def isolated() -> int:
+    return os.getpid()
+
+scheduler.blocking.start()
+"""
+    )
+    (tmp_path / "main.py").write_text(
+        """
+from app import scheduler
+
+run = scheduler.blocking.wait(scheduler.blocking.enqueue("isolated").id, timeout=60)
+print(run.state, run.error)
+print(len(scheduler.blocking.list_workers()))
+scheduler.blocking.stop()
+"""
+    )
+    done = program("main.py", cwd=tmp_path)
+    ended, workers = done.stdout.splitlines()
+    assert ended.startswith("failed"), done.stderr
+    assert "importing it started a scheduler" in ended
+    assert workers == "1"

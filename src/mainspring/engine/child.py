@@ -53,11 +53,15 @@ def framed(message: Mapping[str, Any]) -> bytes:
 
 
 def refuse_while_loading() -> None:
-    """Stop a script that starts its scheduler on import from doing so again in each child."""
+    """Refuse to start a scheduler in a child that imports the user's module for its handler.
+
+    A module that starts its scheduler when it is imported would make every child a worker.
+    """
     if _loading is not None:
         raise MainspringError(
-            f"a process that only loads {_loading} came to code that starts a scheduler: put that"
-            ' code under `if __name__ == "__main__":`'
+            f"this process only loads {_loading}, and importing it started a scheduler. Put the"
+            ' code that starts it under `if __name__ == "__main__":`, or into a function that your'
+            " program calls"
         )
 
 
