@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from mainspring.service.guard import Rates
+from mainspring.service.guard import OPEN, Rates, _check_duplicates
 from mainspring.service.keys import Keys
+from mainspring.service.problems import Problem
 from mainspring.testing import FakeClock
 from tests.service.conftest import WEBHOOK, Api, Make, sample_scheduler
 
@@ -181,6 +184,37 @@ async def test_a_name_given_twice_in_an_object_is_refused(
     assert answer.json()["errors"] == [
         {"field": field, "message": "is given twice in one object: say it once"}
     ]
+
+
+def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
+    """All requests wait while it is looked for: its work must not grow with the square."""
+
+    def work(body: bytes) -> float:
+        begun = time.thread_time()
+        with contextlib.suppress(Problem):
+            _check_duplicates(body)
+        return time.thread_time() - begun
+
+    names = ",".join(f'"{number:x}":0' for number in range(20_000))
+    unique, twice = f"{{{names}}}".encode(), f'{{{names},"z":1,"z":2}}'.encode()
+    assert work(twice) < 50 * max(work(unique) for _ in range(3))  # it was several hundred
+
+
+@pytest.mark.parametrize("path", sorted(OPEN))
+async def test_paths_that_need_no_key_are_only_read(make: Make, path: str) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    twice: dict[str, Any] = {
+        "content": b'{"a": 1, "a": 2}',
+        "headers": {"Content-Type": "application/json"},
+    }
+    for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "BREW"):
+        answer = await api.request(method, path, **twice)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD"), method
+        assert answer.json()["code"] == "method_not_allowed"
+    for method in ("GET", "HEAD"):  # a body there is nothing that anybody looks at
+        bare = await code(api, method, path)
+        assert bare < 400
+        assert await code(api, method, path, **twice) == bare
 
 
 async def test_a_body_may_say_its_charset(api: Api) -> None:

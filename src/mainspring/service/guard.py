@@ -125,11 +125,12 @@ class Guard:
             _check_framing(headers)
             self._check_host(headers)
             self._check_origin(headers)
+            _check_method(scope)
             self._check_started(scope)
             await self._check_key(scope, headers)
             _check_type(scope["method"], headers)
             _check_dry_run(scope)
-            receive = await self._read(headers, receive)
+            receive = await self._read(scope["method"], headers, receive)
         except Problem as found:
             await _refuse(scope, receive, send, found)
             return
@@ -248,7 +249,7 @@ class Guard:
             headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
         )
 
-    async def _read(self, headers: Headers, receive: Receive) -> Receive:
+    async def _read(self, method: str, headers: Headers, receive: Receive) -> Receive:
         """The body, whole, before anything is done with it."""
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._limit:
@@ -273,7 +274,8 @@ class Guard:
         except TimeoutError:
             raise Problem(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
         body = b"".join(parts)
-        _check_duplicates(body)
+        if method not in SAFE:  # no route reads the body of a GET
+            _check_duplicates(body)
         return _replay([{"type": "http.request", "body": body, "more_body": False}], receive)
 
     def _too_large(self) -> Problem:
@@ -346,14 +348,23 @@ def _check_framing(headers: Headers) -> None:
         )
 
 
+def _check_method(scope: Scope) -> None:
+    """Open paths are only read: who has no key gets no body looked at."""
+    path = _path(scope)
+    if path in OPEN and scope["method"] not in ("GET", "HEAD"):
+        why = f"{path} does not take {scope['method'][:100]}"
+        raise Problem(405, why, headers={"Allow": "GET, HEAD"})
+
+
 def _check_duplicates(body: bytes) -> None:
     """A name that is given twice in one JSON object: of two values one would be dropped."""
 
     def pairs(found: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in found]
-        if len(set(names)) < len(names):
-            name = next(name for name in names if names.count(name) > 1)
-            raise Problem.of_field(name[:100], "is given twice in one object: say it once")
+        seen: set[str] = set()
+        for name, _ in found:
+            if name in seen:
+                raise Problem.of_field(name[:100], "is given twice in one object: say it once")
+            seen.add(name)
 
     if body.count(b":") > 1:
         with contextlib.suppress(ValueError, RecursionError):  # the route says what is wrong
