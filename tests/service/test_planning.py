@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from mainspring.schedules import Recurrence
 from mainspring.service import planning
-from tests.service.conftest import WEBHOOK, Api
+from tests.service.conftest import LONG, WEBHOOK, Api
 from tests.service.test_jobs import refused
 
 FREEZING = "FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0;COUNT=1000"
@@ -59,3 +60,61 @@ async def test_a_preview_that_takes_long_shows_what_it_has_found(
     seen = await api.ok("POST", "/api/schedules/preview", json={"schedule": "* * * * *"})
     assert seen["data"]["slots"] == []
     assert "only the first 0 slots" in seen["data"]["warnings"][0]
+
+
+async def test_previews_are_worked_out_one_at_a_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many at once would take the time of the thread that answers everybody."""
+    at_once: list[int] = []
+    working = 0
+    lock = threading.Lock()
+    real = planning._preview
+
+    def counted(*given: Any) -> Any:
+        nonlocal working
+        with lock:
+            working += 1
+            at_once.append(working)
+        time.sleep(0.02)  # lets the others begin, if they may
+        try:
+            return real(*given)
+        finally:
+            with lock:
+                working -= 1
+
+    monkeypatch.setattr(planning, "_preview", counted)
+    monkeypatch.setattr(planning, "LONGEST_WAIT", LONG)
+    asked = [
+        api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "@daily"}) for _ in range(8)
+    ]
+    await asyncio.gather(*asked)
+    assert at_once == [1] * 8
+
+
+async def test_a_preview_that_waits_too_long_is_told_to_come_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+    real = planning._preview
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        end.wait(LONG)
+        return real(*given)
+
+    body = {"schedule": "@daily", "count": 1}
+    monkeypatch.setattr(planning, "_preview", slow)
+    monkeypatch.setattr(planning, "LONGEST_WAIT", 0.01)
+    first = asyncio.ensure_future(api.ok("POST", "/api/v1/schedules/preview", json=body))
+    try:
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        answer = await api.post("/api/v1/schedules/preview", json=body)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        told = answer.json()
+        assert (told["code"], "too many previews" in told["detail"]) == ("rate_limited", True)
+    finally:
+        end.set()
+    assert len((await first)["slots"]) == 1
+    assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 1

@@ -50,6 +50,8 @@ class Service:
     streams: Counter[str] = field(default_factory=Counter)
     """Open event streams, by the id of their key ("" without one)."""
     most_streams: int = 200
+    previewing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Who holds it works out a preview; the others wait."""
     told: dict[str, tuple[Event, bytes]] = field(default_factory=dict)
     """The last event that event streams were told, in each form in which they send it."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from mainspring import schedules
-from mainspring.clock import Clock
 from mainspring.errors import InvalidInput
 from mainspring.schedules import Schedule
 from mainspring.schedules.make import at, every
@@ -26,8 +26,10 @@ __all__ = ["preview_of", "router"]
 router = APIRouter(prefix="/api/schedules", tags=[COMPATIBILITY])
 
 AHEAD = timedelta(days=366)
-LONGEST_SEARCH = 0.5
-"""Seconds after which a preview shows the slots that it has found so far."""
+LONGEST_SEARCH = 0.1
+"""Seconds of work after which a preview shows the slots that it has found so far."""
+LONGEST_WAIT = 2.0
+"""Seconds that a preview waits for those before it."""
 
 
 @router.post("/preview", response_model=docs.PagePreview, summary="The next slots of a schedule")
@@ -37,11 +39,24 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
 
 async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
     now = moment_of(body.after, "after") or service.clock.now()
-    # In a thread: many slots of an odd rule take a while, and other requests go on meanwhile.
-    return await asyncio.to_thread(_preview, body, now, service.clock)
+    try:
+        async with asyncio.timeout(LONGEST_WAIT):
+            await service.previewing.acquire()
+    except TimeoutError:
+        raise Problem(
+            429,
+            "too many previews are asked for at once: try again in 1 s",
+            headers={"Retry-After": "1"},
+        ) from None
+    try:
+        # In a thread: many slots of an odd rule take a while, and other requests go on meanwhile.
+        # One at a time: threads that compute take turns with the one that answers requests.
+        return await asyncio.to_thread(_preview, body, now)
+    finally:
+        service.previewing.release()
 
 
-def _preview(body: PreviewBody, now: datetime, clock: Clock) -> dict[str, Any]:
+def _preview(body: PreviewBody, now: datetime) -> dict[str, Any]:
     schedule: Schedule
     try:
         if body.every is not None:
@@ -50,7 +65,7 @@ def _preview(body: PreviewBody, now: datetime, clock: Clock) -> dict[str, Any]:
             schedule = at(body.run_at, tz=body.timezone or "UTC")
         else:
             schedule = schedules.parse(body.schedule, timezone=body.timezone).bind("", now)
-        slots = _slots(schedule, body.count, now, clock)
+        slots = _slots(schedule, body.count, now)
         until = max([now, *slots[-1:]])
         warnings = schedule.warnings(now, max(until, _later(now)))
     except InvalidInput as error:
@@ -73,11 +88,12 @@ def _preview(body: PreviewBody, now: datetime, clock: Clock) -> dict[str, Any]:
     }
 
 
-def _slots(schedule: Schedule, count: int, after: datetime, clock: Clock) -> list[datetime]:
-    """The next slots, or those of them that are found in a short time."""
-    ends = clock.monotonic() + LONGEST_SEARCH
+def _slots(schedule: Schedule, count: int, after: datetime) -> list[datetime]:
+    """The next slots, or those of them that are found with little work. It is measured by the time
+    of this thread alone, so that a busy machine shows as many as an idle one."""
+    ends = time.thread_time() + LONGEST_SEARCH
     slots: list[datetime] = []
-    while len(slots) < count and clock.monotonic() < ends:
+    while len(slots) < count and time.thread_time() < ends:
         slot = schedule.next(slots[-1] if slots else after)
         if slot is None:
             break
