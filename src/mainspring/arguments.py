@@ -165,8 +165,11 @@ def _made(value: Any, kind: Any) -> Any:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    if isinstance(value, kind):
-        return value
+    try:
+        if isinstance(value, typing.get_origin(kind) or kind):
+            return value
+    except TypeError:  # a protocol, for one, has no instances that can be told
+        raise _UnknownType from None
     if _is_model(kind):
         return _validated(value, kind)
     if isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):

@@ -123,6 +123,26 @@ async def test_what_no_annotation_can_make_again_is_refused(make: Make) -> None:
                 await loose.enqueue(**given)
 
 
+@pytest.mark.parametrize("isolation", ["auto", "process"])
+async def test_values_of_types_that_json_cannot_make_are_passed_as_they_are(
+    make: Make, isolation: Any
+) -> None:
+    scheduler = make()
+    given: dict[str, Any] = {
+        "numbers": [1],
+        "queue": [2],
+        "path": "/tmp/x",
+        "named": {"name": "a"},
+        "nested": [[3]],
+        "required": [4],
+    }
+    take = scheduler.job("1h", payload=given, isolation=isolation)(typed_jobs.take_unknown_types)
+    async with scheduler:
+        for run in (await take.enqueue(**given), await scheduler.trigger("take_unknown_types")):
+            done = await ended(scheduler, run)
+            assert done.result == list(given.values()), done.error
+
+
 async def test_a_stored_payload_that_fits_no_more_fails_its_run_with_the_reason() -> None:
     scheduler = Scheduler("memory://")
     producer = Scheduler(scheduler.store, workers=0)

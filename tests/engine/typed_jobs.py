@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import os
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from uuid import UUID
 
 import msgspec
@@ -74,3 +77,18 @@ def take_with_context(ctx: RunContext, order: Order) -> list[str]:
 
 def loose(first, second: OrderedDict[str, int], third: Any = None) -> list[str]:  # type: ignore[no-untyped-def]
     return [type(one).__name__ for one in (first, second, third)]
+
+
+class Named(Protocol):
+    name: str
+
+
+def take_unknown_types(
+    numbers: Iterable[int] = (),
+    queue: deque[int] | None = None,
+    path: os.PathLike[str] | None = None,
+    named: Named | None = None,
+    nested: list[Iterable[int]] | None = None,
+    required: Iterable[int] | None = None,
+) -> list[Any]:
+    return [numbers, queue, path, named, nested, required]
