@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from mainspring import clock as clocks
-from mainspring.clock import CarriedClock, SteadyClock, SystemClock
+from mainspring import states
+from mainspring.clock import EPOCH, CarriedClock, SteadyClock, SystemClock
 from mainspring.store import RunQuery
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FakeClock
@@ -54,6 +56,66 @@ async def test_a_step_while_nothing_was_open_is_allowed_for(tmp_path: Path) -> N
         assert await lapsed(store) == ["one"]
 
 
+def name_the_boot(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    original = SteadyClock.__init__
+
+    def another_boot(self: SteadyClock, clock: FakeClock) -> None:
+        original(self, clock)
+        self.boot = name
+
+    monkeypatch.setattr(SteadyClock, "__init__", another_boot)
+
+
+async def retry_in(store: SqliteStore, run_id: str, seconds: float) -> None:
+    [run] = [run for run in await store.claim(a_claim()) if run.id == run_id]
+    now = await store.now()
+    failure = states.Failure("it failed")
+    [done] = await store.commit(
+        [states.retrying(run, now, failure, now + timedelta(seconds=seconds))]
+    )
+    assert done
+
+
+async def test_retries_of_a_former_boot_keep_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has no battery clock: it comes back in 1970, and NTP sets it to today."""
+    clock = FakeClock(START)
+    async with opened(tmp_path / "jobs.db", clock) as store:
+        await store.add([a_run("former")])
+        await retry_in(store, "former", 30)
+    booted = FakeClock(EPOCH)
+    name_the_boot(monkeypatch, "another")
+    async with opened(tmp_path / "jobs.db", booted) as store:
+        assert await store.claim(a_claim()) == []
+        await store.add([a_run("present", run_at=EPOCH)])
+        booted.advance(10)
+        await retry_in(store, "present", 30)
+        booted.step((START - EPOCH).total_seconds())
+        assert await store.claim(a_claim()) == []
+        runs = await store.get(["former", "present"])
+        assert runs["former"].run_at == START + timedelta(seconds=30)
+        assert runs["present"].run_at == START + timedelta(seconds=40)
+        booted.step(3600)  # from here on all is known to this boot
+        assert await store.claim(a_claim()) == []
+        booted.advance(30)
+        assert {run.id for run in await store.claim(a_claim())} == {"former", "present"}
+
+
+async def test_a_retry_waits_as_long_as_was_meant_through_steps_back_and_forth(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(START)
+    async with opened(tmp_path / "jobs.db", clock) as store:
+        await store.add([a_run("one")])
+        await retry_in(store, "one", 30)
+        for step in (-3600, 3600, -7200, 600):
+            clock.step(step)
+            assert await store.claim(a_claim()) == []
+        clock.advance(31)
+        assert [run.id for run in await store.claim(a_claim())] == ["one"]
+
+
 async def test_leases_of_a_former_boot_have_lapsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,13 +126,7 @@ async def test_leases_of_a_former_boot_have_lapsed(
         await store.claim(a_claim())
         assert await store.elect("lead", "a", a_claim().lease) == 1
     booted = FakeClock(START.replace(year=2020))
-    original = SteadyClock.__init__
-
-    def another_boot(self: SteadyClock, clock: FakeClock) -> None:
-        original(self, clock)
-        self.boot = "another"
-
-    monkeypatch.setattr(SteadyClock, "__init__", another_boot)
+    name_the_boot(monkeypatch, "another")
     async with opened(tmp_path / "jobs.db", booted) as store:
         assert await lapsed(store) == ["one"]
         assert await store.elect("lead", "b", a_claim().lease) == 2

@@ -7,6 +7,10 @@ finds another distance moves every lease, every term of a leader and every retry
 difference, before it decides anything: they last as long as they were meant to. What is due stays
 due when the clock is set back. Schedules and delays name wall times, and follow the new time.
 
+A retry is moved only if its last attempt began at a time that this boot has seen. A machine
+without a battery clock starts in 1970 and is set to today later: retries of the former boot name
+today already.
+
 No lease outlives its machine: with another boot, all leases of the former one have lapsed.
 """
 
@@ -25,7 +29,10 @@ log = logging.getLogger("mainspring")
 
 _READ = "SELECT value FROM mainspring_meta WHERE name = ?"
 _WRITE = "INSERT OR REPLACE INTO mainspring_meta VALUES (?, ?)"
+_FORGET = "DELETE FROM mainspring_meta WHERE name = ?"
 _BOOT, _OFFSET = "boot", "wall offset"
+_LATEST = "latest wall time"
+"""The latest time that the wall clock was set away from in this boot; none: it was never set."""
 
 _LAPSE_LEASES = (
     "UPDATE mainspring_runs SET lease_until = min(lease_until, ?1) WHERE state = 'running'",
@@ -34,6 +41,7 @@ _LAPSE_LEASES = (
 _MOVE_RETRIES = """
 UPDATE mainspring_runs SET run_at = run_at + :step
 WHERE state = 'pending' AND attempt > 0 AND run_at > :before
+    AND coalesce(started_at, 0) <= :latest
 """
 _MOVE_DUE = """
 UPDATE mainspring_runs SET run_at = run_at + :step
@@ -79,6 +87,7 @@ class StoreClock:
         if known is not None:
             for statement in _LAPSE_LEASES:
                 connection.execute(statement, (self.now_us(),))
+        connection.execute(_FORGET, (_LATEST,))
         connection.execute(_WRITE, (_BOOT, boot))
         connection.execute(_WRITE, (_OFFSET, self._offset))
 
@@ -94,11 +103,13 @@ class StoreClock:
         step = self._steady.step_from(self._offset)
         if step:
             before = self.now_us()
-            times = {"step": step, "before": before, "after": before + step}
+            latest = max(before, int(_value(connection, _LATEST) or 0))
+            times = {"step": step, "before": before, "after": before + step, "latest": latest}
             for statement in _MOVES:
                 connection.execute(statement, times)
             self._offset += step
             connection.execute(_WRITE, (_OFFSET, self._offset))
+            connection.execute(_WRITE, (_LATEST, latest))
             log.warning(
                 "this machine's clock was set %s by %s. Leases and retries keep their length;"
                 " schedules follow the new time",
