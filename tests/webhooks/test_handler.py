@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,7 @@ from standardwebhooks import Webhook as Verifier
 from mainspring import Backoff, Breaker, Event, Run, Scheduler, State
 from mainspring.clock import SystemClock
 from mainspring.errors import InvalidInput
+from mainspring.store import Claim
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
@@ -365,6 +367,42 @@ async def test_by_default_one_host_gets_half_of_the_capacity() -> None:
     assert {run.state for run in ended} == {State.SUCCEEDED}
     assert {run.attempt for run in ended} == {1}
     assert len(slow.requests) == 200
+
+
+async def test_runs_that_a_slow_host_gave_back_keep_no_other_host_waiting() -> None:
+    """Each of them is claimed once, and again only when the host answers."""
+    store = ClaimsCounted()
+    async with endpoint() as slow, endpoint() as quick:
+        slow.hold = asyncio.Event()
+        async with scheduler(store=store, workers=10) as mainspring:
+            jobs = [f"slow{number}" for number in range(30)]
+            for job in jobs:
+                await mainspring.add_job(job, webhook=slow.url, timeout="5m")
+            await mainspring.add_job("other", webhook=quick.url)
+            runs = [await mainspring.trigger(job) for job in jobs]
+            while store.claimed.total() < 30:
+                await asyncio.sleep(0.01)
+            while State.PENDING not in {(await mainspring.get_run(run.id)).state for run in runs}:
+                await asyncio.sleep(0.01)
+            other = await mainspring.trigger("other")
+            await mainspring.wait(other.id, timeout=20)
+            assert len(slow.requests) == 5
+            assert store.claimed == Counter([*jobs, "other"])
+            slow.hold.set()
+            ended = [await mainspring.wait(run.id, timeout=30) for run in runs]
+    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
+    assert len(slow.requests) == 30
+
+
+class ClaimsCounted(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.claimed: Counter[str] = Counter()
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        self.claimed.update(run.job_id for run in runs)
+        return runs
 
 
 async def test_a_higher_priority_goes_first_at_a_busy_host() -> None:

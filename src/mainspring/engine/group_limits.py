@@ -23,10 +23,13 @@ FIRST_GUESS = 0.05
 """Seconds that an attempt of an unknown group is expected to take."""
 
 STALLED_SECONDS = 1.0
-"""A group of which nothing has ended for so long keeps only as many waiting as its limit: other
-processes may have room for the others."""
+"""A group of which nothing has ended for so long gives back those that wait beyond enough: other
+processes may have room for them."""
 
 MOST_WAITING = 1000
+
+MOST_TURNED_AWAY = 10_000
+"""Jobs of one group that a claim leaves out though none of their runs is here."""
 
 
 @dataclass(slots=True)
@@ -36,14 +39,26 @@ class _Group:
     seconds: float = FIRST_GUESS
     running: set[Work] = field(default_factory=set)
     waiting: list[Work] = field(default_factory=list)
-    jobs: set[str] = field(default_factory=set)
-    """The jobs whose runs came here since the group was last idle."""
+    turned_away: set[str] = field(default_factory=set)
+    """The jobs of runs that were given back. While the group is full they would only come again."""
+
+    def enough(self, now: float) -> int:
+        """How many are to wait. Where nothing ends, attempts take at least so long."""
+        seconds = max(self.seconds, now - self.last_end, 1e-4)
+        return min(max(self.limit, int(self.limit * AHEAD_SECONDS / seconds)), MOST_WAITING)
+
+    def full(self, now: float) -> bool:
+        """Whether more than half of enough wait: `surplus` leaves a group full."""
+        return len(self.waiting) > self.enough(now) // 2
 
     @property
-    def full(self) -> bool:
-        """Whether enough wait; refilled when half of them are gone."""
-        ahead = int(self.limit * AHEAD_SECONDS / max(self.seconds, 1e-4))
-        return len(self.waiting) > min(max(self.limit, ahead), MOST_WAITING) // 2
+    def jobs(self) -> set[str]:
+        return {work.run.job_id for work in (*self.running, *self.waiting)} | self.turned_away
+
+    def turn_away(self, work: Work) -> None:
+        if len(self.turned_away) >= MOST_TURNED_AWAY:
+            self.turned_away.clear()
+        self.turned_away.add(work.run.job_id)
 
 
 class GroupLimits:
@@ -62,8 +77,9 @@ class GroupLimits:
     def busy_jobs(self) -> frozenset[str]:
         """The jobs of which enough runs wait here."""
         self.wants_more = False
-        full = [group.jobs for group in self._groups.values() if group.full]
-        return frozenset().union(*full) if full else frozenset()
+        now = self._monotonic()
+        full = (group.jobs for group in self._groups.values() if group.full(now))
+        return frozenset[str]().union(*full)
 
     def start(self, work: Work) -> bool:
         """Whether the work may start now; from then on it counts until `leave`."""
@@ -74,7 +90,7 @@ class GroupLimits:
         if group is None:
             limit = work.handler.group_limit(self._capacity)
             group = self._groups[name] = _Group(limit, self._monotonic())
-        group.jobs.add(work.run.job_id)
+        group.turned_away.discard(work.run.job_id)
         if len(group.running) >= group.limit:
             return False
         group.running.add(work)
@@ -84,6 +100,7 @@ class GroupLimits:
         """Have a work wait that may not start; False if too many wait already."""
         group = self._of(work)
         if len(group.waiting) >= MOST_WAITING:
+            group.turn_away(work)
             return False
         bisect.insort(group.waiting, work, key=lambda one: -one.run.priority)
         return True
@@ -95,16 +112,18 @@ class GroupLimits:
         group = self._groups.get(name) if name is not None else None
         if name is None or group is None or work not in group.running:
             return None
+        now = self._monotonic()
+        was_full = group.full(now)
         group.running.remove(work)
-        group.last_end = self._monotonic()
+        group.last_end = now
         if seconds is not None:
             group.seconds += (seconds - group.seconds) * 0.25
         if group.waiting:
-            was_full = group.full
             successor = group.waiting.pop(0)
             group.running.add(successor)
-            self.wants_more |= was_full and not group.full
+            self.wants_more |= was_full and not group.full(now)
             return successor
+        group.turned_away.clear()
         if not group.running:
             del self._groups[name]
         return None
@@ -119,13 +138,16 @@ class GroupLimits:
         return True
 
     def surplus(self) -> list[Work]:
-        """Take out what waits in vain: more than the limit, in groups that stand still."""
-        stalled = self._monotonic() - STALLED_SECONDS
+        """Take out what waits in vain: more than enough, in groups that stand still."""
+        now = self._monotonic()
         found: list[Work] = []
         for group in self._groups.values():
-            if group.last_end < stalled and len(group.waiting) > group.limit:
-                found += group.waiting[group.limit :]
-                del group.waiting[group.limit :]
+            if now - group.last_end > STALLED_SECONDS:
+                enough = group.enough(now)
+                for work in group.waiting[enough:]:
+                    group.turn_away(work)
+                    found.append(work)
+                del group.waiting[enough:]
         return found
 
     def _of(self, work: Work) -> _Group:
