@@ -11,9 +11,10 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
@@ -28,6 +29,9 @@ _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
 
 _SCALARS: frozenset[Any] = frozenset((str, int, float, bool, type(None)))
 _JSON: frozenset[Any] = _SCALARS | {dict, list, Any, object}
+
+_MOST_LISTED = 20
+"""Values of an enum that an error lists."""
 
 
 class Misfit(ValueError):
@@ -158,10 +162,86 @@ def _made(value: Any, kind: Any) -> Any:
     """The value as one of that type; `ValidationError` or `ValueError` if it cannot be one."""
     if any(map(_is_model, _parts(kind))):
         return _validated(value, kind)
+    if any(map(_is_enum, _parts(kind))):
+        return _made_with_enums(value, kind)
+    return _converted(value, kind)
+
+
+def _converted(value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=_read)
     except (_UnknownType, TypeError):  # msgspec does not know such a type
         return value
+
+
+def _made_with_enums(value: Any, kind: Any) -> Any:
+    """As `_made`, for enums and for unions and collections of them. msgspec knows only enums whose
+    values are all strings or all integers, and no union of such an enum and `str` or `int`."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if _is_enum(kind):
+        return _member(value, kind)
+    if not any(map(_is_enum, _parts(kind))):
+        return _converted(value, kind)
+    if origin is typing.Annotated:
+        return _made_with_enums(value, inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return _first_fitting(value, inner)
+    if origin is tuple:
+        whole = inner[-1] is Ellipsis
+        shape = tuple[Any, ...] if whole else tuple[(Any,) * len(inner)]  # type: ignore[misc]
+        values = msgspec.convert(value, shape)
+        kinds = inner[:1] * len(values) if whole else inner
+        return tuple(map(_made_with_enums, values, kinds))
+    if not isinstance(origin, type):
+        return _converted(value, kind)
+    if issubclass(origin, Mapping) and len(inner) == 2:
+        entries = msgspec.convert(value, dict[Any, Any]).items()
+        key, item = inner
+        return {_made_with_enums(k, key): _made_with_enums(v, item) for k, v in entries}
+    if issubclass(origin, Collection) and len(inner) == 1:
+        made = [_made_with_enums(one, inner[0]) for one in msgspec.convert(value, list[Any])]
+        if issubclass(origin, Set):
+            return frozenset(made) if origin is frozenset else set(made)
+        return made
+    return _converted(value, kind)
+
+
+def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The value as the first of the types that takes it. Enums come first: the value of a member
+    is often a `str` or an `int`, and would come back as that."""
+    if value is None and type(None) in kinds:
+        return None
+    wrong: list[Exception] = []
+    for kind in sorted(kinds, key=lambda kind: not any(map(_is_enum, _parts(kind)))):
+        if kind is not type(None):
+            try:
+                return _made_with_enums(value, kind)
+            except (msgspec.ValidationError, ValueError) as error:
+                wrong.append(error)
+    if len(wrong) == 1:
+        raise wrong[0]
+    raise ValueError(", or ".join(_reason(error)[1] for error in wrong))
+
+
+def _member(value: Any, kind: type[Enum]) -> Enum:
+    for candidate in (value, _with_tuples(value)):
+        try:
+            return kind(candidate)
+        except (ValueError, TypeError):
+            continue
+    allowed = [repr(member.value) for member in kind]
+    more = f" and {len(allowed) - _MOST_LISTED} more" if len(allowed) > _MOST_LISTED else ""
+    listed = ", ".join(allowed[:_MOST_LISTED])
+    raise ValueError(f"invalid enum value {value!r}, {kind.__name__} has {listed or 'none'}{more}")
+
+
+def _with_tuples(value: Any) -> Any:
+    """JSON has lists where the value of a member may be a tuple."""
+    return tuple(map(_with_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def _read(kind: Any, value: Any) -> Any:
@@ -200,11 +280,17 @@ def _faults(name: str, value: Any, kind: Any) -> list[str]:
     try:
         _made(value, kind)
     except msgspec.ValidationError as error:
-        why, _, path = str(error).replace("`", "").partition(" - at $")
-        return [f"{name}{path}: {why[:1].lower()}{why[1:]}"]
+        path, why = _reason(error)
+        return [f"{name}{path}: {why}"]
     except ValueError as error:
         errors = getattr(error, "errors", None)  # of pydantic
         if errors is None:
             return [f"{name}: {error}"]
         return [f"{'.'.join(map(str, (name, *one['loc'])))}: {one['msg']}" for one in errors()]
     return []
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    """Where in the value the error is, as msgspec says it, and what it is."""
+    why, _, path = str(error).replace("`", "").partition(" - at $")
+    return path, f"{why[:1].lower()}{why[1:]}"

@@ -92,3 +92,35 @@ def take_unknown_types(
     required: Iterable[int] | None = None,
 ) -> list[Any]:
     return [numbers, queue, path, named, nested, required]
+
+
+class Plan(enum.Enum):
+    FREE = 0.0
+    PRO = 9.9
+
+
+class Amount(enum.Enum):
+    ALL = "all"
+    ONE = 1
+
+
+class Place(enum.Enum):
+    HERE = (1, ("x", 2))
+
+
+def take_enums(
+    plan: Plan = Plan.FREE,
+    amount: Amount | None = None,
+    place: Place | None = None,
+    color_or_text: Color | str = "",
+    any_of: int | Amount | Plan | None = None,
+    plans: list[Plan] | None = None,
+    places: set[Place] | None = None,
+    pair: tuple[Plan, int] | None = None,
+    row: tuple[Place, ...] = (),
+    prices: dict[Amount, Annotated[Plan, "price"]] | None = None,
+    both: tuple[Plan, Color] | None = None,
+) -> str:
+    return repr(
+        (plan, amount, place, color_or_text, any_of, plans, places, pair, row, prices, both)
+    )
