@@ -132,6 +132,39 @@ async def test_leases_of_a_former_boot_have_lapsed(
         assert await store.elect("lead", "b", a_claim().lease) == 2
 
 
+async def test_another_boot_id_on_the_same_machine_lapses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a boot id of its own."""
+    clock = FakeClock(START)
+    async with opened(tmp_path / "jobs.db", clock) as host:
+        await host.add([a_run("one")])
+        await host.claim(a_claim())
+        name_the_boot(monkeypatch, "of the container")
+        async with opened(tmp_path / "jobs.db", clock) as container:
+            assert await lapsed(container) == []
+            assert await lapsed(host) == []
+            assert await container.claim(a_claim()) == []
+            clock.advance(31)
+            assert await lapsed(container) == ["one"]
+
+
+async def test_two_boots_that_began_at_the_same_wall_time_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that always starts in 1970 and is never set."""
+    clock = FakeClock(EPOCH)
+    async with opened(tmp_path / "jobs.db", clock) as store:
+        await store.add([a_run("one", run_at=EPOCH)])
+        clock.advance(timedelta(days=3))
+        await store.claim(a_claim())
+        assert await store.elect("lead", "a", a_claim().lease) == 1
+    name_the_boot(monkeypatch, "another")
+    async with opened(tmp_path / "jobs.db", FakeClock(EPOCH)) as store:
+        assert await lapsed(store) == ["one"]
+        assert await store.elect("lead", "b", a_claim().lease) == 2
+
+
 async def test_where_there_is_no_boot_clock_the_wall_clock_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,9 @@ A retry is moved only if its last attempt began at a time that this boot has see
 without a battery clock starts in 1970 and is set to today later: retries of the former boot name
 today already.
 
-No lease outlives its machine: with another boot, all leases of the former one have lapsed.
+No lease outlives its machine: with another boot, all leases of the former one have lapsed. A
+container may have a boot id of its own; that it is no other boot is seen by the wall clock's
+distance, which is the same.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ _LATEST = "latest wall time"
 """The latest time that the wall clock was set away from in this boot; none: it was never set."""
 
 _LAPSE_LEASES = (
-    "UPDATE mainspring_runs SET lease_until = min(lease_until, ?1) WHERE state = 'running'",
-    "UPDATE mainspring_terms SET until = min(until, ?1)",
+    "UPDATE mainspring_runs SET lease_until = min(lease_until, ?) WHERE state = 'running'"
+)
+_LAPSE_TERMS = "UPDATE mainspring_terms SET until = min(until, ?)"
+_CLAIMED_LATER = (
+    "SELECT EXISTS (SELECT 1 FROM mainspring_runs WHERE state = 'running' AND started_at > ?)"
 )
 _MOVE_RETRIES = """
 UPDATE mainspring_runs SET run_at = run_at + :step
@@ -85,11 +90,24 @@ class StoreClock:
             pass
         self._offset = offset
         if known is not None:
-            for statement in _LAPSE_LEASES:
-                connection.execute(statement, (self.now_us(),))
+            connection.execute(_LAPSE_TERMS, (self.now_us(),))  # whoever lives takes it again
+            if self._is_the_same_boot(connection):
+                self.follow(connection)
+                return
+            connection.execute(_LAPSE_LEASES, (self.now_us(),))
         connection.execute(_FORGET, (_LATEST,))
         connection.execute(_WRITE, (_BOOT, boot))
         connection.execute(_WRITE, (_OFFSET, self._offset))
+
+    def _is_the_same_boot(self, connection: sqlite3.Connection) -> bool:
+        """Whether another boot id names the boot of the stored offset. Two boots of a machine that
+        always starts in 1970 may have the same offset: then the later one is behind the claims of
+        the former, or their leases end by themselves."""
+        stored = int(_value(connection, _OFFSET) or 0)
+        if abs(self._offset - stored) >= self._steady.STEP_US:
+            return False
+        (later,) = connection.execute(_CLAIMED_LATER, (self.now_us(),)).fetchone()
+        return not later
 
     def read(self, connection: sqlite3.Connection) -> int:
         offset = _value(connection, _OFFSET) if self._steady.boot else 0
