@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
 
@@ -57,6 +58,26 @@ class TestSqlite(StoreConformance):
             self._sql(where, whole, job_id)
 
         return repair
+
+    async def damage_every_field(
+        self, store: Store, kind: str, record_id: str
+    ) -> AsyncIterator[str]:
+        table = f"mainspring_{kind}s"
+        with closing(sqlite3.connect(self.place / "jobs.db")) as connection:
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        columns = [name for name in columns if name not in ("seq", "id")]
+        names = ", ".join(f'"{name}"' for name in columns)
+        whole = self._sql(f"SELECT {names} FROM {table} WHERE id = ?", record_id)
+        again = ", ".join(f'"{name}" = ?' for name in columns)
+        for column in columns:
+            for value in ("NULL", "'x'", "-7.5", "x'ff'", "CAST(x'ff' AS TEXT)", f"{2**62}"):
+                damage = f'UPDATE {table} SET "{column}" = {value} WHERE id = ?'
+                try:
+                    self._sql(damage, record_id)
+                except sqlite3.IntegrityError:
+                    continue  # the table itself refuses it
+                yield damage
+                self._sql(f"UPDATE {table} SET {again} WHERE id = ?", *whole, record_id)
 
     def _sql(self, sql: str, *parameters: Any) -> list[Any]:
         """The first row, as a program other than the store reads or writes it."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["BulkSql", "bulk", "select"]
+__all__ = ["BulkSql", "bulk", "not_blob", "one_value", "select"]
 
 # A batch is padded with empty rows up to one of these sizes, so that few statements serve all
 # and stay prepared.
@@ -24,12 +24,37 @@ BulkSql = tuple[str, str, int]
 """What stands before and after the rows of a `VALUES`, and how wide a row is."""
 
 
+def not_blob(column: str) -> str:
+    """The column for JSON, which holds no blob: null in its place. Only damage puts one there."""
+    return f"CASE typeof({column}) WHEN 'blob' THEN NULL ELSE {column} END"
+
+
+def one_value(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
+    """The one value of a statement. Text in it that is no UTF-8 is damage to one record of many:
+    its bytes come as U+FFFD, and the rest as it is."""
+    try:
+        return connection.execute(sql, parameters).fetchone()[0]
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("Could not decode to UTF-8"):
+            raise
+    kept, connection.text_factory = connection.text_factory, _with_marks
+    try:
+        return connection.execute(sql, parameters).fetchone()[0]
+    finally:
+        connection.text_factory = kept
+
+
+def _with_marks(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
 def bulk(connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]]) -> int:
     """Write with `head VALUES (…), (…) tail`; say how many rows that changed.
 
     The statement must pass over rows whose first column is null: those are the padding.
     """
-    return sum(cursor.rowcount for cursor in _in_chunks(connection, sql, rows, ()))
+    statements = _in_chunks(sql, rows, ())
+    return sum(connection.execute(*statement).rowcount for statement in statements)
 
 
 def select(
@@ -40,15 +65,15 @@ def select(
     Lists of text come so, and not as JSON, because SQLite's JSON cuts text at a NUL.
     `after` are the parameters of the tail.
     """
-    return [cursor.fetchone()[0] for cursor in _in_chunks(connection, sql, rows, after)]
+    return [
+        one_value(connection, statement, parameters)
+        for statement, parameters in _in_chunks(sql, rows, after)
+    ]
 
 
 def _in_chunks(
-    connection: sqlite3.Connection,
-    sql: BulkSql,
-    rows: Sequence[Sequence[Any]],
-    after: Sequence[Any],
-) -> Iterator[sqlite3.Cursor]:
+    sql: BulkSql, rows: Sequence[Sequence[Any]], after: Sequence[Any]
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
     width = sql[2]
     most = max(size for size in _SIZES if size * width <= _MOST_PARAMETERS)
     for start in range(0, len(rows), most):
@@ -56,7 +81,7 @@ def _in_chunks(
         size = next(size for size in _SIZES if size >= len(part))
         values = [value for row in part for value in row]
         values += [None] * ((size - len(part)) * width)
-        yield connection.execute(_bulk_sql(sql, size), (*values, *after))
+        yield _bulk_sql(sql, size), (*values, *after)
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from mainspring.store import Claim
-from mainspring.stores.sqlite.bulk import select
+from mainspring.stores.sqlite.bulk import one_value, select
 from mainspring.stores.sqlite.rows import lane_parts
 
 __all__ = ["LANES_AFTER", "Room", "next_runs", "room_for", "takes"]
@@ -40,12 +40,17 @@ WITH RECURSIVE lanes (lane) AS (
         WHERE state = 'pending' AND lane = lanes.lane AND run_at {} ?
     ) FROM lanes WHERE lane IS NOT NULL
 )
-SELECT json_group_array(json_array(lane, head)) FROM heads WHERE head IS NOT NULL
+SELECT json_group_array(json_array(lane, head)) FROM heads
+WHERE typeof(lane) = 'text' AND head < 253402300800000000
 """
+"""A moment that is text, a blob or beyond the year 9999 is damage, and behind all others."""
 _LANES_DUE = _LANES.format("<=")
 LANES_AFTER = _LANES.format(">")
 _LIMITS = """
-SELECT json_group_array(json_array(id, concurrency, limit_key, (
+SELECT json_group_array(json_array(
+    CASE typeof(id) WHEN 'text' THEN id END,
+    CASE typeof(concurrency) WHEN 'integer' THEN concurrency END,
+    CASE typeof(limit_key) WHEN 'text' THEN limit_key END, (
     SELECT count(*) FROM mainspring_jobs AS sharing
     JOIN mainspring_runs AS run INDEXED BY mainspring_runs_running ON run.job_id = sharing.id
     WHERE sharing.limit_key = job.limit_key AND run.state = 'running' AND run.lease_until > ?
@@ -119,16 +124,20 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
 def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
     """Those the claim may take from: the highest priority first, then the earliest head."""
     lanes = []
-    for name, head in json.loads(connection.execute(_LANES_DUE, (now,)).fetchone()[0]):
-        if takes(claim, name):
-            _, _, job, priority = lane_parts(name)
+    for name, head in json.loads(one_value(connection, _LANES_DUE, (now,))):
+        parts = lane_parts(name)
+        if parts is not None and takes(claim, name):
+            _, _, job, priority = parts
             lanes.append(_Lane(name, head, job, priority))
     lanes.sort(key=lambda lane: (-lane.priority, lane.head))
     return lanes
 
 
 def takes(claim: Claim, lane: str) -> bool:
-    queue, handler, job, _ = lane_parts(lane)
+    parts = lane_parts(lane)
+    if parts is None:
+        return False
+    queue, handler, job, _ = parts
     return (
         handler in claim.handlers
         and (claim.queues is None or queue in claim.queues)
@@ -141,12 +150,15 @@ def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> R
     limited = sorted(set(jobs) - {""})
     if not limited:
         return Room({}, {})
-    (text,) = connection.execute(_LIMITS, (now, json.dumps(limited))).fetchone()
-    rows = json.loads(text)
+    rows = json.loads(one_value(connection, _LIMITS, (now, json.dumps(limited))))
     return Room(
-        {job: (limit, key) for job, limit, key, _ in rows},
-        {key: used for _, _, key, used in rows},
+        {job: _NO_ROOM if None in (most, key) else (most, key) for job, most, key, _ in rows},
+        {key: used for _, _, key, used in rows if key is not None},
     )
+
+
+_NO_ROOM = (0, "")
+"""Under a limit that is damaged: nobody knows how many runs it allows, so none is claimed."""
 
 
 def _heads(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mainspring.model import Run
 from mainspring.policy import Overlap
 from mainspring.store import Fired, Firing, JobWrite, ended, overlapped
-from mainspring.stores.sqlite.bulk import bulk, select
+from mainspring.stores.sqlite.bulk import bulk, not_blob, select
 from mainspring.stores.sqlite.changes import Written, commit
 from mainspring.stores.sqlite.rows import LANE_SQL, SET_ASIDE, job_row, select_runs, to_us
 from mainspring.stores.sqlite.transaction import Transaction
@@ -73,7 +73,7 @@ def _stored(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
 
 
 _STORED = (
-    "SELECT json_group_array(json_array(id, version, concurrency IS NOT NULL))"
+    f"SELECT json_group_array(json_array(id, {not_blob('version')}, concurrency IS NOT NULL))"
     " FROM mainspring_jobs WHERE id IN (VALUES ",
     ")",
     1,
@@ -152,7 +152,7 @@ def _versions(tx: Transaction, job_ids: Sequence[str]) -> dict[str, int]:
 
 
 _VERSIONS = (
-    "SELECT json_group_object(id, version) FROM mainspring_jobs"
+    f"SELECT json_group_object(id, {not_blob('version')}) FROM mainspring_jobs"
     " WHERE id IN (SELECT value FROM json_each(?))"
 )
 

@@ -13,6 +13,7 @@ from mainspring.clock import EPOCH
 from mainspring.model import Job, Page, Run, State
 from mainspring.store import Claim, Counts, Due, JobQuery, RunQuery
 from mainspring.stores.cursors import cursor_number
+from mainspring.stores.sqlite.bulk import not_blob, one_value
 from mainspring.stores.sqlite.claims import LANES_AFTER, takes
 from mainspring.stores.sqlite.rows import (
     SET_ASIDE,
@@ -212,8 +213,8 @@ SELECT run.seq FROM newest JOIN mainspring_runs AS run ON run.seq IN (
 
 # -- counts ---------------------------------------------------------------------------------
 
-_COUNTS = """
-SELECT json_group_array(json_array(job_id, state, n)) FROM (
+_COUNTS = f"""
+SELECT json_group_array(json_array({not_blob("job_id")}, state, n)) FROM (
     SELECT job_id, 'pending' AS state, count(*) AS n
     FROM mainspring_runs INDEXED BY mainspring_runs_pending WHERE state = 'pending' GROUP BY 1
     UNION ALL
@@ -233,7 +234,7 @@ SELECT json_group_array(json_array(lane, n, oldest)) FROM (
     SELECT lane, count(*) AS n, min(run_at) AS oldest
     FROM mainspring_runs INDEXED BY mainspring_runs_lane
     WHERE state = 'pending' AND run_at <= ? GROUP BY lane
-)
+) WHERE typeof(lane) = 'text'
 """
 
 
@@ -249,12 +250,14 @@ def counts(connection: sqlite3.Connection, now: int, since: datetime | None = No
     """Walks along small indexes, without a look at the table: about 0.1 s for a million runs."""
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     for job_id, state, count in json.loads(_value(connection, _COUNTS)):
-        runs[job_id][State(state)] = count  # the statement names the states
+        of_job = runs[job_id or ""]  # none, where it is damaged
+        of_job[State(state)] = of_job.get(State(state), 0) + count  # the statement names the states
     due: dict[str, Due] = {}
     for lane, count, oldest in json.loads(_value(connection, _DUE, now)):
-        _, handler, _, _ = lane_parts(lane)
-        if lane == SET_ASIDE:
+        parts = lane_parts(lane)
+        if parts is None or lane == SET_ASIDE:
             continue
+        _, handler, _, _ = parts
         seen = due.get(handler, Due(0, from_us(oldest)))
         due[handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
     if since is None:
@@ -284,7 +287,10 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("id IN (SELECT value FROM json_each(?))")
         parameters.append(name_list(query.ids))
     if query.tag is not None:
-        where.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
+        where.append(
+            "EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(tags) THEN tags END)"
+            " WHERE value = ?)"
+        )
         parameters.append(query.tag)
     if query.follows:
         where.append("follows")
@@ -335,7 +341,7 @@ def _all_of(where: list[str]) -> str:
 
 
 def _value(connection: sqlite3.Connection, sql: str, *parameters: Any) -> Any:
-    return connection.execute(sql, parameters).fetchone()[0]
+    return one_value(connection, sql, parameters)
 
 
 def _list(values: Iterable[Any]) -> str:

@@ -110,10 +110,13 @@ SET_ASIDE = _SEPARATOR * 3 + "0"
 takes from it."""
 
 
-def lane_parts(lane: str) -> tuple[str, str, str, int]:
-    """Queue, handler, job (empty where it has no limit), priority."""
-    queue, handler, job, priority = lane.split(_SEPARATOR)
-    return queue, handler, job, int(priority)
+def lane_parts(lane: str) -> tuple[str, str, str, int] | None:
+    """Queue, handler, job (empty where it has no limit), priority; None where it is damaged."""
+    try:
+        queue, handler, job, priority = lane.split(_SEPARATOR)
+        return queue, handler, job, int(priority)
+    except ValueError:
+        return None
 
 
 # -- runs -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from mainspring.model import (
     replace,
 )
 from mainspring.store import Added, Claim, Held, Renewed
-from mainspring.stores.sqlite.bulk import bulk, select
+from mainspring.stores.sqlite.bulk import bulk, not_blob, select
 from mainspring.stores.sqlite.claims import next_runs, room_for
 from mainspring.stores.sqlite.rows import (
     LANE_SQL,
@@ -232,10 +232,11 @@ def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | 
     return [_if_held(tx, found.get(row[0]), row) for row in rows]
 
 
-# A reason is free text: cast, so that no damage to it keeps a run from being renewed.
+# A blob in place of a value is damage, and keeps no run from being renewed.
 _HELD = (
-    "SELECT json_group_array(json_array(id, token, lease_until, job_id, cancel_requested,"
-    " CAST(reason AS TEXT))) FROM mainspring_runs WHERE state = 'running' AND id IN (VALUES ",
+    f"SELECT json_group_array(json_array(id, {not_blob('token')}, {not_blob('lease_until')},"
+    f" coalesce({not_blob('job_id')}, ''), cancel_requested IS 1, {not_blob('reason')}))"
+    " FROM mainspring_runs WHERE state = 'running' AND id IN (VALUES ",
     ")",
     1,
 )

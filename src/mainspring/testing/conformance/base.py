@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -86,6 +86,15 @@ class Suite:
     async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
         """The same of a job: its schedule, policy, payload or `definition` (all of it)."""
         pytest.skip("say how a record is damaged: override damage_job()")
+
+    async def damage_every_field(
+        self, store: Store, kind: str, record_id: str
+    ) -> AsyncIterator[str]:
+        """Damage a run or a job (`kind`) in one way after the other, and say which: each field of
+        its record with a value of a wrong type, or without one. Before the next way, and at the
+        end, the record is put back as it was."""
+        pytest.skip("say how a record is damaged: override damage_every_field()")
+        yield ""
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, for the store too."""

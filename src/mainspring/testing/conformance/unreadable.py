@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from mainspring import states
-from mainspring.model import Attempt, Outcome, Progress, Run, State, replace
+from mainspring.model import Attempt, Outcome, Progress, Run, Source, State, replace
 from mainspring.policy import Delivery, Policy
 from mainspring.schedules import every
 from mainspring.states import Failure
-from mainspring.store import Held, JobQuery, RunQuery, Store
+from mainspring.store import Claim, Held, JobQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["Unreadable"]
@@ -188,7 +188,78 @@ class Unreadable(Suite):
         assert not found["bad"].finished
         await store.counts(since=self.start)
 
+    @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.WAITING])
+    async def test_no_field_of_a_run_stops_the_others(self, store: Store, state: State) -> None:
+        await self.put(store)
+        kept = State.PENDING if state is State.RUNNING else state
+        after = ("upstream",) if state is State.WAITING else ()
+        bad = self._full("bad", source=Source.SCHEDULE, state=kept, after=after)
+        await store.add([bad])
+        if state is State.RUNNING:
+            assert await self.claim_ids(store) == ["bad"]
+        at = 0
+        async for way in self.damage_every_field(store, "run", "bad"):
+            at += 1
+            await self._others_go_on(store, way, at)
+
+    async def _others_go_on(self, store: Store, way: str, at: int) -> None:
+        """Whatever is asked of the store with a damaged record in it, beside others that it has."""
+        good, late, waits = f"good{at}", f"late{at}", f"waits{at}"
+        now = await store.now()
+        soon = now + self.ticks(5)
+        waiting = self.run(waits, state=State.WAITING, after=("upstream",), created_at=now)
+        later = self.run(late, run_at=soon, created_at=now)
+        await store.add([self.run(good, created_at=now), waiting, later])
+        claim = Claim(worker="w1", handlers=frozenset({"work"}), limit=100, lease=self.ticks(30))
+        assert (await store.next_due(claim)) == soon, way
+        assert (await self.fire(store, await self.read_job(store), self.at(at))).done, way
+        held = await store.claim(claim)
+        assert good in [run.id for run in held], way
+        assert all(run.unreadable is None for run in held), way
+        both = [Held("bad", 1), *(Held(run.id, run.token) for run in held)]
+        assert good in [kept.id for kept in await store.renew(both, self.ticks(30))], way
+        counts = await store.counts(since=self.start - timedelta(hours=1))
+        assert counts.total(State.WAITING) >= 1, way
+        every_state = frozenset(State)
+        for query, names in (
+            (RunQuery(), {good, late, waits}),
+            (RunQuery(brief=True, states=every_state), {good, late, waits}),
+            (RunQuery(job="job", tried=True), {good}),
+            (RunQuery(upstream=frozenset({"upstream"})), {waits}),
+            (RunQuery(set_aside=True), set()),
+        ):
+            assert names <= {run.id for run in (await store.find(query)).items}, way
+        assert await store.get([good, waits, "bad"]), way
+        await self.pass_ticks(31)
+        assert good in await self.lapsed(store), way
+        for run in held:
+            change = states.succeeded(run, await store.now(), None)
+            assert await store.commit([change]) == [True] or run.id == "bad", way
+        gone = await store.get([late, waits])
+        ends = [states.cancelled(run, await store.now(), "over") for run in gone.values()]
+        assert await store.commit(ends) == [True, True], way
+
     # -- jobs
+
+    async def test_no_field_of_a_job_stops_the_others(self, store: Store) -> None:
+        await self.put(store)
+        assert await store.put_job(self.job("bad", tags=("t",), policy=Policy(concurrency=1)))
+        assert await store.put_job(
+            self.job("other", tags=("t",), description="Other", next_run_at=self.start)
+        )
+        await store.add([self.run("bad", job_id="bad")])
+        at = 0
+        async for way in self.damage_every_field(store, "job", "bad"):
+            at += 1
+            for query in (
+                JobQuery(),
+                JobQuery(tag="t"),
+                JobQuery(text="othe"),
+                JobQuery(enabled=True, counted=True),
+            ):
+                assert "other" in {job.id for job in (await store.jobs(query)).items}, way
+            assert (await store.jobs(JobQuery(due=await store.now()))).items, way
+            await self._others_go_on(store, way, at)
 
     @_each_job_part
     async def test_a_job_that_cannot_be_read_stops_no_other(self, store: Store, part: str) -> None:
