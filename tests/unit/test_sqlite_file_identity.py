@@ -284,6 +284,57 @@ async def test_another_database_copied_over_the_file_is_noticed(path: Path, stam
             await store.add([a_run("lost")])
 
 
+def contents_of(*paths: Path) -> list[bytes]:
+    return [path.read_bytes() for path in paths]
+
+
+def overwritten_by_a_backup(path: Path, log_is_left: bool) -> None:
+    """The program that used it has died since."""
+    left = path.with_name("left")
+    left.mkdir()
+
+    async def use() -> None:
+        async with opened(path) as store:
+            await store.add([a_run(f"old-{n}") for n in range(10)])
+            checkpoint(path)
+            shutil.copyfile(path, left / "backup.db")
+            for n in range(3):
+                await store.add([a_run(f"new-{n}")])
+                checkpoint(path)
+            await store.add([a_run("last")])
+            shutil.copyfile(path.with_name("jobs.db-wal"), left / "log")
+
+    asyncio.run(use())
+    shutil.copyfile(left / "backup.db", path)
+    if log_is_left:
+        shutil.copyfile(left / "log", path.with_name("jobs.db-wal"))
+
+
+async def test_a_restart_on_an_overwritten_file_with_the_old_log_is_refused(
+    path: Path, stamped: None
+) -> None:
+    await asyncio.to_thread(overwritten_by_a_backup, path, log_is_left=True)
+    log = path.with_name("jobs.db-wal")
+    before = contents_of(path, log)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="overwritten while it was in use"):
+            await SqliteStore(path).open()
+    assert contents_of(path, log) == before
+    log.unlink()
+    path.with_name("jobs.db-shm").unlink(missing_ok=True)
+    shutil.copyfile(path.with_name("left") / "backup.db", path)
+    async with opened(path) as store:
+        await store.add([a_run("after the restore")])
+        assert len(await ids_of(store)) == 11
+
+
+async def test_a_restored_backup_is_taken(path: Path, stamped: None) -> None:
+    await asyncio.to_thread(overwritten_by_a_backup, path, log_is_left=False)
+    async with opened(path) as store:
+        await store.add([a_run("after the restore")])
+        assert len(await ids_of(store)) == 11
+
+
 async def test_what_is_no_overwriting_is_left_in_peace(path: Path, stamped: None) -> None:
     """A checkpoint or a VACUUM by another program, and a `touch`, change the file's time."""
     async with opened(path) as store:

@@ -9,6 +9,7 @@ the writer keeps a stamp in the database, a random identity and a number that gr
 step a second. When the file's size or time of change is new, the stamp is read from the file
 itself. Checkpoints can only move the number forward; a copy of a backup takes it back, or has
 another identity. The newest stamp that any process has seen in the file is noted in the lock file.
+A program that starts compares the two as well, before SQLite may put the log into the file.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import os
 import re
 import secrets
 import sqlite3
+import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +40,7 @@ _STAMP = re.compile(rb"mainspring-stamp:([0-9a-f]{16}):(\d{16})")
 _STEP_SECONDS = 1.0
 _DOUBT_SECONDS = 10.0
 """Another program's checkpoint may be half done when we look: we look again for so long."""
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,42 @@ class FileIdentity:
         self._stepped_at = float("-inf")
         self._doubt_since: float | None = None
         self._overwritten = False
+
+    def check_before_open(self) -> None:
+        """Raise `StoreDamaged` if the file was taken back to an earlier state beside a log that
+        belongs to the later one: whoever opens or closes it with that log damages it. Without a
+        log it is a restored backup."""
+        looks = 1 + int(_DOUBT_SECONDS / _LOOK_SECONDS)
+        while self._was_taken_back():
+            looks -= 1
+            if not looks:
+                raise self._overwritten_error(
+                    ". If nobody copied a backup over it, or the log was copied with the backup,"
+                    f" delete {self._path.name}-lock instead"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _was_taken_back(self) -> bool:
+        try:
+            if not os.path.getsize(self._paths[1]):
+                return False
+        except FileNotFoundError:
+            return False
+        noted = _Stamp.found_in(self._lock.read_note())  # first: the file's can only grow
+        found = self._stamp_without_log()
+        if noted is None or found is None or noted.identity != found.identity:
+            return False
+        return found.number < noted.number
+
+    def _stamp_without_log(self) -> _Stamp | None:
+        """Read by SQLite, which keeps the locks of this process's other stores."""
+        uri = f"{self._path.as_uri()}?mode=ro&immutable=1"
+        try:
+            with closing(sqlite3.connect(uri, uri=True)) as connection:
+                row = connection.execute(_READ).fetchone()
+        except sqlite3.Error:  # its tables are in the log still, or it is none of ours
+            return None
+        return row and _Stamp.found_in(str(row[0]).encode())
 
     def remember(self, connection: sqlite3.Connection) -> None:
         """Take the files that the path leads to now for the ones that are open."""
@@ -164,12 +204,12 @@ class FileIdentity:
             " the right file in its place, and start them again"
         )
 
-    def _overwritten_error(self) -> StoreDamaged:
+    def _overwritten_error(self, more: str = "") -> StoreDamaged:
         wal, shm = (os.path.basename(path) for path in self._paths[1:])
         return StoreDamaged(
             f"{self._path} was overwritten while it was in use (a backup copied over it?). Nothing"
             " is written any more. Stop every program that uses it, delete"
-            f" {wal} and {shm}, copy the backup again, and start them"
+            f" {wal} and {shm}, copy the backup again, and start them{more}"
         )
 
 

@@ -120,6 +120,7 @@ class Writer:
         check_file(self._path)
         make_private(self._path)
         self._lock.open()
+        self.identity.check_before_open()
         connection = connect(self._path, create=True)
         try:
             migrate(connection, self._path, self._lock)
