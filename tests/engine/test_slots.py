@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, cron, every
+from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, cron, every, rrule
 from mainspring.model import Job, Page
+from mainspring.schedules import Schedule
 from mainspring.store import JobQuery, Store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
@@ -173,6 +174,52 @@ async def test_two_versions_that_register_a_job_by_turns_do_not_postpone_it(worl
             await asyncio.sleep(5)
     assert len(fired) >= 5
     assert fired[0] == at(10)
+
+
+@virtual
+async def test_rules_without_dtstart_registered_by_turns_do_not_postpone_each_other(
+    world: World,
+) -> None:
+    ten, twelve = rrule("FREQ=SECONDLY;INTERVAL=10"), rrule("FREQ=SECONDLY;INTERVAL=12")
+    turns: dict[str, tuple[Schedule, Schedule]] = {
+        "two-rules": (ten, twelve),
+        "a-rule-and-an-interval": (twelve, every("10s")),
+    }
+    fired: dict[str, list[datetime]] = {}
+
+    async def tick(ctx: RunContext) -> None:
+        fired.setdefault(ctx.job_id, []).append(ctx.scheduled_at)
+
+    for turn in range(12):
+        scheduler = world.scheduler()
+        for job_id, schedules in turns.items():
+            scheduler.job(schedules[turn % 2], id=job_id)(tick)
+        async with scheduler:
+            for job_id, schedules in turns.items():
+                await scheduler.add_job(
+                    f"added-{job_id}", handler=job_id, schedule=schedules[turn % 2], replace=True
+                )
+            await asyncio.sleep(5)
+    assert len(fired) == 4
+    for slots in fired.values():
+        assert len(slots) >= 5
+        assert slots[0] <= at(12)
+
+
+@virtual
+async def test_a_changed_rule_without_dtstart_goes_on_from_the_anchor(world: World) -> None:
+    found = []
+    for rule in ("FREQ=DAILY", "FREQ=HOURLY;INTERVAL=2", "FREQ=HOURLY;COUNT=2"):
+        scheduler = world.scheduler()
+        scheduler.job(rrule(rule), id="tick")(_nothing)
+        async with scheduler:
+            await asyncio.sleep(600)
+            found.append(await scheduler.get_job("tick"))
+        await asyncio.sleep(3 * 3600)
+    assert [job.next_run_at for job in found[:2]] == [at(86_400), at(4 * 3600)]
+    # A rule with COUNT has all of its times from the change on.
+    assert found[2].schedule is not None
+    assert found[2].schedule.upcoming(3, START) == [at(22_800), at(26_400)]
 
 
 @virtual

@@ -581,9 +581,11 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
         if schedule == stored.schedule:
             next_run_at = stored.next_run_at
         else:
-            if not isinstance(schedule, Interval):
-                schedule = draft.schedule.bind(draft.id, now)
-            next_run_at = _kept_slot(schedule, stored, now) if stored.enabled else None
+            # The start of the stored schedule may be to come; what replaces it begins now.
+            anchor = min(_anchor_of(stored), now) if _keeps_anchor(draft.schedule) else now
+            schedule = draft.schedule.bind(draft.id, anchor)
+            kept = _kept_slot(draft.schedule, schedule, stored, now)
+            next_run_at = kept if stored.enabled else None
     return replace(
         draft,
         schedule=schedule,
@@ -607,20 +609,40 @@ def _anchor_of(stored: Job) -> datetime:
             return stored.created_at
 
 
-def _kept_slot(schedule: Schedule, stored: Job, now: datetime) -> datetime | None:
-    """The next slot of a job whose schedule has changed, but that had one before.
+def _counts_from_anchor(schedule: Schedule | None) -> bool:
+    """Whether a schedule, as given, counts from the moment that it is bound to."""
+    match schedule:
+        case Interval():
+            return True
+        case Recurrence(dtstart=dtstart):
+            return dtstart is None
+        case _:
+            return False
 
-    A slot that is due stays, and the next slot of an interval never moves to a later time. Two
-    versions of a program that register the same job by turns, as a rolling deploy has them, would
-    otherwise postpone it again and again.
+
+def _keeps_anchor(schedule: Schedule) -> bool:
+    """Whether a changed schedule goes on from the anchor of the stored one. A rule with COUNT
+    does not: its times would be used up from the beginning."""
+    ends_by_count = isinstance(schedule, Recurrence) and schedule.most_times is not None
+    return _counts_from_anchor(schedule) and not ends_by_count
+
+
+def _kept_slot(given: Schedule, schedule: Schedule, stored: Job, now: datetime) -> datetime | None:
+    """The next slot of a job whose schedule has changed to `schedule` (`given`: before it was
+    bound), but that had one before.
+
+    A slot that is due stays. Where both schedules count from an anchor (intervals, and rules
+    without a DTSTART), the next slot never moves to a later time: two versions of a program that
+    register the same job by turns, as a rolling deploy has them, would otherwise postpone it again
+    and again. Of a stored rule it is not known whether its DTSTART was given.
     """
     upcoming, kept = schedule.next(stored.not_before(now)), stored.next_run_at
     if kept is None:
         return upcoming
     if kept <= now:
         return kept
-    both_intervals = isinstance(schedule, Interval) and isinstance(stored.schedule, Interval)
-    return min(kept, upcoming) if both_intervals and upcoming is not None else upcoming
+    both = _counts_from_anchor(given) and isinstance(stored.schedule, Interval | Recurrence)
+    return min(kept, upcoming) if both and upcoming is not None else upcoming
 
 
 def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:

@@ -89,6 +89,11 @@ class Recurrence(Wall):
         return "\n".join(lines)
 
     @property
+    def most_times(self) -> int | None:
+        """How many times it fires in all; None if that is not limited."""
+        return self._walls.rule.count
+
+    @property
     def follows_clock(self) -> bool:
         return self._walls.rule.freq >= Freq.HOURLY
 
