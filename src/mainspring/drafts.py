@@ -32,7 +32,15 @@ from mainspring.policy import Delivery, Isolation, Policy
 from mainspring.schedules import Interval, Schedule
 from mainspring.webhooks.desk import HANDLER, Webhooks
 
-__all__ = ["draft_job", "edited", "new_job", "refuse_unknown", "replaced", "stored_as"]
+__all__ = [
+    "draft_job",
+    "edited",
+    "new_job",
+    "refuse_unknown",
+    "replaced",
+    "stored_as",
+    "zone_after",
+]
 
 _WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
@@ -225,8 +233,7 @@ def _rescheduled(
     another zone alone moves the wall times that the schedule names."""
     old, timezone = job.schedule, fresh.get("timezone")
     if "schedule" in fresh:
-        keeps_zone = old is not None and not (isinstance(old, Interval) and old.timezone == "UTC")
-        zone = old.timezone if old is not None and keeps_zone else default_zone
+        zone = zone_after(old, default_zone)
         schedule = _schedule(fresh["schedule"], timezone, zone, None)
     else:
         schedule = old
@@ -238,6 +245,14 @@ def _rescheduled(
     if jitter is not None:
         schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
     return schedule.bind(job.id, now) if "schedule" in fresh else schedule
+
+
+def zone_after(old: Schedule | None, default_zone: str) -> str:
+    """The zone of a schedule that takes the place of `old` and names none: that of `old`, if it
+    has one of its own (an interval in UTC was given none)."""
+    if old is None or (isinstance(old, Interval) and old.timezone == "UTC"):
+        return default_zone
+    return old.timezone
 
 
 def _about(given: dict[str, Any]) -> dict[str, Any]:

@@ -217,6 +217,11 @@ class Scheduler(Asking):
         return sorted(self._drafts)
 
     @property
+    def timezone(self) -> str:
+        """The zone of wall times where neither the schedule nor the job names one."""
+        return self._timezone
+
+    @property
     def started(self) -> bool:
         return self._engine is not None
 

@@ -26,8 +26,8 @@ def client(app: Any) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def mounted(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    scheduler = Scheduler("memory://", workers=0)
+async def mounted(timezone: str = "UTC", **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    scheduler = Scheduler("memory://", workers=0, timezone=timezone)
     app = FastAPI()
     app.mount("/jobs", scheduler.asgi(**options))
     async with scheduler, client(app) as made:
@@ -119,3 +119,51 @@ async def test_the_program_of_the_page_works(
         headers = {"Authorization": f"Bearer {text}"}
         made = await api.post("/jobs/api/jobs", json=WEBHOOK, headers=headers)
         assert made.status_code == 201
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/api/v1/jobs"])
+async def test_where_no_zone_is_sent_the_schedulers_holds(path: str) -> None:
+    async with mounted("Europe/Berlin", auth=None) as api:
+
+        async def job(address: str, **sent: Any) -> dict[str, Any]:
+            if sent:
+                changed = await api.patch(f"/jobs/api/v1/jobs/{address}", json=sent)
+                assert changed.status_code == 200, changed.text
+            read: dict[str, Any] = (await api.get(f"/jobs/api/v1/jobs/{address}")).json()
+            return read
+
+        async def made(**sent: Any) -> dict[str, Any]:
+            body = {"endpoint": "https://api.example.com/", **sent}
+            answer = await api.post(f"/jobs{path}", json=body)
+            assert answer.status_code == 201, answer.text
+            return await job(answer.headers["location"].rpartition("/")[2])
+
+        assert (await made(schedule="0 9 * * *"))["timezone"] == "Europe/Berlin"
+        assert (await made(schedule="0 9 * * *", timezone="UTC"))["timezone"] == "UTC"
+        named = await made(schedule="CRON_TZ=Asia/Tokyo 0 9 * * *")
+        assert named["timezone"] == "Asia/Tokyo"
+        assert (await job(named["id"], schedule="0 8 * * *"))["timezone"] == "Asia/Tokyo"
+        once = await made(runAt="2999-01-01T09:00:00")
+        assert once["nextRunAt"] == "2999-01-01T08:00:00.000Z"
+        triggered = await made(schedule=None)
+        moved = await job(triggered["id"], schedule="0 9 * * *")
+        assert moved["timezone"] == "Europe/Berlin"
+        often = await made(every="1h")
+        assert (await job(often["id"], schedule="0 9 * * *"))["timezone"] == "Europe/Berlin"
+
+
+async def test_a_preview_is_in_the_schedulers_zone_too() -> None:
+    async with mounted("Europe/Berlin", auth=None) as api:
+
+        async def first(**sent: Any) -> str:
+            body = {"after": "2030-01-01T00:00:00", "count": 1, **sent}
+            answer = await api.post("/jobs/api/v1/schedules/preview", json=body)
+            assert answer.status_code == 200, answer.text
+            slot: str = answer.json()["slots"][0]["utc"]
+            return slot
+
+        assert await first(schedule="0 9 * * *") == "2030-01-01T08:00:00.000Z"
+        assert await first(schedule="0 9 * * *", timezone="UTC") == "2030-01-01T09:00:00.000Z"
+        assert await first(runAt="2030-01-01T09:00:00") == "2030-01-01T08:00:00.000Z"
+        # After midnight in Berlin, which is 23:00 the day before.
+        assert await first(schedule="30 0 * * *") == "2029-12-31T23:30:00.000Z"

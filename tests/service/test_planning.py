@@ -37,8 +37,9 @@ async def test_other_requests_are_answered_while_a_preview_is_worked_out(
     real = Recurrence.next
 
     def slow(self: Recurrence, after: Any) -> Any:
-        asked.set()
-        answered.wait(30)
+        if threading.current_thread() is not threading.main_thread():  # there a rule is only read
+            asked.set()
+            answered.wait(30)
         return real(self, after)
 
     preview = api.ok("POST", "/api/schedules/preview", json={"schedule": "FREQ=DAILY", "count": 1})

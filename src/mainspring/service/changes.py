@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic.alias_generators import to_camel
 
 from mainspring import schedules
+from mainspring.drafts import zone_after
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
@@ -65,10 +66,11 @@ def job_id(body: JobBody) -> str:
     return f"{words[:60] or 'job'}-{secrets.token_hex(4)}"
 
 
-def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
-    """What `add_job` takes beside the id. Of a webhook, what the page promises: it is retried."""
+def arguments(body: JobBody, settings: ServiceSettings, zone: str) -> dict[str, Any]:
+    """What `add_job` takes beside the id. Of a webhook, what the page promises: it is retried.
+    `zone` is the scheduler's: it holds where none is sent."""
     given = _common(body, body)
-    if (schedule := _schedule(body)) is not None:
+    if (schedule := _schedule(body, zone)) is not None:
         given["schedule"] = schedule
     if body.endpoint is not None:
         given["webhook"] = _webhook(body)
@@ -90,11 +92,12 @@ def arguments(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
     return given
 
 
-def edits(job: Job, body: JobUpdateBody) -> dict[str, Any]:
-    """What `update_job` takes: only what differs from the job as it is read."""
+def edits(job: Job, body: JobUpdateBody, zone: str) -> dict[str, Any]:
+    """What `update_job` takes: only what differs from the job as it is read. `zone` is the
+    scheduler's: it holds where neither the body nor the job has one."""
     body = _with_marked(job, _only_changes(job, body))
     given = _common(body, body)
-    given |= _rescheduled(job.schedule, body)
+    given |= _rescheduled(job.schedule, body, zone)
     if webhook := _webhook(body):
         if job.webhook is None:
             raise Problem.of_field(
@@ -137,12 +140,12 @@ def _as_it_would_be(job: Job, body: JobUpdateBody) -> dict[str, Any]:
     return now | sent
 
 
-def _rescheduled(old: Schedule | None, body: JobUpdateBody) -> dict[str, Any]:
+def _rescheduled(old: Schedule | None, body: JobUpdateBody, zone: str) -> dict[str, Any]:
     """Another schedule keeps the zone and the jitter of the one it follows, unless they change."""
     given: dict[str, Any] = {}
     sent = body.model_fields_set
     if {"schedule", "every", "run_at"} & sent:
-        given["schedule"] = _schedule(body, old.timezone if old is not None else "UTC")
+        given["schedule"] = _schedule(body, zone_after(old, zone))
         if given["schedule"] is not None and "jitter" not in sent and old is not None:
             given["jitter"] = old.jitter
     elif "jitter" in sent and body.jitter is None and old is not None:
@@ -227,8 +230,9 @@ def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
     return given
 
 
-def _schedule(body: JobFields, default_zone: str = "UTC") -> Schedule | None:
-    """What was sent as a schedule: in the zone that was sent, or that its text names."""
+def _schedule(body: JobFields, default_zone: str) -> Schedule | None:
+    """What was sent as a schedule: in the zone that was sent, or that its text names, or else in
+    the default one."""
     with named(body):
         if body.schedule is not None:
             return schedules.parse(

@@ -263,7 +263,7 @@ async def update_job(
     for _ in range(TRIES):
         job = await service.job(id)
         _seen(job, if_match)
-        changes = edits(job, body)
+        changes = edits(job, body, service.scheduler.timezone)
         if "webhook" in changes:
             check_webhook(service.scheduler.webhooks, id, changes["webhook"])
         if secret is not None:  # in one edit with the others: all of it is done, or nothing
@@ -350,7 +350,7 @@ async def _made(
     service: Service, name: str, body: JobBody, *, dry_run: bool = False
 ) -> tuple[Job, str | None]:
     """The job, and the secret that its requests are signed with: shown this once."""
-    given = arguments(body, service.settings)
+    given = arguments(body, service.settings, service.scheduler.timezone)
     secret = None
     if "webhook" in given:
         check_webhook(service.scheduler.webhooks, name, given["webhook"])
@@ -366,7 +366,7 @@ def _asked_for(service: Service, job: Job, body: JobBody) -> bool:
         return True  # its id was made for this request: nobody else has it
     scheduler = service.scheduler
     try:
-        draft = scheduler.draft(job.id, **arguments(body, service.settings))
+        draft = scheduler.draft(job.id, **arguments(body, service.settings, scheduler.timezone))
         return stored_as(draft, job, scheduler.webhooks)
     except (MainspringError, Problem):
         return False

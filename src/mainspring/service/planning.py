@@ -12,11 +12,12 @@ from fastapi import APIRouter, Response
 from mainspring import schedules
 from mainspring.errors import InvalidInput
 from mainspring.schedules import Schedule
+from mainspring.schedules.base import moment
 from mainspring.schedules.make import at, every
 from mainspring.schedules.zones import zone_named
 from mainspring.service import documents as docs
 from mainspring.service import shapes
-from mainspring.service.bodies import PreviewBody, moment_of
+from mainspring.service.bodies import PreviewBody
 from mainspring.service.core import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.problems import Problem
 from mainspring.service.spans import span
@@ -38,7 +39,8 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
 
 
 async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
-    now = moment_of(body.after, "after") or service.clock.now()
+    zone = service.scheduler.timezone
+    now = service.clock.now() if body.after is None else moment(body.after, zone, "after")
     try:
         async with asyncio.timeout(LONGEST_WAIT):
             await service.previewing.acquire()
@@ -51,20 +53,22 @@ async def preview_of(service: Service, body: PreviewBody) -> dict[str, Any]:
     try:
         # In a thread: many slots of an odd rule take a while, and other requests go on meanwhile.
         # One at a time: threads that compute take turns with the one that answers requests.
-        return await asyncio.to_thread(_preview, body, now)
+        return await asyncio.to_thread(_preview, body, now, zone)
     finally:
         service.previewing.release()
 
 
-def _preview(body: PreviewBody, now: datetime) -> dict[str, Any]:
+def _preview(body: PreviewBody, now: datetime, default_zone: str) -> dict[str, Any]:
     schedule: Schedule
     try:
         if body.every is not None:
             schedule = every(span(body.every, "every")).bind("", now)
         elif body.run_at is not None:
-            schedule = at(body.run_at, tz=body.timezone or "UTC")
+            schedule = at(body.run_at, tz=body.timezone or default_zone)
         else:
-            schedule = schedules.parse(body.schedule, timezone=body.timezone).bind("", now)
+            schedule = schedules.parse(
+                body.schedule, timezone=body.timezone, default_timezone=default_zone
+            ).bind("", now)
         slots = _slots(schedule, body.count, now)
         until = max([now, *slots[-1:]])
         warnings = schedule.warnings(now, max(until, _later(now)))

@@ -23,7 +23,10 @@ _JOB = {
     "scheduleDescription": "The schedule in words.",
     "every": "Instead of `schedule`: an interval.",
     "runAt": "Instead of `schedule`: one moment.",
-    "timezone": "Of the schedule, such as `Europe/Berlin`; UTC unless the schedule names one.",
+    "timezone": (
+        "Of the schedule, such as `Europe/Berlin`; the scheduler's (UTC, unless it has another)"
+        " unless the schedule names one."
+    ),
     "jitter": "Each slot's run is put off by up to so much.",
     "endpoint": "The address that is called. It may have templates such as `{{jobId}}`.",
     "method": "POST unless said.",
