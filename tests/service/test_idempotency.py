@@ -143,3 +143,13 @@ async def test_in_bulk_a_key_is_refused(api: Api) -> None:
     told = await refused(api, "POST", "/api/jobs/bulk", 422, json=sent, **_key())
     assert "Idempotency-Key is for creating or triggering one job" in told["error"]
     assert (await api.get("/api/jobs/mine")).status_code == 404
+
+
+async def test_a_key_whose_job_was_deleted_is_told_so(api: Api) -> None:
+    sent: dict[str, Any] = {"json": BODIES[1], "headers": {"Idempotency-Key": "abc"}}
+    made = (await api.ok("POST", "/api/v1/jobs", **sent))["id"]
+    assert (await api.delete(f"/api/v1/jobs/{made}")).status_code == 204
+    answer = await api.post("/api/v1/jobs", **sent)
+    assert (answer.status_code, answer.json()["code"]) == (409, "job_deleted")
+    assert f"{made!r}, which this Idempotency-Key created, was deleted" in answer.json()["detail"]
+    await refused(api, "GET", f"/api/jobs/{made}", 404)

@@ -73,7 +73,7 @@ async def create_job(
     job = made.job
     if job is None:  # what the first answer told was kept in short; the job itself tells more
         assert made.replayed is not None
-        job = await service.job(made.replayed["jobId"])
+        job = await jobs.created_before(service, made.replayed["jobId"])
     headers = {"Location": _address(request, f"jobs/{job.id}")}
     if made.replayed is not None:
         headers["Idempotency-Replayed"] = "true"

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from mainspring import codec
 from mainspring.drafts import stored_as
-from mainspring.errors import Conflict, JobChanged, MainspringError
+from mainspring.errors import Conflict, JobChanged, JobNotFound, MainspringError
 from mainspring.model import Job, Run
 from mainspring.service import documents as docs
 from mainspring.service import problems, shapes
@@ -46,6 +46,7 @@ __all__ = [
     "NoIdempotencyKey",
     "bulk_jobs",
     "create_job",
+    "created_before",
     "refuse_idempotency_key",
     "remove_job",
     "router",
@@ -253,6 +254,18 @@ async def create_job(
         return CreatedJob(found, replayed=shapes.created(found, None))
     await once.finish(shapes.created(job, None))
     return CreatedJob(job, secret)
+
+
+async def created_before(service: Service, id: str) -> Job:
+    """The job that an earlier request with the same Idempotency-Key made."""
+    try:
+        return await service.job(id)
+    except JobNotFound:
+        why = (
+            f"the job {id!r}, which this Idempotency-Key created, was deleted: take a new key to"
+            " create another"
+        )
+        raise Problem(409, why, code="job_deleted") from None
 
 
 async def update_job(

@@ -70,6 +70,7 @@ CODES = {
     "method_not_allowed": "The path does not take this method; see `Allow`.",
     "conflict": "What is stored stands against it.",
     "job_exists": "There is a job of this id already.",
+    "job_deleted": "The job that this Idempotency-Key created was deleted since.",
     "job_owned_by_code": "A program defines this job, and only the program can change it.",
     "job_unreadable": "The record was written by another version, or is damaged.",
     "invalid_state": "The run is not in a state that allows this.",
