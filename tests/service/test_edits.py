@@ -187,3 +187,18 @@ async def test_a_header_that_is_there_can_be_marked_by_its_name(api: Api) -> Non
     again = await api.ok("PUT", path, json={"secretHeaders": marked, "priority": 3})
     assert (again["data"]["priority"], again["data"]["headers"]) == (3, edited["headers"])
     await refused(api, "PUT", path, 422, json={"secretHeaders": ["X-Nowhere"]})
+
+
+@pytest.mark.parametrize("name", ["id", "_id", "jobId"])
+@pytest.mark.parametrize(("method", "base"), [("PUT", "/api/jobs"), ("PATCH", "/api/v1/jobs")])
+async def test_a_job_cannot_be_moved_to_another_id(
+    api: Api, method: str, base: str, name: str
+) -> None:
+    job_id = await created(api)
+    sent = {name: "other", "priority": 9}
+    answer = await api.request(method, f"{base}/{job_id}", json=sent)
+    assert answer.status_code == 422
+    assert [one["field"] for one in answer.json()["errors"]] == [name]
+    assert (await job(api, job_id))["priority"] == 5
+    await api.ok(method, f"{base}/{job_id}", json={**sent, name: job_id})
+    assert (await job(api, job_id))["priority"] == 9

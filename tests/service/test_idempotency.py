@@ -153,3 +153,24 @@ async def test_a_key_whose_job_was_deleted_is_told_so(api: Api) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "job_deleted")
     assert f"{made!r}, which this Idempotency-Key created, was deleted" in answer.json()["detail"]
     await refused(api, "GET", f"/api/jobs/{made}", 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/runs/bulk", {"action": "cancel", "match": {}}),
+        ("POST", "/api/v1/runs/bulk", {"action": "cancel", "match": {}}),
+        ("PUT", "/api/jobs/mine", {"priority": 9}),
+        ("PATCH", "/api/v1/jobs/mine", {"priority": 9}),
+    ],
+)
+async def test_a_key_is_refused_where_it_would_mean_nothing(
+    api: Api, method: str, path: str, body: dict[str, Any]
+) -> None:
+    await api.ok("POST", "/api/jobs", json=ROUND)
+    run = await api.scheduler.enqueue("greet")
+    answer = await api.request(method, path, json=body, headers={"Idempotency-Key": "abc"})
+    assert answer.status_code == 422
+    assert "Idempotency-Key is for creating" in answer.json()["detail"]
+    assert (await api.scheduler.get_job("mine")).policy.priority == 5
+    assert not (await api.scheduler.get_run(run.id)).finished

@@ -135,8 +135,15 @@ async def get_job(id: JobPath, service: ServiceDep) -> Response:
     summary="Change a job; what is left out stays",
 )
 async def update_job(
-    id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
+    id: JobPath,
+    body: JobUpdateBody,
+    service: ServiceDep,
+    request: Request,
+    if_match: IfMatch = None,
+    idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
+    jobs.refuse_idempotency_key(idempotency_key)
+    await jobs.refuse_other_id(request, id)
     return _job(*await jobs.update_job(service, id, body, if_match))
 
 
@@ -230,7 +237,10 @@ async def list_runs(
     tags=["runs"],
     summary="Cancel, retry or delete many runs",
 )
-async def bulk_runs(body: RunsBulkBody, service: ServiceDep) -> Response:
+async def bulk_runs(
+    body: RunsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
+) -> Response:
+    jobs.refuse_idempotency_key(idempotency_key)
     done = await runs.bulk_runs(service, body)
     return shapes.answer({"matched": done.matched, "done": done.done, "more": done.more})
 

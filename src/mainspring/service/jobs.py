@@ -48,6 +48,7 @@ __all__ = [
     "create_job",
     "created_before",
     "refuse_idempotency_key",
+    "refuse_other_id",
     "remove_job",
     "router",
     "switch_job",
@@ -161,8 +162,15 @@ async def get(id: JobPath, service: ServiceDep) -> Response:
     "/{id}", response_model=docs.ChangedAnswer, summary="Change a job; what is left out stays"
 )
 async def update(
-    id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
+    id: JobPath,
+    body: JobUpdateBody,
+    service: ServiceDep,
+    request: Request,
+    if_match: IfMatch = None,
+    idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
+    refuse_idempotency_key(idempotency_key)
+    await refuse_other_id(request, id)
     job, secret = await update_job(service, id, body, if_match)
     return _whole(job, signing_secret=secret)
 
@@ -352,8 +360,16 @@ async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
 
 def refuse_idempotency_key(given: str | None) -> None:
     if given is not None:
-        why = "Idempotency-Key is for creating or triggering one job; in bulk nothing was done"
+        why = "Idempotency-Key is for creating or triggering one job: nothing was done here"
         raise Problem(422, why)
+
+
+async def refuse_other_id(request: Request, id: str) -> None:
+    """A job that was read may be sent back whole, with its id; to another id it cannot be moved."""
+    sent = await request.json()
+    for name in ("id", "_id", "jobId"):
+        if sent.get(name) not in (None, id):
+            raise Problem.of_field(name, f"is not {id!r}, and a job keeps its id: leave it out")
 
 
 # -- steps ----------------------------------------------------------------------------------

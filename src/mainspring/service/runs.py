@@ -15,6 +15,7 @@ from mainspring.service import documents as docs
 from mainspring.service import shapes
 from mainspring.service.bodies import RunsBulkBody, moment_of
 from mainspring.service.core import COMPATIBILITY, RunPath, Service, ServiceDep
+from mainspring.service.jobs import NoIdempotencyKey, refuse_idempotency_key
 from mainspring.service.problems import Problem
 
 __all__ = ["Moment", "bulk_runs", "cancel_run", "find_runs", "remove_run", "router", "whole_run"]
@@ -73,7 +74,10 @@ async def find_runs(
 
 
 @router.post("/bulk", response_model=docs.RunsBulk, summary="Cancel, retry or delete many")
-async def bulk(body: RunsBulkBody, service: ServiceDep) -> Response:
+async def bulk(
+    body: RunsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
+) -> Response:
+    refuse_idempotency_key(idempotency_key)
     done = await bulk_runs(service, body)
     return shapes.answer(
         {
