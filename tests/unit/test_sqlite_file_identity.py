@@ -272,6 +272,43 @@ async def test_a_backup_copied_over_the_file_is_noticed(
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
+async def test_nothing_is_read_from_a_file_in_doubt(
+    path: Path, stamped: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And reads go on by themselves once the file is recognised."""
+    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", 3600)
+    async with opened(path) as store:
+        await store.add([a_run(f"old-{n}") for n in range(10)])
+        checkpoint(path)
+        backup = back_up(path)
+        await store.add([a_run(f"new-{n}") for n in range(10)])
+        checkpoint(path)
+        await store.add([a_run("seen")])
+        right = shutil.copyfile(path, path.with_name("right.db"))
+        shutil.copyfile(backup, path)
+        with pytest.raises(StoreFileChanged, match="does not recognise"):
+            await store.add([a_run("lost")])
+        uses: list[Callable[[], Awaitable[Any]]] = [
+            lambda: ids_of(store),
+            lambda: store.get(["old-1"]),
+            lambda: store.counts(),
+            lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
+        ]
+        for use in uses:
+            with pytest.raises(StoreFileChanged, match="does not recognise"):
+                await use()
+        shutil.copyfile(right, path)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    found = await ids_of(store)
+                    break
+                except StoreFileChanged:
+                    await asyncio.sleep(0.01)
+        assert len(found) == 21
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
 async def test_another_database_copied_over_the_file_is_noticed(path: Path, stamped: None) -> None:
     other = path.with_name("other.db")
     async with opened(other) as store:

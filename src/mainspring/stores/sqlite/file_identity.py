@@ -124,8 +124,19 @@ class FileIdentity:
         self._written = _written(self._path)
         self._accept(self._stamp_in_file(connection))
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether `check_content` did not recognise the file when it looked last."""
+        return self._doubt_since is not None
+
     def check(self) -> None:
-        """Raise `StoreFileChanged` unless the path still leads to the files that are open."""
+        """Raise `StoreFileChanged` unless the path still leads to the files that are open, and
+        nothing is known against what is in them."""
+        self.check_files()
+        if self.in_doubt:
+            raise self._doubt_error()
+
+    def check_files(self) -> None:
         if self._overwritten:
             raise self._overwritten_error()
         for path, known in zip(self._paths, self._files, strict=True):
@@ -138,13 +149,14 @@ class FileIdentity:
 
     def check_content(self, connection: sqlite3.Connection) -> None:
         """Raise `StoreDamaged` if the file was overwritten in place since the last look."""
-        self.check()
+        self.check_files()
         try:
             written = _written(self._path)
         except FileNotFoundError:  # just now
-            self.check()
+            self.check_files()
             raise
         if written == self._written:
+            self._doubt_since = None
             return
         found = self._stamp_in_file(connection)
         if self._stamp is None or (found is not None and found.follows(self._newest_seen())):
@@ -152,16 +164,12 @@ class FileIdentity:
             self._accept(found)
             return
         now = self._clock.monotonic()
-        self._doubt_since = self._doubt_since or now
+        self._doubt_since = now if self._doubt_since is None else self._doubt_since
         if found is None or now - self._doubt_since < _DOUBT_SECONDS:
             # Without a stamp there is no proof: a VACUUM whose checkpoint waits for a reader looks
             # the same. The verdict below advises to delete the log, so it needs a stamp that
             # cannot be ours.
-            raise StoreFileChanged(
-                f"{self._path} was rewritten by another program, and this program does not"
-                " recognise it. It looks again until it does. If somebody copied another file over"
-                " it, stop every program that uses it and put the right file in its place"
-            )
+            raise self._doubt_error()
         self._overwritten = True
         raise self._overwritten_error()
 
@@ -202,6 +210,13 @@ class FileIdentity:
         return StoreFileChanged(
             f"{what}. Nothing is written any more. Stop every program that uses {self._path}, put"
             " the right file in its place, and start them again"
+        )
+
+    def _doubt_error(self) -> StoreFileChanged:
+        return StoreFileChanged(
+            f"{self._path} was rewritten by another program, and this program does not recognise"
+            " it. It looks again until it does. If somebody copied another file over it, stop every"
+            " program that uses it and put the right file in its place"
         )
 
     def _overwritten_error(self, more: str = "") -> StoreDamaged:

@@ -54,6 +54,7 @@ _GROUP_ITEMS = 2_000
 """About as many items share a commit: some 30 ms, so that other processes get their turn."""
 
 _POLL_SECONDS = 0.02
+_DOUBT_LOOK_SECONDS = 0.2
 
 _GROWING = (writes.add, firing.fire, firing.put_jobs)
 """What a store that is short of space refuses, so that running work can be recorded."""
@@ -151,6 +152,8 @@ class Writer:
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
+        if self.identity.in_doubt and not group:
+            self._look_at_the_file_again()
         if any(work.wakes and error is None for work, _, error in outcomes) or self._others_wrote():
             self.bell.ring()
         if self._turns and not self.mailbox.closed:
@@ -159,7 +162,15 @@ class Writer:
     def _patience(self) -> float | None:
         if self._turns:
             return 0
-        return _POLL_SECONDS if self.bell.awaited else None
+        if self.bell.awaited:
+            return _POLL_SECONDS
+        return _DOUBT_LOOK_SECONDS if self.identity.in_doubt else None
+
+    def _look_at_the_file_again(self) -> None:
+        """Reads are refused as long as the file is in doubt, so the end of it must be noticed
+        without a write."""
+        with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
+            self.identity.check_content(self._connection)
 
     def _give_turn(self, turn: Turn) -> None:
         """Let a handler write. What was queued meanwhile comes before the next one's turn, so
@@ -178,7 +189,7 @@ class Writer:
             self.bell.ring()
 
     def _outcomes(self, group: list[Work]) -> list[Outcome]:
-        self.identity.check()
+        self.identity.check_files()
         if self._ballast.aboard():
             return self._attempted(group)
         return self._without_growth(group)
@@ -191,7 +202,8 @@ class Writer:
         return refused + (self._attempted(rest) if rest else [])
 
     def _attempted(self, group: list[Work]) -> list[Outcome]:
-        if all(work.run is writes.claim for work in group) and not self._anything_due(group):
+        only_claims = all(work.run is writes.claim for work in group)
+        if only_claims and not self.identity.in_doubt and not self._anything_due(group):
             return [(work, [writes.Claimed() for _ in work.items], None) for work in group]
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
