@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -116,7 +116,20 @@ FETCHES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("busy", ["sleeping", "in a statement", *FETCHES])
+def slow_rows() -> Iterator[tuple[str]]:
+    for _ in range(2_000):
+        time.sleep(0.01)
+        yield ("slow",)
+    raise AssertionError("nobody ended the statement")
+
+
+MANY: dict[str, Callable[[Any], Any]] = {
+    "in executemany": lambda session: session,
+    "in a cursor's executemany": lambda session: session.cursor(),
+}
+
+
+@pytest.mark.parametrize("busy", ["sleeping", "in a statement", *FETCHES, *MANY])
 async def test_its_time_is_up_whatever_the_handler_does(
     store: SqliteStore, tmp_path: Path, busy: str
 ) -> None:
@@ -136,6 +149,8 @@ async def test_its_time_is_up_whatever_the_handler_does(
             if busy == "sleeping":
                 time.sleep(0.5)
                 session.execute("INSERT INTO effects VALUES ('late')")
+            if busy in MANY:
+                MANY[busy](session).executemany("INSERT INTO effects VALUES (?)", slow_rows())
             if busy in FETCHES:
                 FETCHES[busy](session.execute(ENDLESS.format("i") + " WHERE i = 1 OR i < 0"))
             session.execute(ENDLESS.format("count(*)"))

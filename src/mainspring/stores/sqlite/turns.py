@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -173,6 +173,14 @@ class HandlerConnection(sqlite3.Connection):
                     raise InvalidState(_ENDS_WITH_ITS_BLOCK) from error
                 raise
 
+    def while_in_use(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """The rows of one statement, until the time is up: an interrupt reaches SQLite alone, and
+        the time may go into making them."""
+        for row in rows:
+            if self._over and threading.get_ident() != self._writer:
+                raise self._refusal()
+            yield row
+
     def _refusal(self) -> Exception:
         return TransactionExpired("the transaction of this connection is over")
 
@@ -219,9 +227,9 @@ class _Cursor(sqlite3.Cursor):
         with self.connection.in_use():
             return super().execute(*given)
 
-    def executemany(self, *given: Any) -> Any:
+    def executemany(self, statement: str, rows: Iterable[Any], /) -> Any:
         with self.connection.in_use():
-            return super().executemany(*given)
+            return super().executemany(statement, self.connection.while_in_use(rows))
 
     # A fetch steps through the statement, and may take as long as its execution.
 
