@@ -406,6 +406,26 @@ async def test_a_second_store_in_the_process_leaves_the_locks_of_the_first(path:
         await store.add([a_run("two")])
 
 
+async def test_who_opens_the_file_beside_the_store_is_told_what_that_does(path: Path) -> None:
+    """A handler copies the file, and a program that comes and goes then deletes the log."""
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        shutil.copy(path, path.with_name("copy.db"))
+        code = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
+            "c.execute('SELECT count(*) FROM mainspring_runs').fetchall(); c.close()"
+        )
+        program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
+        assert await program.wait() == 0
+        with pytest.raises(StoreFileChanged, match="Restart this program") as raised:
+            await store.add([a_run("two")])
+    assert "never open the database file in a process that uses it" in str(raised.value)
+    assert "sqlite3 jobs.db '.backup copy.db'" in str(raised.value)
+    assert "put the right file" not in str(raised.value)
+    async with opened(path) as store:
+        assert await ids_of(store) == ["one"]
+
+
 # -- another schema ----------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import sqlite3
 import time
 from contextlib import closing
@@ -143,9 +144,9 @@ class FileIdentity:
             try:
                 found = _identity(path)
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise self._changed(f"{path} was deleted or moved while it was in use") from error
+                raise self._changed(path, "was deleted or moved while it was in use") from error
             if found != known:
-                raise self._changed(f"{path} was replaced by another file while it was in use")
+                raise self._changed(path, "was replaced by another file while it was in use")
 
     def check_content(self, connection: sqlite3.Connection) -> None:
         """Raise `StoreDamaged` if the file was overwritten in place since the last look."""
@@ -206,10 +207,21 @@ class FileIdentity:
         ]
         return max((stamp for stamp in found if stamp), key=lambda s: s.number, default=None)
 
-    def _changed(self, what: str) -> StoreFileChanged:
+    def _changed(self, path: str, what: str) -> StoreFileChanged:
+        told = f"{path} {what}. Nothing is written any more."
+        if path == self._paths[0]:
+            return StoreFileChanged(
+                f"{told} Stop every program that uses {self._path}, put the right file in its"
+                " place, and start them again"
+            )
+        # SQLite's locks are the process's: closing any descriptor of the file drops them, and the
+        # next program that closes the database takes itself for the last and deletes the log.
+        name = shlex.quote(self._path.name)
         return StoreFileChanged(
-            f"{what}. Nothing is written any more. Stop every program that uses {self._path}, put"
-            " the right file in its place, and start them again"
+            f"{told} Restart this program. If nobody deleted it by hand, this program opened"
+            f" {self._path} itself, to copy it perhaps, which ends SQLite's locks: never open the"
+            " database file in a process that uses it, and back it up by"
+            f" `sqlite3 {name} '.backup copy.db'` or VACUUM INTO"
         )
 
     def _doubt_error(self) -> StoreFileChanged:
