@@ -5,6 +5,7 @@
     │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire
     │   ├── InvalidPayload               not JSON, or too large
     │   ├── InvalidArguments             the handler does not take these arguments
+    │   │   └── ArgumentsRefused           nor did it when a stored run of them began
     │   ├── UnknownOption                there is no option of that name
     │   └── SecretKeyMissing             no key to encrypt a secret with, or to open it
     ├── NotFound (LookupError)
@@ -46,6 +47,7 @@ from datetime import timedelta
 
 __all__ = [
     "AddressRefused",
+    "ArgumentsRefused",
     "Conflict",
     "CopyRefused",
     "GiveUp",
@@ -313,6 +315,10 @@ class Snooze(Exception):
     def __init__(self, reason: str = "", *, after: str | float | timedelta = 1) -> None:
         super().__init__(reason or "the handler gave the run back for later")
         self.after = after
+
+
+class ArgumentsRefused(InvalidArguments, GiveUp):
+    """A run began whose stored payload does not fit its handler: another try changes nothing."""
 
 
 class AddressRefused(WebhookFailed, GiveUp):

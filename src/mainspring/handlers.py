@@ -13,7 +13,13 @@ from typing import Any
 
 from mainspring.arguments import ArgumentTypes, Misfit
 from mainspring.context import RunContext
-from mainspring.errors import HandlerNotFound, InvalidArguments, InvalidInput, JobExists
+from mainspring.errors import (
+    ArgumentsRefused,
+    HandlerNotFound,
+    InvalidArguments,
+    InvalidInput,
+    JobExists,
+)
 from mainspring.job_options import EnqueueOptions, option_names
 from mainspring.model import Job
 
@@ -111,23 +117,34 @@ class Handler:
         if not self._names and not self._any_names:
             if payload not in (None, {}) and not self.takes_context:
                 raise self._refusal("it takes no arguments")
-        elif payload is not None and not isinstance(payload, Mapping):
-            raise self._refusal(f"the payload must be an object, not {type(payload).__name__}")
         else:
-            self._check_names(payload or {})
-            self._check_types(payload or {})
+            self._check_types(self._named(payload))
 
     def stored_arguments(self, payload: Any) -> Mapping[str, Any]:
-        """The part of a payload that is passed as arguments."""
-        return payload if payload and (self._names or self._any_names) else {}
+        """The part of a payload that is passed as arguments; ArgumentsRefused if their names do
+        not fit: who enqueued them may not have had the handler."""
+        if not self._names and not self._any_names:
+            return {}
+        try:
+            return self._named(payload)
+        except InvalidArguments as error:
+            raise ArgumentsRefused(str(error)) from None
 
     def call(self, context: RunContext, payload: Any) -> Any:
         try:
             arguments = self._types.made(self.stored_arguments(payload))
         except Misfit as error:
-            raise self._refusal(str(error)) from None
+            raise ArgumentsRefused(str(self._refusal(str(error)))) from None
         given = (context,) if self.takes_context else ()
         return self.function(*given, **arguments)
+
+    def _named(self, payload: Any) -> Mapping[str, Any]:
+        """A payload whose keys are the parameters; InvalidArguments if they are not."""
+        given = {} if payload is None else payload
+        if not isinstance(given, Mapping):
+            raise self._refusal(f"the payload must be an object, not {type(given).__name__}")
+        self._check_names(given)
+        return given
 
     def _check_types(self, stored: Mapping[str, Any]) -> None:
         try:

@@ -206,6 +206,31 @@ async def test_a_stored_payload_that_fits_no_more_fails_its_run_with_the_reason(
     assert "color: invalid enum value 'green'" in (done.error or "")
 
 
+@pytest.mark.parametrize("isolation", ["auto", "thread", "process"])
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        ({"frist": 1, "second": {}}, "missing first; unknown frist; did you mean 'first'"),
+        ([1], "the payload must be an object, not list"),
+        (None, "missing first, second"),
+        ({"first": 1, "second": {}, "color": "green"}, "invalid enum value 'green'"),
+    ],
+)
+async def test_a_payload_that_can_never_fit_fails_its_run_at_once(
+    isolation: Any, payload: Any, words: str
+) -> None:
+    """As of a producer, or the CLI, which has no handler to ask."""
+    scheduler = Scheduler("memory://", workers=1)
+    producer = Scheduler(scheduler.store, workers=0)
+    scheduler.job(retries=5, isolation=isolation)(typed_jobs.needs_two)
+    async with scheduler, producer:
+        run = await producer.enqueue("needs_two", payload)
+        done = await ended(scheduler, run)
+    assert (done.state, done.attempt, done.attempts[0].traceback) == (State.FAILED, 1, None)
+    assert (done.error or "").startswith("ArgumentsRefused: wrong arguments for needs_two")
+    assert words in (done.error or "")
+
+
 async def test_a_default_needs_not_fit_its_annotation(make: Make) -> None:
     scheduler = make()
 

@@ -124,3 +124,7 @@ def take_enums(
     return repr(
         (plan, amount, place, color_or_text, any_of, plans, places, pair, row, prices, both)
     )
+
+
+def needs_two(first: int, second: dict[str, int], color: Color | None = None) -> None:
+    """It is called with both, or not at all."""

@@ -27,12 +27,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from mainspring.arguments import ArgumentTypes
+from mainspring.arguments import ArgumentTypes, Misfit
 from mainspring.codec import decode, encode
 from mainspring.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.durations import duration
 from mainspring.engine.results import storable_result
-from mainspring.errors import GiveUp, MainspringError, Retry, Snooze
+from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 from mainspring.model import Run
 from mainspring.policy import error_names
 
@@ -285,7 +285,11 @@ def _script(path: str, package: str | None) -> types.ModuleType:
 
 
 def _call(handler: Callable[..., Any], context: RunContext | None, order: Mapping[str, Any]) -> Any:
-    arguments = ArgumentTypes(handler).made(decode(order["arguments"]))
+    try:
+        arguments = ArgumentTypes(handler).made(decode(order["arguments"]))
+    except Misfit as error:
+        name = getattr(handler, "__name__", order["target"]["qualname"])
+        raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
     result = handler(**arguments) if context is None else handler(context, **arguments)
     if not inspect.isawaitable(result):
         return result
@@ -345,7 +349,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "kind": kind,
         "names": names,
         "message": _message(error),
-        "traceback": _traceback(error),
+        "traceback": "" if isinstance(error, ArgumentsRefused) else _traceback(error),
         "retry_after": after,
         "memory": isinstance(error, MemoryError),
     }

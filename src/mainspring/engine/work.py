@@ -13,7 +13,7 @@ from msgspec import Struct
 from mainspring.context import RunContext
 from mainspring.engine.processes import RemoteError
 from mainspring.engine.traces import trace_of
-from mainspring.errors import GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
+from mainspring.errors import ArgumentsRefused, GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
 from mainspring.handlers import Handler
 from mainspring.model import Job, Progress, Run
 from mainspring.policy import Isolation, error_names
@@ -64,6 +64,7 @@ class Problem:
     @classmethod
     def _of(cls, error: BaseException, plain: bool) -> Problem:
         plain = plain and isinstance(error, WebhookFailed | Retry | GiveUp)
+        plain = plain or isinstance(error, ArgumentsRefused)  # raised before the handler was called
         return cls(
             error=_in_words(error),
             names=error_names(error),
@@ -80,7 +81,7 @@ class Problem:
         return cls(
             error=error.message,
             names=error.names,
-            traceback=error.traceback,
+            traceback=error.traceback or None,
             retry_after=error.retry_after,
             asks_retry=error.kind == "retry",
             gives_up=error.kind == "give_up",
