@@ -332,6 +332,28 @@ async def test_files_are_made_for_their_owner_alone(
     assert "chmod" not in caplog.text
 
 
+async def test_a_file_that_a_link_leads_to_is_made_for_its_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, app = tmp_path / "data", tmp_path / "app"
+    data.mkdir()
+    app.mkdir()
+    (app / "jobs.db").symlink_to(data / "real.db")
+    before = os.umask(0o022)
+    try:
+        async with opened(app / "jobs.db") as store:
+            await store.add([a_run("one")])
+            assert modes(data) == dict.fromkeys(("real.db", "real.db-wal", "real.db-shm"), 0o600)
+            assert modes(app)["jobs.db-lock"] == 0o600
+            assert "chmod" not in caplog.text
+            (data / "real.db-wal").chmod(0o644)
+            async with opened(app / "jobs.db"):
+                pass
+            assert "real.db-wal (0644)" in caplog.text
+    finally:
+        os.umask(before)
+
+
 async def test_files_that_every_user_may_use_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

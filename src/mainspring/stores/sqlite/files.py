@@ -16,17 +16,23 @@ _PRIVATE = 0o600
 
 
 def all_files(database: Path) -> Iterator[Path]:
-    """Those that hold what is stored, or that can stop the store."""
-    for suffix in ("", "-wal", "-shm", "-lock"):
-        yield database.with_name(database.name + suffix)
+    """Those that hold what is stored, or that can stop the store. SQLite keeps the log beside the
+    file that a link leads to."""
+    real = os.path.realpath(database)
+    yield database
+    yield Path(f"{real}-wal")
+    yield Path(f"{real}-shm")
+    yield Path(f"{database}-lock")
 
 
 def make_private(path: Path) -> None:
     """Make an empty file for its owner alone, unless it is there.
 
     SQLite gives its log and the index of the log the same permissions. The file is not opened:
-    closing it could drop locks that SQLite has on it since (they belong to the process).
+    closing it could drop locks that SQLite has on it since (they belong to the process). Of a link
+    it is made where the link leads to.
     """
+    path = Path(os.path.realpath(path))
     with contextlib.suppress(FileExistsError):
         try:
             os.mknod(path, stat.S_IFREG | _PRIVATE)
