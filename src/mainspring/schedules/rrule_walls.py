@@ -198,6 +198,8 @@ class RuleWalls:
                     break
                 wall = found
         except _OutOfSteps:
+            if wall < self._dtstart:  # not even the first time was found
+                raise self._too_rare() from None
             raise InvalidSchedule(
                 f"COUNT {self.rule.count} is too large for a rule with INTERVAL and BY… parts or"
                 " with BYSETPOS, whose times must be counted one by one: use UNTIL",
