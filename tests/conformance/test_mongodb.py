@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,23 @@ class OnMongo(StoreConformance):
                 await records.update_one(still, {"$set": {field: found.get(field)}})
 
         return repair
+
+    async def damage_every_field(
+        self, store: Store, kind: str, record_id: str
+    ) -> AsyncIterator[str]:
+        async with AsyncMongoClient[Document](self.url) as client:
+            records = client.get_default_database()[f"{DEFAULT_PREFIX}{kind}s"]
+            whole = await records.find_one({"_id": record_id}) or {}
+            inside = {
+                "run": [f"lane.{part}" for part in "qhgp"],
+                "job": ["limit.key", "limit.most"],
+            }
+            for field in sorted({*whole, *inside[kind], "fence", "reason"} - {"_id"}):
+                for value in (None, "x", -7.5, {"a": 1}):
+                    change = {"$unset": {field: ""}} if value is None else {"$set": {field: value}}
+                    await records.update_one({"_id": record_id}, change)
+                    yield f"{field}: {value}"
+                    await records.replace_one({"_id": record_id}, whole)
 
     @pytest.mark.parametrize("test", [name for name in dir(Naming) if name.startswith("test_odd_")])
     def test_names_with_nul(self, tmp_path: Path, test: str) -> None:

@@ -36,6 +36,9 @@ from mainspring.stores.mongodb.rows import (
     LIVE_STATES,
     RUN_FIELDS,
     SET_ASIDE,
+    has_numbers,
+    is_lane,
+    is_moment,
     lane_part,
     read_run,
 )
@@ -49,9 +52,12 @@ WALKS = 100
 PRIORITIES = list(range(10))
 FEW = 100
 """Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
-_SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
-_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "fence"), 1)
+_SHOWN = dict.fromkeys(
+    ("lane", "job_id", "priority", "run_at", "created_at", "token", "attempt", "fence"), 1
+)
+_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt", "fence"), 1)
 """Where nothing but the order counts, and one find gives it: half the time of `_SHOWN`."""
+_SHOWN = {**_THIN, "lane": 1, "created_at": 1}
 _WHOLE = dict.fromkeys((*RUN_FIELDS, "fence"), 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
 
@@ -184,7 +190,7 @@ async def _lanes(db: Database, claim: Claim) -> list[Document]:
 
 
 def _takes(claim: Claim, lane: Document) -> bool:
-    if lane.get("p") == SET_ASIDE:
+    if not is_lane(lane) or lane["p"] == SET_ASIDE:
         return False
     return (
         lane["h"] in claim.handlers
@@ -205,14 +211,45 @@ async def _heads(
     excluded: frozenset[str] = frozenset(),
     shown: Document = _SHOWN,
 ) -> list[Document]:
-    """The first due runs of these lanes, in the order of the claim: a few of them whole."""
-    found: list[Document] = []
+    """The first due runs of these lanes, in the order of the claim: a few of them whole. Those
+    whose numbers are damaged are set aside: the write of a batch would fail for all of it."""
     if not count:
-        return found
+        return []
     if count <= FEW:
         shown = {**_WHOLE, "now": db.time.now}
     elif len(lanes) > WALKS:
         shown = _SHOWN
+    for _ in range(TRIES):
+        found = await _read_heads(db, lanes, count, excluded, shown)
+        damaged = [run["_id"] for run in found if not _can_be_taken(run, shown)]
+        if not damaged:
+            break
+        where = {"_id": {"$in": damaged}, "state": "pending"}
+        await db.runs.update_many(where, {"$set": {"lane.p": SET_ASIDE}}, hint=BY_ID)
+        found = [run for run in found if run["_id"] not in damaged]
+    if len(lanes) > WALKS:
+        found.sort(key=_turn)
+        found = found[:count]
+    return found
+
+
+def _can_be_taken(run: Document, shown: Document) -> bool:
+    return (
+        has_numbers(run)
+        and isinstance(run.get("job_id"), str)
+        and isinstance(run.get("fence", 0), int)
+        and ("created_at" not in shown or is_moment(run.get("created_at")))
+    )
+
+
+async def _read_heads(
+    db: Database,
+    lanes: Sequence[Document],
+    count: int,
+    excluded: frozenset[str],
+    shown: Document,
+) -> list[Document]:
+    found: list[Document] = []
     for part in chunks(lanes, WALKS):
         where = due_runs(db, part)
         if excluded:
@@ -220,9 +257,6 @@ async def _heads(
         walk = db.runs.find(where, shown)
         walk = walk.sort(ORDER).limit(count).batch_size(count)
         found += await walk.to_list(count)
-    if len(lanes) > WALKS:
-        found.sort(key=_turn)
-        found = found[:count]
     return found
 
 
@@ -302,7 +336,7 @@ async def _bearing(
 
 
 def _is_mine(run: Document, nonce: ObjectId) -> bool:
-    return run.get("nonce") == nonce and run["state"] == "running"
+    return run.get("nonce") == nonce and run.get("state") == "running"
 
 
 async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
@@ -377,6 +411,8 @@ async def next_due(db: Database, claim: Claim, back: timedelta) -> datetime | No
     for part in chunks(lanes, WALKS // len(PRIORITIES)):
         walk = db.runs.find(coming_runs(db, part, back), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
+            if not is_moment(run.get("run_at")):
+                continue  # damaged, and behind all that are not
             if earliest is None or run["run_at"] < earliest:
                 earliest = run["run_at"]
     return read_moment(earliest)

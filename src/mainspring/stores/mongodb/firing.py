@@ -54,6 +54,7 @@ from mainspring.stores.mongodb.rows import (
     RESERVED,
     RUN_FIELDS,
     SET_ASIDE,
+    is_lane,
     job_document,
     read_run,
     to_us,
@@ -265,7 +266,7 @@ async def _plans(db: Database, firings: Mapping[int, Firing]) -> dict[int, _Plan
 
 
 def _may_fire(firing: Firing, job: Document) -> bool:
-    if job["version"] != firing.version:
+    if job.get("version") != firing.version:
         return False
     return firing.valid_until is None or job["now"] <= to_us(firing.valid_until)
 
@@ -283,9 +284,16 @@ async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list
     for job_ids, shown in ((replacing, None), (others, _THIN)):
         if job_ids:
             async for run in db.runs.find(live_slots(job_ids), shown).sort("created_at", 1):
-                if run["lane"].get("p") != SET_ASIDE:  # which may never start
+                if not _may_never_start(run):
                     unfinished.setdefault(run["job_id"], []).append(read_run(run))
     return unfinished
+
+
+def _may_never_start(run: Document) -> bool:
+    """It is set aside, or its lane is damaged."""
+    if not is_lane(run.get("lane")):
+        return bool(run["state"] == "pending")
+    return bool(run["lane"]["p"] == SET_ASIDE)
 
 
 def live_slots(job_ids: Sequence[str]) -> Document:

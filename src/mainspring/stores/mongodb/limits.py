@@ -35,7 +35,7 @@ from pymongo.errors import DuplicateKeyError
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.times import until
 
-__all__ = ["Room", "lapsed", "room_under"]
+__all__ = ["Room", "can_be_fenced", "job_of", "lapsed", "room_under"]
 
 VOID_AFTER = 10.0
 """Seconds from the first sight of a reservation to its end: longer than any time-out."""
@@ -88,7 +88,7 @@ class Room:
             run = runs.get(one["run"])
             if run is None or _moved_on(one, run):
                 continue  # decided: if it runs, it is counted
-            if age > VOID_AFTER or run["state"] not in _TO_COME:
+            if age > VOID_AFTER or run.get("state") not in _TO_COME:
                 void.append(one)
                 continue
             self.standing.setdefault(key, []).append(one)
@@ -159,15 +159,25 @@ async def room_under(
 
 async def _limits(db: Database, job_ids: Sequence[str], room: Room) -> dict[str, str]:
     """Fill in the limits of these jobs; give every job that shares one of them, with its key."""
-    limited = {"_id": {"$in": job_ids}, "limit.key": {"$exists": True}}
+    limited = {"_id": {"$in": job_ids}, "limit": {"$exists": True}}
     async for job in db.jobs.find(limited, {"limit": 1}):
-        room.limits[job["_id"]] = (job["limit"]["most"], job["limit"]["key"])
+        room.limits[job["_id"]] = _read_limit(job)
     sharing = {job_id: key for job_id, (_, key) in room.limits.items()}
     shared = sorted({key for key in sharing.values() if key.startswith("key:")})
     if shared:
         found = db.jobs.find({"limit.key": {"$in": shared}}, {"limit": 1})
         sharing |= {job["_id"]: job["limit"]["key"] async for job in found}
     return sharing
+
+
+def _read_limit(job: Document) -> tuple[int, str]:
+    """How many, and the key. Of a limit that is damaged nobody knows how many runs it allows: none
+    is claimed."""
+    limit = job["limit"] if isinstance(job["limit"], dict) else {}
+    most, key = limit.get("most"), limit.get("key")
+    if isinstance(most, int) and isinstance(key, str) and key:
+        return most, key
+    return 0, f"job:{job['_id']}"
 
 
 async def _reserved(db: Database, keys: Collection[str]) -> list[Document]:
@@ -198,21 +208,34 @@ async def _seen(db: Database, jobs: Iterable[str], reserved: Sequence[str]) -> d
     return {run["_id"]: run async for run in db.runs.find(where, shown)}
 
 
+def job_of(run: Document) -> str:
+    """Its job; none where that is damaged."""
+    job_id = run.get("job_id")
+    return job_id if isinstance(job_id, str) else ""
+
+
+def can_be_fenced(run: Document) -> bool:
+    """Whether its fence can be raised. One that is damaged is not renewed once its lease is over,
+    and so needs no fence."""
+    return isinstance(run.get("fence", 0), int | float)
+
+
 def _counts(run: Document, sharing: dict[str, str]) -> bool:
-    return run["state"] == "running" and not run["lapsed"] and run["job_id"] in sharing
+    return run.get("state") == "running" and not run["lapsed"] and job_of(run) in sharing
 
 
 def _to_evict(run: Document, sharing: dict[str, str]) -> bool:
     return (
-        run["state"] == "running"
-        and run["job_id"] in sharing
+        run.get("state") == "running"
+        and job_of(run) in sharing
         and run["lapsed"]
         and not run.get("evicted")
+        and can_be_fenced(run)
     )
 
 
 def _moved_on(one: Document, run: Document) -> bool:
-    return (run["token"], run.get("fence", 0)) != (one["token"], one["fence"])
+    return (run.get("token"), run.get("fence", 0)) != (one["token"], one["fence"])
 
 
 async def _evict(db: Database, runs: Sequence[Document]) -> bool:
@@ -221,7 +244,12 @@ async def _evict(db: Database, runs: Sequence[Document]) -> bool:
         return True
     marks = [
         UpdateOne(
-            {"_id": r["_id"], "state": "running", "token": r["token"], "leased_at": r["leased_at"]},
+            {
+                "_id": r["_id"],
+                "state": "running",
+                "token": r.get("token"),
+                "leased_at": r["leased_at"],
+            },
             {"$set": {"evicted": True}, "$inc": {"fence": 1}},
         )
         for r in runs

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from math import floor
 from typing import Any
 
 import pymongo
@@ -22,7 +23,7 @@ from mainspring.stores.mongodb.database import (
     Document,
     chunks,
 )
-from mainspring.stores.mongodb.limits import lapsed
+from mainspring.stores.mongodb.limits import job_of, lapsed
 from mainspring.stores.mongodb.rows import (
     BRIEF,
     LIVE_STATES,
@@ -30,6 +31,7 @@ from mainspring.stores.mongodb.rows import (
     SET_ASIDE,
     STATE_OF,
     STATES,
+    is_lane,
     read_job,
     read_run,
 )
@@ -66,7 +68,7 @@ async def _whole(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str,
 
 
 def _is_ending(run: Document) -> bool:
-    return run["state"] not in LIVE_STATES or bool(run["cancel_requested"])
+    return run.get("state") not in LIVE_STATES or bool(run.get("cancel_requested"))
 
 
 # -- find -----------------------------------------------------------------------------------
@@ -85,8 +87,17 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
     for where, hint in walks(query):
         walk = db.runs.find(where, _shown(query), hint=hint).sort(_NEWEST).limit(query.limit)
         found += await walk.to_list(query.limit)
-    found.sort(key=lambda run: (run["created_at"], run["_id"]), reverse=True)
+    found.sort(key=_age, reverse=True)
     return _page(found[: query.limit], query)
+
+
+def _age(run: Document) -> tuple[int, float, str]:
+    """The server's order, also of runs whose `created_at` is damaged: what is missing is oldest,
+    what is no number newest."""
+    created = run.get("created_at")
+    if isinstance(created, int | float):
+        return 1, created, run["_id"]
+    return 0 if created is None else 2, 0, run["_id"]
 
 
 def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
@@ -147,7 +158,8 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
     """A range of the index for each length of lease that is in use."""
     if query.states is not None and State.RUNNING not in query.states:
         return Page([])
-    lengths = await db.runs.distinct("lease", {"state": "running"})
+    kept = await db.runs.distinct("lease", {"state": "running"})
+    lengths = [int(length) for length in kept if isinstance(length, int | float)]
     if not lengths:
         return Page([])
     walk = db.runs.find(over(db, lengths, query), _shown(query)).sort(_NEWEST).limit(query.limit)
@@ -157,7 +169,7 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
 async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
     """One step for each lane that has such runs, and the runs behind it."""
     lanes = await db.runs.distinct("lane", {"state": "pending"})
-    aside = [lane for lane in lanes if lane.get("p") == SET_ASIDE]
+    aside = [lane for lane in lanes if isinstance(lane, dict) and lane.get("p") == SET_ASIDE]
     if not aside:
         return Page([])
     where = {"state": "pending", "lane": {"$in": aside}} | _after(query.cursor)
@@ -182,8 +194,14 @@ def over(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
 
 def _page(found: list[Document], query: RunQuery) -> Page[Run]:
     full = len(found) == query.limit
-    cursor = f"{found[-1]['created_at']}:{found[-1]['_id']}" if full else None
+    cursor = _cursor_behind(found[-1]) if full else None
     return Page([read_run(run, brief=query.brief) for run in found], cursor)
+
+
+def _cursor_behind(run: Document) -> str | None:
+    """Behind what is no number come the numbers; behind what has none, nothing that is whole."""
+    kind, created, run_id = _age(run)
+    return None if kind == 0 else f"{floor(created) if kind == 1 else 2**62}:{run_id}"
 
 
 def _shown(query: RunQuery) -> Document | None:
@@ -219,11 +237,12 @@ async def counts(db: Database, since: datetime | None = None) -> Counts:
 async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
-        if (state := STATE_OF.get(group["_id"]["state"])) is not None:
-            runs[group["_id"]["job"]][state] = group["count"]
+        if (state := _state(group["_id"].get("state"))) is not None:
+            of_job = runs[job_of({"job_id": group["_id"].get("job")})]
+            of_job[state] = of_job.get(state, 0) + group["count"]
     due: dict[str, Due] = {}
     async for group in await db.runs.aggregate(counted_due(now), hint="due"):
-        if group["_id"].get("p") == SET_ASIDE:
+        if not is_lane(group["_id"]) or group["_id"]["p"] == SET_ASIDE:
             continue
         handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
         assert oldest is not None
@@ -233,9 +252,13 @@ async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
         return Counts(runs, due)
     ended: dict[State, int] = {}
     async for group in await db.runs.aggregate(counted_ended(since), hint="ended"):
-        if (state := STATE_OF.get(group["_id"])) is not None:
+        if (state := _state(group["_id"])) is not None:
             ended[state] = group["count"]
     return Counts(runs, due, ended)
+
+
+def _state(kept: Any) -> State | None:
+    return STATE_OF.get(kept) if isinstance(kept, str) else None
 
 
 def counted_ended(since: datetime) -> list[Document]:

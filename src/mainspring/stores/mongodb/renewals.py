@@ -15,7 +15,7 @@ from pymongo import UpdateMany
 
 from mainspring.store import Held, Renewed
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.limits import lapsed, room_under
+from mainspring.stores.mongodb.limits import can_be_fenced, job_of, lapsed, room_under
 from mainspring.stores.mongodb.rows import progress_text
 from mainspring.stores.mongodb.times import span_us
 
@@ -63,7 +63,9 @@ async def _mine(db: Database, held: Iterable[Held]) -> dict[str, Document]:
     return {
         run_id: found[run_id]
         for run_id, token in tokens.items()
-        if run_id in found and found[run_id]["token"] == token
+        if run_id in found
+        and found[run_id].get("token") == token
+        and (can_be_fenced(found[run_id]) or not _over(found[run_id]))
     }
 
 
@@ -76,7 +78,7 @@ async def _with_room(
 ) -> dict[str, Document]:
     """Of these runs those that may be renewed; those that needed a place have one reserved."""
     items = list(held)
-    jobs = {run["job_id"] for run in seen.values() if _over(run)}
+    jobs = {job_of(run) for run in seen.values() if _over(run)}
     for _ in range(TRIES):
         room = await room_under(db, jobs, nonce)
         if not await room.count(db):
@@ -84,10 +86,10 @@ async def _with_room(
         mine = await _mine(db, items)  # again: what was lapsed is fenced now
         kept, anew = {}, []
         for run_id, run in mine.items():
-            if _over(run) and room.limited(run["job_id"]):
-                if not room.left(run["job_id"]):
+            if _over(run) and room.limited(job_of(run)):
+                if not room.left(job_of(run)):
                     continue
-                room.take(run["job_id"])
+                room.take(job_of(run))
                 anew.append(run)
             kept[run_id] = run
         if await room.reserve(db, anew):

@@ -57,6 +57,9 @@ __all__ = [
     "STATE_OF",
     "encode_fields",
     "expecting",
+    "has_numbers",
+    "is_lane",
+    "is_moment",
     "job_document",
     "lane_part",
     "progress_text",
@@ -146,6 +149,32 @@ def lane_part(run_id: str) -> int:
     return crc32(run_id.encode()) % LANE_PARTS
 
 
+def is_lane(kept: Any) -> bool:
+    """Whether this is a lane, and nothing in it is damaged."""
+    return (
+        isinstance(kept, dict)
+        and all(isinstance(kept.get(name), str) for name in ("q", "h", "g"))
+        and isinstance(kept.get("p"), int)
+    )
+
+
+def is_moment(kept: Any) -> bool:
+    """Whether this is a number of microseconds that a datetime can hold. (A program of the user's
+    may have written it as a double.)"""
+    return isinstance(kept, int | float) and abs(kept) < _END_OF_TIME
+
+
+_END_OF_TIME = 253_402_300_800_000_000 - 86_400_000_000
+_NUMBERS = ("priority", "attempt", "token")
+
+
+def has_numbers(kept: Document) -> bool:
+    """Whether what a claim goes by, and counts up, is there and a number."""
+    return all(isinstance(kept.get(name), int | float) for name in _NUMBERS) and is_moment(
+        kept.get("run_at")
+    )
+
+
 def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
     """The run as it is inserted; its payload is encoded already. What is None is left out."""
     made = {
@@ -196,6 +225,8 @@ def read_run(kept: Document, *, brief: bool = False) -> Run:
 
 def _read_run(kept: Document) -> Run:
     get = kept.get
+    if not has_numbers(kept):
+        raise ValueError("a number is none")
     lane = kept["lane"]
     leased, progress, attempts = get("leased_at"), get("progress"), get("attempts")
     lease_until = None

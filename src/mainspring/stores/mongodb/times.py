@@ -27,12 +27,19 @@ Update = dict[str, Any]
 
 def microseconds(field: str) -> Expression:
     """A field that is a date or whole microseconds, as the latter."""
-    return {"$cond": [{"$isNumber": field}, field, {"$multiply": [{"$toLong": field}, 1000]}]}
+    number = {"$convert": {"input": field, "to": "long", "onError": _NEVER // 1000, "onNull": None}}
+    return {"$cond": [{"$isNumber": field}, field, {"$multiply": [number, 1000]}]}
+
+
+_NEVER = 2**60
+"""For what is neither: a lease that is damaged has not lapsed, for its owner may live, and the next
+renewal makes it whole."""
 
 
 def until(since: str, span: str) -> Expression:
     """When something that lasts `span` microseconds is over."""
-    return {"$add": [microseconds(f"${since}"), f"${span}"]}
+    length = {"$cond": [{"$isNumber": f"${span}"}, f"${span}", _NEVER]}
+    return {"$add": [microseconds(f"${since}"), length]}
 
 
 class ServerTime:

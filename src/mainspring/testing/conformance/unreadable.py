@@ -247,10 +247,10 @@ class Unreadable(Suite):
         assert await store.put_job(
             self.job("other", tags=("t",), description="Other", next_run_at=self.start)
         )
-        await store.add([self.run("bad", job_id="bad")])
         at = 0
         async for way in self.damage_every_field(store, "job", "bad"):
             at += 1
+            await store.add([self.run(f"bad{at}", job_id="bad")])
             for query in (
                 JobQuery(),
                 JobQuery(tag="t"),
