@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler
+from mainspring.engine import keeper
 from mainspring.errors import RecordUnreadable
 from mainspring.model import State
 from mainspring.stores import unreadable
@@ -128,3 +129,34 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
             await scheduler.pause_job("bad")
         await scheduler.remove_job("bad", force=True)
         assert (await scheduler.list_unreadable())[0] == []
+
+
+async def test_lapsed_runs_of_a_damaged_job_hide_no_older_ones(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "BATCH", 2)
+
+    def made(workers: int) -> Scheduler:
+        scheduler = Scheduler(f"sqlite:///{place}", workers=workers)
+
+        @scheduler.job()
+        async def good() -> None: ...
+
+        @scheduler.job()
+        async def bad() -> None: ...
+
+        return scheduler
+
+    async with made(0) as scheduler:
+        run = await scheduler.enqueue("good")
+        ids = [run.id, *[(await scheduler.enqueue("bad")).id for _ in range(3)]]
+    for run_id in ids:
+        lapsed = (
+            "UPDATE mainspring_runs SET state = 'running', token = 1, attempt = 1, worker = 'gone',"
+            " started_at = 1, lease_until = 2 WHERE id = ?"
+        )
+        damage(place, lapsed, run_id)
+    body = "UPDATE mainspring_jobs SET body = json_set(body, '$[4]', ?) WHERE id = 'bad'"
+    damage(place, body, BROKEN)
+    async with made(2) as scheduler:
+        assert (await scheduler.wait(run.id, timeout=20)).state is State.SUCCEEDED

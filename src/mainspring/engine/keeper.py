@@ -177,14 +177,22 @@ class Keeper:
     # Sweeping
 
     async def _rescue(self) -> None:
-        page: Page[Run] = await self._parts.store.find(RunQuery(lapsed=True, limit=BATCH))
-        if not page.items:
-            return
+        """Look at every lapsed run: those of an unreadable job stay, and must hide no others."""
+        cursor = None
+        while True:
+            look = RunQuery(lapsed=True, limit=BATCH, cursor=cursor)
+            page: Page[Run] = await self._parts.store.find(look)
+            if page.items:
+                await self._rescue_these(page.items)
+            if (cursor := page.cursor) is None:
+                return
+
+    async def _rescue_these(self, found: list[Run]) -> None:
         now = await self._parts.store.now()
-        jobs = await self._parts.jobs.get({run.job_id for run in page.items})
+        jobs = await self._parts.jobs.get({run.job_id for run in found})
         lapsed: dict[str, Run] = {}
         changes = []
-        for run in page.items:
+        for run in found:
             job = jobs[run.job_id]
             if job is not None and job.unreadable is not None:
                 continue  # how often it may start is not known; it waits until the job is readable
