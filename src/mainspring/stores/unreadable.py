@@ -19,7 +19,7 @@ log = logging.getLogger("mainspring")
 T = TypeVar("T")
 
 MOST_REPORTED = 1000
-"""Records that are named in the log, in one process. `mainspring doctor` names them all."""
+"""Records that are named in the log, in one process."""
 
 _reported: set[tuple[str, str]] = set()
 _guard = Lock()
@@ -52,8 +52,8 @@ def report(record: Run | Job) -> None:
         _reported.add((kind, record.id))
     log.error(
         "%s %s cannot be read (%s). It is set aside and left as it is; everything else goes on."
-        " A newer version may have written it: upgrade this program. `mainspring doctor` lists"
-        " all such records",
+        " A newer version may have written it: upgrade this program. `mainspring doctor` looks"
+        " for others like it, among all jobs and the newest 1,000 runs of each state",
         kind,
         record.id,
         record.unreadable,
