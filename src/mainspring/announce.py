@@ -40,7 +40,8 @@ def summary(scheduler: Scheduler) -> str:
     jobs = scheduler.decorated
     named = ", ".join(jobs[:MOST_NAMED])
     if len(jobs) > MOST_NAMED:
-        named += f" and {len(jobs) - MOST_NAMED} more jobs"
+        more = len(jobs) - MOST_NAMED
+        named += f" and {more} more {'job' if more == 1 else 'jobs'}"
     url = scheduler.url
     store = type(scheduler.store).__name__ if url is None else without_password(url)
     queues = scheduler.queues

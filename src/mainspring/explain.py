@@ -78,7 +78,8 @@ async def _limit_reached(engine: Engine, run: Run) -> str | None:
         return None
     key = found[0].policy.concurrency_key
     over = "" if key is None else f" of all jobs with the key {key!r}"
-    return f"its concurrency limit is reached: {running} runs{over} are running, {limit} may"
+    runs, are = ("run", "is") if running == 1 else ("runs", "are")
+    return f"its concurrency limit is reached: {running} {runs}{over} {are} running, {limit} may"
 
 
 async def _sharing_limit(engine: Engine, job: Job) -> set[str]:

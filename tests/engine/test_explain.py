@@ -28,7 +28,7 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
         await heard.until("run.started")
         second = await one_at_a_time.enqueue()
         why = await scheduler.explain_run(second.id)
-        assert why == "its concurrency limit is reached: 1 runs are running, 1 may"
+        assert why == "its concurrency limit is reached: 1 run is running, 1 may"
         assert await scheduler.explain_run(first.id) is None
         release.set()
         await ended(scheduler, second)

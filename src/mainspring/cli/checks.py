@@ -260,7 +260,8 @@ def _orphaned(jobs: list[Job], url: str | None) -> Iterator[Check]:
         advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
         yield Check("warn", "handlers", detail, advice)
     if len(jobs) > 3:
-        yield Check("warn", "handlers", f"and {len(jobs) - 3} more jobs without a worker")
+        more = f"{len(jobs) - 3} more {'job' if len(jobs) == 4 else 'jobs'}"
+        yield Check("warn", "handlers", f"and {more} without a worker")
 
 
 async def _unfired(store: Store, now: datetime, orphaned: set[str]) -> Check:

@@ -95,7 +95,8 @@ def _note_orphans(
             f" {removal_command(job, where.url)}"
         )
     if len(orphaned) > MOST_ORPHANS:
-        output.note(f"and {len(orphaned) - MOST_ORPHANS} more jobs without a worker")
+        more = len(orphaned) - MOST_ORPHANS
+        output.note(f"and {more} more {'job' if more == 1 else 'jobs'} without a worker")
 
 
 @group.command("show", epilog=example("mainspring jobs show daily_report"))

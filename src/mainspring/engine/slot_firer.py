@@ -275,7 +275,8 @@ class SlotFirer:
         found.jobs += 1
         found.slots += gap.count
         if found.jobs <= MOST_GAPS_LOGGED:
-            log.warning("job %s missed %d slots up to %s", run.job_id, gap.count, gap.last)
+            slots = "the slot of" if gap.count == 1 else f"{gap.count} slots up to"
+            log.warning("job %s missed %s %s", run.job_id, slots, gap.last)
         if found.jobs == MOST_GAPS_LOGGED + 1:
             log.warning("more jobs have missed slots since %s; catching up", found.since)
 
