@@ -19,7 +19,7 @@ import re
 import secrets
 import shlex
 import sqlite3
-import time
+import threading
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,7 @@ class FileIdentity:
                     ". If nobody copied a backup over it, or the log was copied with the backup,"
                     f" delete {self._path.name}-lock instead"
                 )
-            time.sleep(_LOOK_SECONDS)
+            threading.Event().wait(_LOOK_SECONDS)
 
     def _was_taken_back(self) -> bool:
         try:
