@@ -272,6 +272,18 @@ class Scheduler(Asking):
             self._stopping = None
             stopping.set_result(None)
 
+    def _drain_soon(self, seconds: float) -> concurrent.futures.Future[None] | None:
+        """Have the engine take no more work and drain, from a signal handler: the program's loop
+        may be blocked. None where nothing has started."""
+        if self._engine is None or self._portal is None or self._is_forked:
+            return None
+        drain = self._engine.drain(timeout=seconds)
+        try:
+            return asyncio.run_coroutine_threadsafe(drain, self._portal.loop)
+        except RuntimeError:  # its loop was closed just now
+            drain.close()
+            return None
+
     async def __aenter__(self) -> Self:
         return await self.start()
 

@@ -13,6 +13,8 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from mainspring.engine.portal import soon
+
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
 
@@ -22,7 +24,10 @@ NEARLY_STARTED = 1.0
 """Seconds that a start is given after a signal before it is given up."""
 
 LATEST_END = 60.0
-"""Seconds after the drain in which the process ends, even if a handler blocks its loop for ever."""
+"""Seconds after the drain timeout in which the process ends, whatever it waits for."""
+
+BLOCKED_END = 3.0
+"""Seconds after the drain in which the process ends if a handler blocks the program's loop."""
 
 log = logging.getLogger("mainspring")
 
@@ -52,13 +57,26 @@ async def run_until_signal(
             sys.stderr.flush()
             os._exit(128 + number)
         loop.call_soon_threadsafe(asked.set)
-        timer = threading.Timer(drain_timeout.total_seconds() + LATEST_END, end_anyway)
+        seconds = drain_timeout.total_seconds()
+        end_after(seconds + LATEST_END, "could not stop in time")
+        # The program's loop may be blocked: the engine stops firing and claiming by itself.
+        drained = scheduler._drain_soon(seconds)
+        if drained is not None:
+            drained.add_done_callback(end_if_blocked)
+
+    def end_after(seconds: float, why: str) -> threading.Timer:
+        timer = threading.Timer(seconds, end_anyway, [why])
         timer.daemon = True
         timer.start()
         timers.append(timer)
+        return timer
 
-    def end_anyway() -> None:
-        log.error("could not stop in time (a handler blocks the loop?); the process ends now")
+    def end_if_blocked(drained: object) -> None:
+        timer = end_after(BLOCKED_END, "a handler blocks the event loop and does not stop")
+        soon(loop, timer.cancel)
+
+    def end_anyway(why: str) -> None:
+        log.error("%s; the process ends now", why)
         logging.shutdown()
         os._exit(128 + signals[0])
 

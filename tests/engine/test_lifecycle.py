@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -314,9 +315,9 @@ async def test_a_second_signal_ends_at_once(file: str, mode: str) -> None:
     assert (await _only_run(file)).state is State.RUNNING  # its lease will lapse
 
 
-async def _script(file: str, mode: str) -> asyncio.subprocess.Process:
+async def _script(file: str, mode: str, script: str = SCRIPT) -> asyncio.subprocess.Process:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SCRIPT, file, mode),
+        *(sys.executable, "-c", script, file, mode),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": SRC},
@@ -330,3 +331,41 @@ async def _only_run(file: str) -> Any:
     async with Scheduler(file, workers=0) as scheduler:
         [run] = (await scheduler.list_runs()).items
         return run
+
+
+BLOCKED = """
+import logging, sys, time
+from mainspring import Scheduler
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+scheduler = Scheduler(sys.argv[1], lease="60s")
+
+@scheduler.job(run_on_start=True)
+async def blocking():
+    print("began", flush=True)
+    time.sleep(600)
+
+@scheduler.job("200ms")
+def tick():
+    pass
+
+scheduler.run(drain_timeout="1s")
+"""
+
+
+async def test_a_signal_is_heeded_while_a_handler_blocks_the_loop(file: str) -> None:
+    """Nothing more is fired, the blocked run is given back, and the process ends soon."""
+    child = await _script(file, "", BLOCKED)
+    async with Scheduler(file, workers=0) as scheduler:
+        while not (await scheduler.list_runs(job="tick")).items:
+            await asyncio.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        signalled = datetime.now(UTC)
+        _, err = await asyncio.wait_for(child.communicate(), 30)
+        assert child.returncode == 128 + signal.SIGTERM
+        ticks = (await scheduler.list_runs(job="tick", limit=1000)).items
+        # A firing may be under way.
+        assert max(run.scheduled_at for run in ticks) < signalled + timedelta(seconds=1)
+        [run] = (await scheduler.list_runs(job="blocking")).items
+        assert (run.state, run.lapses) == (State.PENDING, 0)
+    assert "the handler of job blocking does not stop" in err.decode()
+    assert "a handler blocks the event loop and does not stop" in err.decode()

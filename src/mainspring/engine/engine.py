@@ -67,6 +67,7 @@ class Engine:
             resources=resources,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._draining: asyncio.Future[None] | None = None
         self._settler = Settler(self._parts)
         self.worker = Worker(self._parts, self._settler, self._finished)
         self.live_workers = LiveWorkers(self._parts, store_url)
@@ -164,17 +165,25 @@ class Engine:
     async def drain(self, *, timeout: float) -> None:
         """Take no more work and wait for what runs; questions are still answered."""
         if self._parts.settings.workers > 0:
-            await self.keeper.retire()  # first: nobody here would run what it fires
-            await self.worker.drain(graceful=True, timeout=timeout)
-            await self._flush()
+            await self._drained(graceful=True, timeout=timeout)
+
+    async def _drained(self, *, graceful: bool, timeout: float) -> None:
+        """Drain. Who asks while a drain is under way waits for that one, so that no handler is
+        cancelled twice: after a signal both the signal and the program's stop ask."""
+        if not graceful or self._draining is None or self._draining.done():
+            self._draining = asyncio.ensure_future(self._drain(graceful, timeout))
+        await asyncio.shield(self._draining)
+
+    async def _drain(self, graceful: bool, timeout: float) -> None:
+        await self.keeper.retire()  # first: nobody here would run what it fires
+        await self.worker.drain(graceful=graceful, timeout=timeout)
+        await self._flush()
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
         parts = self._parts
         if parts.settings.workers > 0:
-            await self.keeper.retire()
-            await self.worker.drain(graceful=graceful, timeout=timeout)
-            await self._flush()
+            await self._drained(graceful=graceful, timeout=timeout)
             log.info("worker %s stopped", parts.settings.worker_id)
             parts.emit("worker.stopped", worker=parts.settings.worker_id)
         # A store's driver may take a cancellation for an error of its own, and the part goes on:
