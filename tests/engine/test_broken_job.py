@@ -139,3 +139,33 @@ def test_a_store_that_refuses_every_job_is_a_store_that_fails() -> None:
             assert ran == {"one", "two"}
 
     run_virtual(main)
+
+
+def test_many_refused_jobs_do_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """More of them than are fired at once."""
+
+    async def main() -> None:
+        refused = [f"bad-{number}" for number in range(150)]
+        scheduler = Scheduler(RefusingStore(*refused), clock=VirtualClock(), inline=True)
+        told: set[str | None] = set()
+        scheduler.on("scheduler.error", lambda event: told.add(event.job_id))
+        ran = 0
+
+        async def nothing() -> None: ...
+
+        for job_id in refused:
+            scheduler.job("5s", id=job_id)(nothing)
+
+        @scheduler.job("10s")
+        async def good() -> None:
+            nonlocal ran
+            ran += 1
+
+        async with scheduler:
+            await asyncio.sleep(61)
+            assert ran == 6
+            assert told == set(refused)
+
+    with caplog.at_level(logging.ERROR, "mainspring"):
+        run_virtual(main)
+    assert any("refuses to fire" in record.getMessage() for record in caplog.records)

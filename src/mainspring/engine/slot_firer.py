@@ -45,6 +45,12 @@ LONGEST_PLANNING = 0.05
 REFUSED_REST = 60.0
 """Seconds until a job whose firing the store refused is tried again, unless it is changed."""
 
+ALL_REFUSED_REST = 5.0
+"""The same, where the store refused every job of a chunk."""
+
+MOST_REFUSED_LOGGED = 3
+"""Refused jobs of a chunk that are named in the log; the rest is counted."""
+
 MOST_GAPS_LOGGED = 10
 """Jobs with missed slots that are named in the log while catching up; the rest is counted."""
 
@@ -198,11 +204,14 @@ class SlotFirer:
         """Fire the chains. What the store refuses is set aside; the rest is fired."""
         refused: list[tuple[_Chain, Exception]] = []
         fired = await self._fired_apart(chains, refused)
-        if len(refused) == len(chains) > 1:
-            raise refused[0][1]  # it is not one job that the store cannot take
-        for chain, error in refused:
-            job_id, rest = chain.job.id, REFUSED_REST
+        # Where it refuses all of them, it may not be the jobs: they are soon tried again.
+        rest = ALL_REFUSED_REST if len(refused) == len(chains) > 1 else REFUSED_REST
+        for chain, error in refused[:MOST_REFUSED_LOGGED]:
+            job_id = chain.job.id
             log.error("the store refuses to fire job %s; next try in %d s: %s", job_id, rest, error)
+        if (more := len(refused) - MOST_REFUSED_LOGGED) > 0:
+            log.error("the store refuses to fire %d more jobs; next try in %d s", more, rest)
+        for chain, error in refused:
             self._leave(chain.job, error, self._parts.clock.monotonic() + rest)
         return fired
 
