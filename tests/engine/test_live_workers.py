@@ -127,6 +127,11 @@ async def test_a_worker_of_other_queues_does_not_count(world: World) -> None:
     async with scheduler:
         await asyncio.sleep(1)
         assert (await scheduler.job_health("report")).status == "no_worker"
+        await asyncio.sleep(2 * MINUTE)
+    # Its code is there: nothing is to be removed.
+    first, second = world.warnings
+    assert first == "no running worker takes queue 'default' of job report: start one that does"
+    assert "not fired any more: no running worker takes queue 'default'" in second
 
 
 @virtual

@@ -26,7 +26,9 @@ from mainspring.clock import SystemClock
 from mainspring.engine.live_workers import (
     LiveWorker,
     find_workers,
+    queue_is_untaken,
     removal_command,
+    why_no_worker,
     without_worker,
 )
 from mainspring.errors import MainspringError
@@ -216,7 +218,7 @@ async def _work(store: Store, url: str | None) -> list[Check]:
     orphaned = without_worker([job for job in jobs if job.enabled], workers)
     return [
         _workers(workers),
-        *_orphaned(orphaned if workers else [], url),
+        *_orphaned(orphaned if workers else [], workers, url),
         *_untaken(counts.due, running, now),
         await _unfired(store, now, {job.id for job in orphaned} if workers else set()),
         await _lapsed(store, now),
@@ -253,11 +255,15 @@ def _workers(workers: list[LiveWorker]) -> Check:
     return Check("ok", "workers", f"{len(workers)} running: {names}{_more(workers)}")
 
 
-def _orphaned(jobs: list[Job], url: str | None) -> Iterator[Check]:
-    """Jobs whose handler no running worker has: their code was renamed, or their worker is down."""
+def _orphaned(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:
+    """Jobs that no running worker can run: their code was renamed, their worker is down, or no
+    worker takes their queue."""
     for job in jobs[:3]:
-        detail = f"{job.id}: no running worker has its handler {job.handler!r}; it is not fired"
-        advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
+        detail = f"{why_no_worker(job, workers)}; it is not fired"
+        if queue_is_untaken(job, workers):
+            advice = f"start a worker that takes queue {job.policy.queue!r}"
+        else:
+            advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
         yield Check("warn", "handlers", detail, advice)
     if len(jobs) > 3:
         more = f"{len(jobs) - 3} more {'job' if len(jobs) == 4 else 'jobs'}"

@@ -84,16 +84,17 @@ def _note_orphans(
     output: Output, where: Where, orphaned: list[Job], workers: list[LiveWorker]
 ) -> None:
     """Say which jobs nobody can run, and what to do."""
-    from mainspring.engine.live_workers import removal_command
+    from mainspring.engine.live_workers import queue_is_untaken, removal_command, why_no_worker
 
     if not workers:
         output.note("no worker is running: nothing is fired or run until one starts")
         return
     for job in orphaned[:MOST_ORPHANS]:
-        output.note(
-            f"no running worker has the handler {job.handler!r} of {job.id}; if its code is gone:"
-            f" {removal_command(job, where.url)}"
-        )
+        why = why_no_worker(job, workers)
+        if queue_is_untaken(job, workers):
+            output.note(f"{why}: start one that does")
+        else:
+            output.note(f"{why}; if its code is gone: {removal_command(job, where.url)}")
     if len(orphaned) > MOST_ORPHANS:
         more = len(orphaned) - MOST_ORPHANS
         output.note(f"and {more} more {'job' if more == 1 else 'jobs'} without a worker")

@@ -22,7 +22,15 @@ from mainspring.model import Job, Note, Owner
 from mainspring.store import JobQuery, NoteQuery, Store
 from mainspring.stores.urls import without_password
 
-__all__ = ["LiveWorker", "LiveWorkers", "find_workers", "removal_command", "without_worker"]
+__all__ = [
+    "LiveWorker",
+    "LiveWorkers",
+    "find_workers",
+    "queue_is_untaken",
+    "removal_command",
+    "why_no_worker",
+    "without_worker",
+]
 
 log = logging.getLogger("mainspring")
 
@@ -73,6 +81,17 @@ def without_worker(jobs: Iterable[Job], workers: list[LiveWorker]) -> list[Job]:
     ]
 
 
+def queue_is_untaken(job: Job, workers: Iterable[LiveWorker]) -> bool:
+    """Whether a job that none of the workers can run lacks only one that takes its queue."""
+    return any(job.handler in worker.handlers for worker in workers)
+
+
+def why_no_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
+    if queue_is_untaken(job, workers):
+        return f"no running worker takes queue {job.policy.queue!r} of job {job.id}"
+    return f"no running worker has the handler {job.handler!r} of job {job.id}"
+
+
 def removal_command(job: Job, store_url: str | None) -> str:
     """The command line that removes a job whose code is gone."""
     words = ["mainspring", "jobs", "remove", job.id]
@@ -118,33 +137,33 @@ class LiveWorkers:
     async def withdraw(self) -> None:
         await self._parts.store.drop_note(NOTE_KIND, self._parts.settings.worker_id)
 
-    def may_fire(self, job: Job) -> bool:
-        """Whether to fire a job that is due. True while it is not known who is alive."""
-        if self._has_worker(job) is not False:
+    def may_fire(self, job: Job, myself: LiveWorker) -> bool:
+        """Whether to fire a job that is due. True while it is not known who is alive. `myself` is
+        made once for many jobs: it names all handlers."""
+        if self._has_worker(job, myself) is not False:
             self._absent_since.pop(job.id, None)
             if job.id in self._not_fired:
                 self._not_fired.discard(job.id)
-                log.warning("job %s is fired again: a worker has its handler", job.id)
+                log.warning("job %s is fired again: a worker can run it", job.id)
             return True
         now = self._parts.clock.monotonic()
         since = self._absent_since.get(job.id)
         if since is None:
-            self._absent(job)
+            self._absent(job, myself)
             return True
         if now - since < GRACE_SECONDS:
             return True
         if job.id not in self._not_fired:
             self._not_fired.add(job.id)
             log.warning(
-                "job %s is not fired any more: no running worker has its handler %r. It is fired"
-                " again as soon as one has",
+                "job %s is not fired any more: %s. It is fired again as soon as one does",
                 job.id,
-                job.handler,
+                why_no_worker(job, [myself, *self._workers]),
             )
         return False
 
-    def _has_worker(self, job: Job) -> bool | None:
-        if self.myself().takes(job.handler, job.policy.queue):
+    def _has_worker(self, job: Job, myself: LiveWorker) -> bool | None:
+        if myself.takes(job.handler, job.policy.queue):
             return True
         age = None if self._read_at is None else self._parts.clock.monotonic() - self._read_at
         if age is None or age > LIFETIME.total_seconds():
@@ -189,20 +208,24 @@ class LiveWorkers:
         cursor = None
         while True:
             page = await self._parts.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
-            for job in without_worker(page.items, [self.myself(), *self._workers]):
+            myself = self.myself()
+            for job in without_worker(page.items, [myself, *self._workers]):
                 if job.schedule is not None and job.id not in self._absent_since:
-                    self._absent(job)
+                    self._absent(job, myself)
             if (cursor := page.cursor) is None:
                 return
 
-    def _absent(self, job: Job) -> None:
+    def _absent(self, job: Job, myself: LiveWorker) -> None:
         self._absent_since[job.id] = self._parts.clock.monotonic()
         if len(self._absent_since) > MOST_WARNINGS:
             return
-        log.warning(
-            "no running worker has the handler %r of job %s. If its function was renamed or"
-            " removed, remove the job: %s",
-            job.handler,
-            job.id,
-            removal_command(job, self._store_url),
-        )
+        workers = [myself, *self._workers]
+        why = why_no_worker(job, workers)
+        if queue_is_untaken(job, workers):
+            log.warning("%s: start one that does", why)
+        else:
+            log.warning(
+                "%s. If its function was renamed or removed, remove the job: %s",
+                why,
+                removal_command(job, self._store_url),
+            )

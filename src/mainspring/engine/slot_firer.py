@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mainspring.engine.firing import Gap, plan
-from mainspring.engine.live_workers import LiveWorkers
+from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.parts import Parts
 from mainspring.errors import StoreUnavailable
 from mainspring.model import Job, Page, Run, State
@@ -155,15 +155,16 @@ class SlotFirer:
         asked = limit + len(self._set_aside) + len(self._live_workers.not_fired)
         while True:
             page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=asked))
-            fit = [job for job in page.items if self._can_fire(job)]
+            myself = self._live_workers.myself()
+            fit = [job for job in page.items if self._can_fire(job, myself)]
             if fit or len(page.items) < asked:
                 return fit[:limit]
             asked *= 2
 
-    def _can_fire(self, job: Job) -> bool:
+    def _can_fire(self, job: Job, myself: LiveWorker) -> bool:
         if job.unreadable is not None or self._is_aside(job):
             return False
-        return self._live_workers.may_fire(job)
+        return self._live_workers.may_fire(job, myself)
 
     # Planning
 
