@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import RunContext
+from mainspring import Breaker, RunContext
 from mainspring.engine.patience import OPERATIONS, reason_of
 from mainspring.errors import StoreUnavailable
 from tests.engine import isolated
 from tests.engine.conftest import Make
-from tests.engine.kit import ended
+from tests.engine.kit import Heard, ended
 
 
 @pytest.fixture
@@ -153,3 +153,21 @@ def test_an_error_without_words_is_told_in_words() -> None:
     assert reason_of(StoreUnavailable("")) == "StoreUnavailable"
     assert reason_of(StoreUnavailable("no primary")) == "no primary"
     assert OPERATIONS["renew"] == "renewing leases"
+
+
+async def test_a_failure_that_opens_the_breaker_names_no_earlier_time(
+    make: Make, info: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make()
+    breaker = Breaker(failures=1, reset="1h")
+
+    @scheduler.job(retries=1, backoff="fixed", retry_delay="1h", breaker=breaker)
+    async def report() -> None:
+        raise ValueError("no figures")
+
+    async with scheduler:
+        heard = Heard(scheduler, "run.retrying")
+        await report.enqueue()
+        await heard.until("run.retrying")
+    [told] = [r.getMessage() for r in on(info, logging.WARNING) if "attempt 1 f" in r.getMessage()]
+    assert "attempt 1 failed, which opened its circuit breaker; next attempt once" in told

@@ -87,12 +87,13 @@ class Record:
         elif state is State.SUCCEEDED and hooks.on_success is not None:
             self.tell(hooks.on_success, work.context, change.set["result"])
         judged = verdict.problem is not None or state is State.SUCCEEDED
-        self._count(work, judged=judged, ok=verdict.problem is None)
+        turn = self._count(work, judged=judged, ok=verdict.problem is None)
         name = "run.retrying" if verdict.will_retry else EVENT_OF.get(state)
         if name is not None:
             error = verdict.problem.exception if verdict.problem else None
             if self._parts.events.wanted(name):
-                self._parts.emit(name, change.after(work.run), error)
+                data = {"breaker": turn} if turn == "opened" and verdict.will_retry else {}
+                self._parts.emit(name, change.after(work.run), error, **data)
             if not verdict.will_retry:
                 self._finished(work.run.id)
 
@@ -124,16 +125,18 @@ class Record:
                 change = states.cancelled(now, self._parts.time.now(), now.reason)
                 self.settle_alone(now, change)
 
-    def _count(self, work: Work, *, judged: bool, ok: bool) -> None:
+    def _count(self, work: Work, *, judged: bool, ok: bool) -> Turn | None:
+        """Count the outcome in the job's breaker; return what it did to it."""
         breaker = work.job.policy.breaker
         if breaker is None:
-            return
+            return None
         if not judged or work.stop in (Stop.CANCEL, Stop.DRAIN):
             self.breakers.abandon(work.run.job_id)
-            return
+            return None
         now = self._parts.clock.monotonic()
         turn = self.breakers.record(work.run.job_id, breaker, now, ok=ok)
         self.tell_breaker(work.run, turn)
+        return turn
 
     def _later(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

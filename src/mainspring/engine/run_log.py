@@ -47,9 +47,10 @@ def _retrying(event: Event) -> None:
     if (run := event.run) is None:
         return
     wait = max(run.run_at - event.time, timedelta())
-    _log(
-        logging.WARNING, event, run, f"attempt {run.attempt} failed, next attempt in {_short(wait)}"
-    )
+    then = f"next attempt in {_short(wait)}"
+    if event.data.get("breaker") == "opened":  # which puts the next attempt off
+        then = "which opened its circuit breaker; next attempt once that lets one through"
+    _log(logging.WARNING, event, run, f"attempt {run.attempt} failed, {then}")
 
 
 def _failed(event: Event) -> None:
