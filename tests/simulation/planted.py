@@ -289,8 +289,8 @@ def _killers_at_large() -> Patches:
 def _suspects_in_company() -> Patches:
     right = Suspects.next
 
-    def next_at_once(self: Suspects, *, idle: bool, free: int) -> Any:
-        return right(self, idle=True, free=free)
+    def next_at_once(self: Suspects, *, idle: bool) -> Any:
+        return right(self, idle=True)
 
     return [patch.object(Suspects, "next", next_at_once)]
 

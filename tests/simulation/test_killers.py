@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.engine import suspects
-from mainspring.model import Run, replace
+from mainspring.model import Run
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
 from tests.simulation.machines import Machine, MachineLoop, machines_of
@@ -160,107 +159,5 @@ def test_a_suspect_waits_for_a_busy_worker_and_is_run_in_the_end() -> None:
         assert cluster.starts[suspect.id] == 0
         runs = await cluster.work_off()
         assert (runs[suspect.id].state, runs[suspect.id].lapses) == (State.SUCCEEDED, 2)
-
-    run_virtual(main, make_loop=MachineLoop)
-
-
-def make_suspects(cluster: Cluster, runs: list[Run], *, due_since: timedelta = timedelta()) -> None:
-    for one in runs:
-        run = cluster.store._runs[one.id]
-        since = run.scheduled_at - due_since
-        cluster.store._runs[one.id] = replace(run, lapses=2, scheduled_at=since)
-
-
-async def longest_wait(client: Scheduler, seconds: float) -> tuple[float, float]:
-    """Another run each second: the longest that one of them waited for its end, and the mean."""
-    loop = asyncio.get_running_loop()
-    waits: list[float] = []
-
-    async def one() -> None:
-        run = await client.enqueue("harmless", {"seconds": 0})
-        began = loop.time()
-        await client.wait(run.id, 3000)
-        waits.append(loop.time() - began)
-
-    ends = loop.time() + seconds
-    async with asyncio.TaskGroup() as tasks:
-        while loop.time() < ends:
-            tasks.create_task(one())
-            await asyncio.sleep(1)
-    return max(waits), sum(wait > 2 for wait in waits) / len(waits)
-
-
-def test_a_second_suspect_beside_a_long_one_does_not_stop_everything_else() -> None:
-    async def main() -> None:
-        cluster = Cluster(1, seed=1)
-        client = producer(cluster.store)
-        await client.start()
-        await asyncio.sleep(1)
-        long = await client.enqueue("harmless", {"seconds": 1200}, delay="2s")
-        second = await client.enqueue("harmless", {"seconds": 1}, delay="100s")
-        make_suspects(cluster, [long, second])
-        while cluster.starts[long.id] == 0:
-            await asyncio.sleep(1)
-        longest, _ = await longest_wait(client, 1000)
-        assert longest < suspects.ALONE_AT_MOST + 10
-        runs = await cluster.work_off()
-        assert {runs[long.id].state, runs[second.id].state} == {State.SUCCEEDED}
-
-    run_virtual(main, make_loop=MachineLoop)
-
-
-def test_many_innocent_suspects_leave_the_others_nine_tenths_of_the_time() -> None:
-    async def main() -> None:
-        cluster = Cluster(1, seed=1)
-        client = producer(cluster.store)
-        await client.start()
-        await asyncio.sleep(1)
-        reports = await client.enqueue_many("harmless", [{"seconds": 5}] * 10, delay="2s")
-        make_suspects(cluster, reports)
-        longest, waited = await longest_wait(client, 1000)
-        assert longest < 10
-        assert waited < 0.15
-        runs = await cluster.work_off()
-        assert {runs[one.id].state for one in reports} == {State.SUCCEEDED}
-
-    run_virtual(main, make_loop=MachineLoop)
-
-
-def test_an_old_suspect_holds_others_back_for_a_minute_and_is_run_in_the_end() -> None:
-    """It has been due since yesterday, and a handler of hours is at work."""
-
-    async def main() -> None:
-        cluster = Cluster(1, seed=1)
-        client = producer(cluster.store)
-        await client.start()
-        await asyncio.sleep(1)
-        busy = await client.enqueue("harmless", {"seconds": 2500})
-        while cluster.starts[busy.id] == 0:
-            await asyncio.sleep(1)
-        old = await client.enqueue("harmless", {"seconds": 0}, delay="2s")
-        make_suspects(cluster, [old], due_since=timedelta(days=1))
-        longest, _ = await longest_wait(client, 1000)
-        assert longest < suspects.LONGEST_WAIT + 10
-        run = cluster.store._runs[old.id]
-        assert (run.state, run.began, cluster.starts[old.id]) == (State.SUCCEEDED, True, 1)
-        assert cluster.store._runs[busy.id].state is State.RUNNING
-
-    run_virtual(main, make_loop=MachineLoop)
-
-
-def test_a_killer_that_begins_beside_others_begins_four_times_at_most() -> None:
-    async def main() -> None:
-        cluster = Cluster(1, seed=1)
-        client = producer(cluster.store)
-        await client.start()
-        await asyncio.sleep(1)
-        busy = await client.enqueue("once", {"seconds": 2500})
-        while cluster.starts[busy.id] == 0:
-            await asyncio.sleep(1)
-        killer = await client.enqueue("killer", {"seconds": 1}, delay="2s")
-        make_suspects(cluster, [killer], due_since=timedelta(days=1))
-        runs = await cluster.work_off()
-        assert (runs[killer.id].state, runs[killer.id].reason) == (State.FAILED, "poison")
-        assert cluster.starts[killer.id] == 2  # after two that were counted before
 
     run_virtual(main, make_loop=MachineLoop)

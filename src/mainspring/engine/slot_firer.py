@@ -96,7 +96,6 @@ class SlotFirer:
         self._stopped = False
         self._chunk = FIRST_CHUNK
         self._more_due = False
-        self._leader_is_away = False
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
         self._catch_up: _CatchUp | None = None
 
@@ -126,10 +125,6 @@ class SlotFirer:
         fired = await self._fired(chains)
         self._adapt(self._parts.clock.monotonic() - began)
         self._tell(chains, fired)
-        # Whoever wins a slot that the leader has left for so long stands in for it, until another
-        # node is quicker. A program that was killed and started again would else fire each slot
-        # late until the term of its former self is over, and count the slots between as missed.
-        self._leader_is_away = all(one.done for one in fired)
         if not any(one.done for one in fired):
             self._more_due = False
             return 0.0 if self._leads() else FOLLOWER_REST
@@ -138,8 +133,7 @@ class SlotFirer:
     # Looking
 
     def _grace(self) -> timedelta:
-        fires_at_once = self._leads() or self._leader_is_away
-        return timedelta() if fires_at_once else FOLLOWER_GRACE
+        return timedelta() if self._leads() else FOLLOWER_GRACE
 
     async def _until_next(self, now: datetime) -> float:
         """Seconds until the next slot is due, or until the next look."""

@@ -335,7 +335,7 @@ class Worker:
         if self._draining:
             return
         idle = not self._active and not self._recording
-        if (suspect := self._suspects.next(idle=idle, free=self._free())) is not None:
+        if (suspect := self._suspects.next(idle=idle)) is not None:
             self._record_begin(suspect)
         if self._suspects.hold_back:
             return
