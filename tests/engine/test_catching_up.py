@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mainspring import Misfire, RunContext, Scheduler, State, cron, every, rrule
 from mainspring.engine import slot_firer
 from mainspring.engine.firing import plan
-from mainspring.model import Job, Run, replace
+from mainspring.model import Job, Page, Run, replace
 from mainspring.policy import Policy
 from mainspring.schedules import Schedule
 from mainspring.store import Fired, Firing, JobQuery
@@ -219,3 +219,38 @@ def test_a_clock_that_was_set_back_brings_back_no_slot() -> None:
     [firing], _ = plan(job, job.next_run_at - timedelta(seconds=40))
     assert firing.last_run_at == job.next_run_at
     assert firing.next_run_at == job.next_run_at + timedelta(seconds=4)
+
+
+def test_a_node_that_froze_after_its_look_fires_nothing_for_a_job_made_anew() -> None:
+    """The job it read was removed meanwhile, and another has its id and its version."""
+
+    class FreezingStore(MemoryStore):
+        freezes = False
+
+        async def jobs(self, query: JobQuery) -> Page[Job]:
+            page = await super().jobs(query)
+            if self.freezes and query.due is not None and query.limit > 1 and page.items:
+                self.freezes = False
+                await asyncio.sleep(20)
+            return page
+
+    async def main() -> None:
+        store = FreezingStore(VirtualClock())
+        frozen = Scheduler(store, clock=VirtualClock(), inline=True, leader_election=False)
+        editor = Scheduler(store, clock=VirtualClock(), inline=True, workers=0)
+
+        @frozen.job
+        async def work() -> None: ...
+
+        async with frozen, editor:
+            await editor.add_job("edited", handler="work", schedule="3s")
+            store.freezes = True
+            await asyncio.sleep(10)
+            await editor.remove_job("edited")
+            made = await editor.add_job("edited", handler="work", schedule="1h")
+            await asyncio.sleep(60)
+            job = await editor.get_job("edited")
+            assert job.next_run_at == made.created_at + timedelta(hours=1)
+            assert (await editor.list_runs(job="edited")).items == []
+
+    run_virtual(main)

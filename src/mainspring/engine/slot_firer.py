@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mainspring.engine.firing import Gap, plan
+from mainspring.engine.firing import PLAN_HOLDS, Gap, plan
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.parts import Parts
 from mainspring.errors import StoreUnavailable
@@ -117,7 +117,7 @@ class SlotFirer:
                 return seconds
         jobs = await self._due(now - self._grace(), self._chunk)
         self._more_due = len(jobs) >= self._chunk
-        chains = await self._planned_chunk(jobs)
+        chains = await self._planned_chunk(jobs, now)
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
@@ -162,12 +162,18 @@ class SlotFirer:
 
     # Planning
 
-    async def _planned_chunk(self, jobs: Sequence[Job]) -> list[_Chain]:
-        """Plan jobs until the chunk is full, for the moment that it is now."""
+    async def _planned_chunk(self, jobs: Sequence[Job], read_at: datetime) -> list[_Chain]:
+        """Plan jobs until the chunk is full, for the moment that it is now.
+
+        Jobs that were read long ago are not planned. This process may have been frozen since, and
+        another job may have the same id and version by now, if the job was removed and made again.
+        """
         if not jobs:
             return []
         followers = await self._parts.jobs.followers()
         now = await self._parts.store.now()
+        if now - read_at > PLAN_HOLDS:
+            return []
         monotonic = self._parts.clock.monotonic
         ends = monotonic() + LONGEST_PLANNING
         chains: list[_Chain] = []
