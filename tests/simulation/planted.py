@@ -409,7 +409,7 @@ def _aborted_without_fence() -> Patches:
 
 
 def _registered_afresh() -> Patches:
-    def next_slot(schedule: Any, stored: Any, now: datetime) -> Any:
+    def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
         return schedule.bind(stored.id, now).next(now)
 
     return [patch.object(control, "_kept_slot", next_slot)]
