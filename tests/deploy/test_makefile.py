@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,14 +27,19 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
+def make(goal: str, python: Path, checkout: Path) -> subprocess.CompletedProcess[str]:
+    """As a user types it, also where these tests were started by a make."""
+    outside = {n: v for n, v in os.environ.items() if n not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+    command = ["make", goal, f"PYTHON={python}"]
+    return subprocess.run(command, cwd=checkout, env=outside, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("goal", ["run", "test"])
 def test_an_old_python_is_refused_with_a_sentence(checkout: Path, goal: str) -> None:
     old = script(
         checkout / "old", 'case "$1" in --version) echo "Python 3.9.18";; *) exit 1;; esac'
     )
-    done = subprocess.run(
-        ["make", goal, f"PYTHON={old}"], cwd=checkout, capture_output=True, text=True
-    )
+    done = make(goal, old, checkout)
     assert done.returncode != 0
     assert f"Mainspring needs Python 3.11 or newer, and {old} is Python 3.9.18." in done.stdout
     assert not (checkout / ".venv").exists()
@@ -47,16 +53,12 @@ def test_run_installs_what_serving_needs_and_says_so(checkout: Path) -> None:
         f'if [ "$2" = venv ]; then mkdir -p .venv/bin;'
         ' cp "$0" .venv/bin/python; cp "$0" .venv/bin/mainspring; fi',
     )
-    done = subprocess.run(
-        ["make", "run", f"PYTHON={fake}"], cwd=checkout, capture_output=True, text=True
-    )
+    done = make("run", fake, checkout)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Setting up .venv to serve")
     asked = (checkout / "asked").read_text()
     assert "--editable .[server,mongodb]" in asked
     assert "dev" not in asked
     assert asked.rstrip().endswith("serve")
-    again = subprocess.run(
-        ["make", "run", f"PYTHON={fake}"], cwd=checkout, capture_output=True, text=True
-    )
+    again = make("run", fake, checkout)
     assert (again.returncode, again.stdout) == (0, "")
