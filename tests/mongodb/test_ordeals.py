@@ -38,7 +38,8 @@ async def test_the_cut_loses_nothing_that_a_majority_has(monkeypatch: pytest.Mon
         # The same with one server's word for it: the test would notice, whatever was written.
         told, lost = await cut(servers, "&w=1")
         assert all(told[kind] > BEFORE_THE_CUT[kind] for kind in KINDS)
-        assert lost == told - Counter(BEFORE_THE_CUT)
+        # What came before the cut may be lost too: one server's word for it is no more.
+        assert lost >= told - Counter(BEFORE_THE_CUT)
         # And where that slipped into completions alone.
         monkeypatch.setattr(changes, "_send", _one_servers_word(changes._send))
         told, lost = await cut(servers)

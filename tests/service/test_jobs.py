@@ -97,7 +97,7 @@ async def test_an_edit_touches_what_it_names_and_nothing_else(api: Api) -> None:
         f"/api/jobs/{job_id}",
         json={
             "description": "new",
-            "_id": "other",
+            "_id": job_id,
             "createdAt": "1999-01-01T00:00:00.000Z",
             "nextRunAt": "1999-01-01T00:00:00.000Z",
             "owner": "code",

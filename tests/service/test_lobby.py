@@ -24,7 +24,7 @@ SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 OK = b'{"status":"ok"}'
 SLOW_BODY = (
-    b"POST /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     b"Content-Length: 1000\r\n\r\n{"
 )
 
@@ -89,7 +89,7 @@ def one_and_a_half(one: socket.socket) -> None:
 
 def unasked_body(one: socket.socket) -> None:
     """It was refused before its body was read; the body comes on."""
-    one.sendall(SLOW_BODY.replace(b"/livez", b"/api/jobs").replace(b"127.0.0.1", b"elsewhere"))
+    one.sendall(SLOW_BODY.replace(b"127.0.0.1", b"elsewhere"))
     read_to(one, b'"instance":"/api/jobs"}')
 
 
