@@ -20,8 +20,8 @@ from pymongo import ASCENDING, CursorType, MongoClient, ReturnDocument
 from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError
 
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
-from mainspring.stores.mongodb.rows import LANE_PARTS
+from mainspring.stores.mongodb.codec import LANE_PARTS
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 
 __all__ = ["Document", "connect", "drain", "listen", "ping", "runs_of", "with_slots"]
 

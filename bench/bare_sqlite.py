@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from mainspring import states
-from mainspring.clock import SystemClock
-from mainspring.model import Run, new_run_id
-from mainspring.store import Claim
+from mainspring.core import transitions
+from mainspring.core.clock import SystemClock
+from mainspring.core.model import Run, new_run_id
+from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import SqliteStore, schema
-from mainspring.stores.sqlite.lock import TurnLock
+from mainspring.stores.sqlite.file_lock import TurnLock
 
 __all__ = [
     "backlog",
@@ -223,7 +223,7 @@ async def _store_drain(path: Path | str, count: int, batch: int) -> float:
     async def work() -> None:
         while runs := await store.claim(claim):
             now = SystemClock().now()
-            changes = [states.succeeded(run, now, {"ok": True}) for run in runs]
+            changes = [transitions.succeeded(run, now, {"ok": True}) for run in runs]
             done.extend(await store.commit(changes))
 
     # Two, so that one's batch is worked on while the other's is claimed or committed.

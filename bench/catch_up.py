@@ -27,9 +27,9 @@ from typing import Any
 from bench.measure import milliseconds
 from bench.slots import STORES, place
 from mainspring import RunContext, Scheduler, State, cron, every
-from mainspring.model import Job
-from mainspring.store import JobQuery, Store
+from mainspring.core.model import Job
 from mainspring.stores import open_store
+from mainspring.stores.protocol import JobQuery, Store
 
 RUNNING = 5
 LONGEST = 120.0

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from croniter import croniter
 
-from mainspring.schedules import cron
+from mainspring.core.schedules import cron
 
 NAME = "cron"
 

@@ -28,9 +28,9 @@ from bench import bare_mongodb, mongodb_workers, npm_peers
 from bench.measure import milliseconds, ratio, rounded, spread
 from bench.mongodb_workers import IDLE_SECONDS, WORKERS, Crew
 from mainspring import Scheduler
-from mainspring.model import Run, new_run_id
-from mainspring.store import Claim
+from mainspring.core.model import Run, new_run_id
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Claim
 from tests.servers.mongodb import ReplicaSet, with_database
 
 ROUNDS = 3

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import bare_mongodb
 from mainspring import Scheduler
-from mainspring.cli.collector import calm_collector
+from mainspring.cli.gc_tuning import calm_collector
 from mainspring.stores.mongodb import MongoStore
 
 __all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "heard", "idler",

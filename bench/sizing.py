@@ -28,10 +28,10 @@ from typing import Any
 from pymongo import MongoClient
 
 from mainspring import RunContext, Scheduler
-from mainspring.clock import to_us
-from mainspring.model import LIVE, new_run_id
-from mainspring.store import RunQuery
+from mainspring.core.clock import to_us
+from mainspring.core.model import LIVE, new_run_id
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import RunQuery
 from tests.servers.mongodb import ReplicaSet, with_database
 
 KEPT = int(os.environ.get("BENCH_SIZING_RUNS", "1000000"))

@@ -32,10 +32,10 @@ from typing import Any
 from bench.measure import cpu_of, folder, milliseconds
 from bench.mongodb_workers import Crew, heard
 from mainspring import Run, RunContext, Scheduler
-from mainspring.cli.collector import calm_collector
-from mainspring.model import State
-from mainspring.store import RunQuery
+from mainspring.cli.gc_tuning import calm_collector
+from mainspring.core.model import State
 from mainspring.stores import open_store
+from mainspring.stores.protocol import RunQuery
 
 CAPACITY = 200
 STORES = ("sqlite", "mongodb")

@@ -36,9 +36,9 @@ import aiohttp
 
 from bench.measure import cpu_of, folder, milliseconds, ratio, rounded, spread
 from mainspring import Event, Run, Scheduler, State
-from mainspring.cli.collector import calm_collector
-from mainspring.store import RunQuery
+from mainspring.cli.gc_tuning import calm_collector
 from mainspring.stores import open_store
+from mainspring.stores.protocol import RunQuery
 from mainspring.webhooks import Prepared, WebhookSettings
 
 ROUNDS = 7

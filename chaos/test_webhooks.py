@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from tests.webhooks.kit import endpoint, response, scheduler
 from tests.webhooks.test_crash import worker
 

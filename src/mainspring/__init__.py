@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mainspring.context import RunContext
+    from mainspring.core.context import RunContext
+    from mainspring.core.events import Event
+    from mainspring.core.model import Attempt, Job, Page, Run, State
+    from mainspring.core.policy import Backoff, Breaker, Misfire, Policy
+    from mainspring.core.schedules.constructors import at, cron, every, rrule
     from mainspring.errors import GiveUp, MainspringError, Retry
-    from mainspring.events import Event
-    from mainspring.model import Attempt, Job, Page, Run, State
-    from mainspring.policy import Backoff, Breaker, Misfire, Policy
     from mainspring.scheduler import Scheduler
-    from mainspring.schedules.make import at, cron, every, rrule
 
 __all__ = [
     "Attempt",
@@ -39,13 +39,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "context": ("RunContext",),
+    "core.context": ("RunContext",),
     "errors": ("GiveUp", "MainspringError", "Retry"),
-    "events": ("Event",),
-    "model": ("Attempt", "Job", "Page", "Run", "State"),
-    "policy": ("Backoff", "Breaker", "Misfire", "Policy"),
+    "core.events": ("Event",),
+    "core.model": ("Attempt", "Job", "Page", "Run", "State"),
+    "core.policy": ("Backoff", "Breaker", "Misfire", "Policy"),
     "scheduler": ("Scheduler",),
-    "schedules": ("at", "cron", "every", "rrule"),
+    "core.schedules": ("at", "cron", "every", "rrule"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

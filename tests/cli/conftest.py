@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mainspring.cli.loading import load_scheduler
+from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.program import app as program
 
 APP = '''

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
-from mainspring.cli.loading import load_scheduler
+from mainspring.cli.app_loader import load_scheduler
 from mainspring.errors import SecretKeyMissing
 from mainspring.webhooks import WebhookSettings
 from tests.cli.conftest import Run, Start, until

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mainspring.scheduler import Scheduler
-from mainspring.store import Claim
+from mainspring.stores.protocol import Claim
 from tests.cli.conftest import Run
 
 Stocked = dict[str, str]

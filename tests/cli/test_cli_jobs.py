@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
-from mainspring.cli.loading import load_scheduler
+from mainspring.cli.app_loader import load_scheduler
 from tests.cli.conftest import Run, until
 
 Stocked = dict[str, str]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.cli.failures import CommandError
-from mainspring.cli.loading import load_scheduler
+from mainspring.cli.app_loader import load_scheduler
+from mainspring.cli.errors import CommandError
 from mainspring.scheduler import Scheduler
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import __version__
-from mainspring.cli.times import local, relative, span
+from mainspring.cli.time_format import local, relative, span
 from tests.cli.conftest import Run, Start, until
 
 Stocked = dict[str, str]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mainspring.cli.loading import load_scheduler
+from mainspring.cli.app_loader import load_scheduler
 from tests.cli.conftest import Run
 
 Stocked = dict[str, str]

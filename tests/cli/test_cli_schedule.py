@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mainspring import clock
+from mainspring.core import clock
 from tests.cli.conftest import Run
 
 NOW = datetime(2026, 11, 13, 12, tzinfo=UTC)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.cli.collector import YOUNG
+from mainspring.cli.gc_tuning import YOUNG
 from tests.cli.conftest import Run, Start, until
 
 READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."

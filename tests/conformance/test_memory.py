@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainspring.model import replace
-from mainspring.store import Store
+from mainspring.core.model import replace
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Store
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
 

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
-from mainspring.store import Store
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
 from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from mainspring.stores.protocol import Store
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
-from mainspring.testing.conformance.claiming import Limiting, Renewing
-from mainspring.testing.conformance.committing import Rescuing
-from mainspring.testing.conformance.leading import Electing
-from mainspring.testing.conformance.naming import Naming
+from mainspring.testing.conformance.claim import Limiting, Renewing
+from mainspring.testing.conformance.commit import Rescuing
+from mainspring.testing.conformance.election import Electing
+from mainspring.testing.conformance.names import Naming
 from tests.servers.mongodb import with_database
 from tests.servers.server import Document
 

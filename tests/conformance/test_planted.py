@@ -13,10 +13,11 @@ from unittest.mock import patch
 
 import pytest
 
-from mainspring import states, store
-from mainspring.model import replace
-from mainspring.stores.memory import values
-from mainspring.stores.sqlite import SqliteStore, rows
+from mainspring.core import transitions
+from mainspring.core.model import replace
+from mainspring.stores import protocol
+from mainspring.stores.memory import records
+from mainspring.stores.sqlite import SqliteStore, codec
 from mainspring.testing import StoreConformance
 from tests.conformance.test_memory import TestMemory as OnMemory
 from tests.conformance.test_sqlite import TestSqlite as OnSqlite
@@ -25,9 +26,9 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def _claims_what_cannot_be_read() -> AbstractContextManager[Any]:
-    takes = values.takes
+    takes = records.takes
     return patch.object(
-        values, "takes", lambda claim, run: takes(claim, replace(run, unreadable=None))
+        records, "takes", lambda claim, run: takes(claim, replace(run, unreadable=None))
     )
 
 
@@ -35,23 +36,23 @@ def _one_damaged_row_fails_the_page() -> AbstractContextManager[Any]:
     def fail(error: Exception) -> None:
         raise error
 
-    return patch.object(rows, "raise_unless_damage", fail)
+    return patch.object(codec, "raise_unless_damage", fail)
 
 
 def _nothing_is_set_aside() -> AbstractContextManager[Any]:
     async def readable(self: SqliteStore, seqs: Any) -> list[Any]:
-        found = dict(await self._open_session().reader.read(rows.runs_one_by_one, list(seqs)))
+        found = dict(await self._open_session().reader.read(codec.runs_one_by_one, list(seqs)))
         return [found[seq] for seq in seqs if found[seq].unreadable is None]
 
     return patch.object(SqliteStore, "_readable", readable)
 
 
 def _overwrites_what_was_not_read() -> AbstractContextManager[Any]:
-    return patch.object(states, "_known", lambda run, put: put)
+    return patch.object(transitions, "_known", lambda run, put: put)
 
 
 def _later_slots_wait_for_ever() -> AbstractContextManager[Any]:
-    return patch.object(store, "_is_set_aside", lambda run: False)
+    return patch.object(protocol, "_is_set_aside", lambda run: False)
 
 
 def _never_comes_back() -> AbstractContextManager[Any]:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
 
-from mainspring.store import Store
+from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Scheduler, states
-from mainspring.copying import PAGE, copy
+from mainspring import Scheduler
+from mainspring.core import transitions
+from mainspring.core.model import Note, State, replace
 from mainspring.errors import CopyRefused
-from mainspring.model import Note, State, replace
-from mainspring.store import Claim, JobQuery, NoteQuery, Store
+from mainspring.stores.copy import PAGE, copy
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, Store
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore, RandomFaults
 from tests.copying.world import everything, fill, made, opened
@@ -99,11 +100,11 @@ async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -
             await copy(source, target, interrupt)
         now = await source.now()
         due = (await source.get(["is due"]))["is due"]
-        await source.commit([states.cancelled(due, now, "no more")])
+        await source.commit([transitions.cancelled(due, now, "no more")])
         heir = made("heir", now, 99, dedupe_key=due.dedupe_key)
         assert not (await source.add([heir]))[0].duplicate
         failed = (await source.get(["fails"]))["fails"]
-        assert await source.commit([states.revived(failed, now)]) == [True]
+        assert await source.commit([transitions.revived(failed, now)]) == [True]
         [job] = (await source.jobs(JobQuery(ids=frozenset({"often"})))).items
         await source.put_job(replace(job, enabled=False))
         copied = await copy(source, target)
@@ -189,7 +190,7 @@ async def test_a_key_that_was_given_on_and_taken_back(on_disk: Make, on_mongo: M
         over = {"state": State.FAILED, "finished_at": now}
         old = made("old", now, 1, dedupe_key="k", **over)
         await source.add([old, made("new", now, 2, dedupe_key="k", **over)])
-        assert await source.commit([states.revived(old, now)]) == [True]
+        assert await source.commit([transitions.revived(old, now)]) == [True]
         await copy(source, target)
         assert await everything(target) == await everything(source)
         [again] = await target.add([made("third", now, 3, dedupe_key="k")])
@@ -311,7 +312,7 @@ async def test_a_target_that_has_gone_on_is_refused(on_disk: Make) -> None:
             worker="w", handlers=frozenset({"work"}), limit=1, lease=timedelta(microseconds=1)
         )
         [run] = await target.claim(claim)
-        await target.commit([states.succeeded(run, await target.now(), None)])
+        await target.commit([transitions.succeeded(run, await target.now(), None)])
         with pytest.raises(CopyRefused, match="run run has gone on in the target"):
             await copy(source, target)
         assert (await target.get(["run"]))["run"].state is State.SUCCEEDED

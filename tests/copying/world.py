@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
-from mainspring import states
-from mainspring.model import Job, Run, Source, State, replace
-from mainspring.policy import Policy
-from mainspring.schedules import cron
-from mainspring.store import Claim, JobQuery, RunQuery, Store
-from mainspring.testing.conformance.keeping import JOB, RUN
+from mainspring.core import transitions
+from mainspring.core.model import Job, Run, Source, State, replace
+from mainspring.core.policy import Policy
+from mainspring.core.schedules import cron
+from mainspring.stores.protocol import Claim, JobQuery, RunQuery, Store
+from mainspring.testing.conformance.round_trip import JOB, RUN
 
 LEASE = timedelta(milliseconds=1)
 SOON = timedelta(minutes=5)
@@ -74,12 +74,14 @@ async def fill(store: Store, plain: int = 0) -> None:
     while taken := await store.claim(claim):
         held |= {run.id: run for run in taken}
         ends = {
-            "succeeds": lambda run: states.succeeded(run, now, {"a": 1}, ("said",)),
-            "fails": lambda run: states.failed(run, now, states.Failure("no", "trace")),
-            "retries": lambda run: states.retrying(run, now, states.Failure("no"), now + SOON),
-            "cancels": lambda run: states.cancelled(run, now, "asked"),
-            "waits": lambda run: states.snoozed(run, now + SOON),
-            "is due": lambda run: states.snoozed(run, now + SOON),
+            "succeeds": lambda run: transitions.succeeded(run, now, {"a": 1}, ("said",)),
+            "fails": lambda run: transitions.failed(run, now, transitions.Failure("no", "trace")),
+            "retries": lambda run: transitions.retrying(
+                run, now, transitions.Failure("no"), now + SOON
+            ),
+            "cancels": lambda run: transitions.cancelled(run, now, "asked"),
+            "waits": lambda run: transitions.snoozed(run, now + SOON),
+            "is due": lambda run: transitions.snoozed(run, now + SOON),
         }
         await store.commit([ends[run.id](run) for run in taken if run.id in ends])
     assert held["dies"].state is State.RUNNING

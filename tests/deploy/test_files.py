@@ -21,9 +21,9 @@ from mainspring.engine.worker import DRAIN_GRACE
 from mainspring.service.app import create_app
 from mainspring.service.server import FINISH_SECONDS
 from mainspring.service.settings import ServiceSettings
-from mainspring.stores.mongodb.address import Address
-from mainspring.webhooks.secrets import VARIABLE as SECRET_KEY
+from mainspring.stores.mongodb.url import Address
 from mainspring.webhooks.settings import ALLOW_VARIABLE, CAP_VARIABLE, PER_HOST_VARIABLE
+from mainspring.webhooks.vault import VARIABLE as SECRET_KEY
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

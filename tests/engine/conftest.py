@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler
-from mainspring.store import Store
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Store
 
 Make = Callable[..., Scheduler]
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from mainspring import Event, Run, Scheduler, State
-from mainspring.store import Claim, Store
 from mainspring.stores import open_store
+from mainspring.stores.protocol import Claim, Store
 from mainspring.testing import Injection
 
 LONG = 5.0

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from mainspring import Backoff, GiveUp, Retry, RunContext, State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended, until
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from mainspring import Run, State, states
-from mainspring.engine.awaited import Awaited
+from mainspring import Run, State
+from mainspring.core import transitions
+from mainspring.engine.run_waiters import Awaited
 from mainspring.errors import RunNotFound, StoreUnavailable
-from mainspring.store import Claim
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
 from tests.engine.kit import LONG
 
 MANY = 1000
@@ -49,7 +50,7 @@ async def end_all(store: Counting) -> None:
     claim = Claim(worker="w", handlers=frozenset({"work"}), limit=MANY, lease=lease)
     held = await store.claim(claim)
     now = await store.now()
-    await store.commit([states.succeeded(run, now, None) for run in held])
+    await store.commit([transitions.succeeded(run, now, None) for run in held])
 
 
 async def test_a_thousand_who_wait_ask_one_question(store: Counting) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from mainspring import Breaker, State
-from mainspring.states import request_cancel
-from mainspring.store import Store
+from mainspring.core.transitions import request_cancel
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, Weather, ended, opened

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mainspring import Event, Scheduler
-from mainspring.engine.firing import plan
+from mainspring.core.model import Job
+from mainspring.engine.slots import plan
 from mainspring.errors import StoreError
-from mainspring.model import Job
-from mainspring.store import Fired, Firing
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Fired, Firing
 from mainspring.testing import VirtualClock, run_virtual
 
 

@@ -8,11 +8,12 @@ import threading
 
 import pytest
 
-from mainspring import Run, RunContext, Scheduler, State, states
+from mainspring import Run, RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, RunNotFound
-from mainspring.model import Outcome
-from mainspring.store import Claim
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -142,7 +143,7 @@ class CancelledOnTheWay(MemoryStore):
     async def claim(self, claim: Claim) -> list[Run]:
         await asyncio.sleep(0.01)
         runs = await super().claim(claim)
-        await self.commit([states.request_cancel(run, "in between") for run in runs])
+        await self.commit([transitions.request_cancel(run, "in between") for run in runs])
         return runs
 
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mainspring import Misfire, RunContext, Scheduler, State, cron, every, rrule
+from mainspring.core.model import Job, Page, Run, replace
+from mainspring.core.policy import Policy
+from mainspring.core.schedules import Schedule
 from mainspring.engine import slot_firer
-from mainspring.engine.firing import plan
-from mainspring.model import Job, Page, Run, replace
-from mainspring.policy import Policy
-from mainspring.schedules import Schedule
-from mainspring.store import Fired, Firing, JobQuery
+from mainspring.engine.slots import plan
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Fired, Firing, JobQuery
 from mainspring.testing import VirtualClock, run_virtual
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, State
+from mainspring.core.model import Outcome
 from mainspring.errors import Snooze
-from mainspring.model import Outcome
 from tests.engine import isolated
 from tests.engine.conftest import Make
 

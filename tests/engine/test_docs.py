@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.events import EVENTS
-from mainspring.policy import Policy
+from mainspring.core.events import EVENTS
+from mainspring.core.policy import Policy
 
 DOCS = Path(__file__).parents[2] / "docs"
 

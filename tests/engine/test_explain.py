@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
-from mainspring.reports import RECENT
-from mainspring.store import RunQuery
+from mainspring.scheduler.statistics import RECENT
+from mainspring.stores.protocol import RunQuery
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 

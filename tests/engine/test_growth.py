@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler
-from mainspring.engine.verdict import Verdict
-from mainspring.engine.work import Problem, Work
-from mainspring.model import Attempt, Run
-from mainspring.states import Change
+from mainspring.core.model import Attempt, Run
+from mainspring.core.transitions import Change
+from mainspring.engine.attempt import Problem, Work
+from mainspring.engine.outcome import Verdict
 from mainspring.stores.memory import MemoryStore
 
 BATCH = 2_000

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.store import Store
+from mainspring.stores.protocol import Store
 from tests.engine.conftest import Make
 from tests.engine.kit import ended, until
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainspring import Scheduler, State, states
-from mainspring.engine.parts import JobBook
-from mainspring.model import Job, Page
-from mainspring.store import Claim, JobQuery
+from mainspring import Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Job, Page
+from mainspring.engine.context import JobBook
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, JobQuery
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
 
 
@@ -85,7 +86,7 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
             claim = Claim(worker="dead", handlers=handlers, limit=2, lease=lease)
             claimed = await store.claim(claim)
             assert len(claimed) == 2
-            assert all(await store.commit([states.beginning(one) for one in claimed]))
+            assert all(await store.commit([transitions.beginning(one) for one in claimed]))
             for _ in range(50):
                 store.book = None
                 await book.get(["work"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mainspring import Job, Run, RunContext, Scheduler, State, at, cron
-from mainspring.drafts import edited
+from mainspring.core.handlers import Registry
+from mainspring.core.model import Note, Page, replace
 from mainspring.errors import (
     HandlerNotFound,
     InvalidInput,
@@ -19,11 +20,10 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
 )
-from mainspring.handlers import Registry
-from mainspring.model import Note, Page, replace
-from mainspring.store import RunQuery, Store
+from mainspring.scheduler.definitions import edited
 from mainspring.stores.memory import MemoryStore
-from mainspring.webhooks.desk import Webhooks
+from mainspring.stores.protocol import RunQuery, Store
+from mainspring.webhooks.service import Webhooks
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended, opened, states
 

@@ -11,13 +11,14 @@ from itertools import pairwise
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State, states
+from mainspring import RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Outcome
+from mainspring.core.policy import Delivery, Isolation
+from mainspring.core.transitions import Change
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Outcome
-from mainspring.policy import Delivery, Isolation
-from mainspring.states import Change
-from mainspring.store import Held, Renewed, Store
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Held, Renewed, Store
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, Weather, ended, opened, steal
@@ -111,7 +112,7 @@ async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> N
         for lapse in range(1, 5):
             [stolen] = await steal(second_client, "_answer", lease=0.05 if lapse <= 2 else 1.0)
             if lapse > 2:  # from here on a worker records the begin first
-                assert await second_client.commit([states.beginning(stolen)]) == [True]
+                assert await second_client.commit([transitions.beginning(stolen)]) == [True]
             await heard.until("run.rescued", lapse)
         done = await ended(worker, run)
         failed = await heard.until("run.failed")
@@ -149,7 +150,7 @@ async def test_at_most_once_is_lost_not_repeated(make: Make, second_client: Stor
     async with worker:
         run = await worker.enqueue("_answer")
         [stolen] = await steal(second_client, "_answer")
-        assert await second_client.commit([states.beginning(stolen)]) == [True]
+        assert await second_client.commit([transitions.beginning(stolen)]) == [True]
         done = await ended(worker, run)
     assert (done.state, done.reason, done.attempt) == (State.FAILED, "lost", 1)
 
@@ -203,7 +204,7 @@ async def test_a_cancel_that_comes_before_the_begin_is_recorded_ends_the_run_unb
             for change in changes:
                 if change.set == {"began": True}:
                     [run] = (await store.get([change.id])).values()
-                    await store.commit([states.request_cancel(run, "asked")])
+                    await store.commit([transitions.request_cancel(run, "asked")])
             return await store.commit(changes)
 
     scheduler = make(CancelsFirst(store, Weather()))

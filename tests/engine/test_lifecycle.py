@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, NotStarted
-from mainspring.model import Outcome
-from mainspring.store import Store
+from mainspring.stores.protocol import Store
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended, until
 

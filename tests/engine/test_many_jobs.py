@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mainspring import Scheduler, State
+from mainspring.core.model import replace
 from mainspring.errors import JobNotFound, JobOwnedByCode
-from mainspring.model import replace
-from mainspring.store import JobQuery, JobWrite
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobQuery, JobWrite
 
 
 class Watched(MemoryStore):

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from mainspring import Scheduler, State
+from mainspring.core.model import Note
 from mainspring.errors import InvalidInput, JobChanged
-from mainspring.model import Note
 
 
 async def test_all_that_match_are_cancelled_retried_and_removed() -> None:

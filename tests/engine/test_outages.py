@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mainspring import Run, RunContext, State
+from mainspring.core.transitions import Change
 from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
-from mainspring.states import Change
-from mainspring.store import Claim, Store
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, Store
 from mainspring.testing import FaultyStore, ScriptedFaults
 from tests.engine.conftest import Make
 from tests.engine.kit import LONG, Heard, Weather, ended, opened, until

@@ -12,8 +12,8 @@ import pytest
 
 from mainspring import Run, RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
-from mainspring.store import Claim
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Breaker, RunContext
-from mainspring.engine.patience import OPERATIONS, reason_of
+from mainspring.engine.store_retry import OPERATIONS, reason_of
 from mainspring.errors import StoreUnavailable
 from tests.engine import isolated
 from tests.engine.conftest import Make
@@ -50,7 +50,7 @@ async def test_a_failed_attempt_warns_and_the_last_one_is_an_error(
         assert (facts["job_id"], facts["run_id"], facts["attempt"]) == ("report", run.id, attempt)
         shown = logging.Formatter().format(record)
         assert 'raise ValueError("no figures")' in shown
-        assert "engine/home.py" not in shown  # the traceback begins in the handler
+        assert "engine/executors/loop.py" not in shown  # the traceback begins in the handler
 
 
 @pytest.mark.parametrize("log_each_run", [True, False])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, cron, every, rrule
-from mainspring.model import Job, Page
-from mainspring.schedules import Schedule
-from mainspring.store import JobQuery, Store
+from mainspring.core.model import Job, Page
+from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
 from tests.engine.kit import Weather
 

@@ -6,10 +6,10 @@ import asyncio
 import threading
 
 from mainspring import Scheduler
+from mainspring.core.model import Page, Run
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Page, Run
-from mainspring.store import RunQuery
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import RunQuery
 from tests.engine.kit import LONG
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual

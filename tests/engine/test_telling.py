@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mainspring import Breaker, Event, RunContext, State
+from mainspring.core.events import EVENTS
 from mainspring.errors import InvalidInput
-from mainspring.events import EVENTS
-from mainspring.store import Store
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, Weather, ended, opened, until

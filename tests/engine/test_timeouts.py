@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import RunContext, State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from tests.engine import isolated
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended, until

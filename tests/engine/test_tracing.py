@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from mainspring import GiveUp, RunContext, Scheduler
-from mainspring.engine.tracing import Tracing
+from mainspring.engine.telemetry import Tracing
 from mainspring.errors import Snooze
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore

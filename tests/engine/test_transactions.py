@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.core.model import Outcome, replace
+from mainspring.core.policy import Policy
 from mainspring.errors import (
     InvalidInput,
     InvalidState,
     TransactionAborted,
     TransactionExpired,
 )
-from mainspring.model import Outcome, replace
-from mainspring.policy import Policy
-from mainspring.store import Store
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended, opened

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from mainspring import Scheduler, State
-from mainspring.codec import encode
+from mainspring.core.codec import encode
 from mainspring.errors import InvalidArguments, InvalidPayload
 from tests.engine import typed_jobs
 from tests.engine.conftest import Make

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
-from mainspring.blocking import Blocking
+from mainspring.scheduler.blocking import Blocking
 
 SNIPPET = """
 from mainspring import Run, RunContext, Scheduler

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler
-from mainspring.engine import keeper
+from mainspring.core.model import State
+from mainspring.engine import leader
 from mainspring.errors import RecordUnreadable
-from mainspring.model import State
-from mainspring.stores import unreadable
+from mainspring.stores import unreadable_records
 
 BROKEN = '{"broken'
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(unreadable, "_reported", set())
+    monkeypatch.setattr(unreadable_records, "_reported", set())
     return tmp_path / "jobs.db"
 
 
@@ -134,7 +134,7 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
 async def test_lapsed_runs_of_a_damaged_job_hide_no_older_ones(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "BATCH", 2)
+    monkeypatch.setattr(leader, "BATCH", 2)
 
     def made(workers: int) -> Scheduler:
         scheduler = Scheduler(f"sqlite:///{place}", workers=workers)

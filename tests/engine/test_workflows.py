@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State, states
-from mainspring.engine import keeper
+from mainspring import RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Page, Run, replace
+from mainspring.engine import leader
 from mainspring.errors import InvalidInput
-from mainspring.model import Page, Run, replace
-from mainspring.store import RunQuery
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import RunQuery
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, ended
 
@@ -252,7 +253,7 @@ async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that dies between the end of a run and the look for its followers."""
-    monkeypatch.setattr(keeper, "WAITING_SWEEP", 0.2)
+    monkeypatch.setattr(leader, "WAITING_SWEEP", 0.2)
     store = MemoryStore()
     scheduler = Scheduler(store)
 
@@ -262,7 +263,7 @@ async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
     async with scheduler:
         root = await scheduler.enqueue("step", delay="1h")
         behind = await scheduler.enqueue("step", after=[root.id])
-        ended = states.cancelled(root, await store.now(), "by another process")
+        ended = transitions.cancelled(root, await store.now(), "by another process")
         over = replace(ended, set={**ended.set, "state": State.SUCCEEDED})
         assert await store.commit([over]) == [True]
         assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED

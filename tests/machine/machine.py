@@ -17,9 +17,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mainspring import states
-from mainspring.clock import Clock
-from mainspring.model import (
+from mainspring.core import transitions
+from mainspring.core.clock import Clock
+from mainspring.core.model import (
     FINISHED,
     LIVE,
     Job,
@@ -31,10 +31,10 @@ from mainspring.model import (
     replace,
     slot_run_id,
 )
-from mainspring.policy import Delivery, Overlap, Policy
-from mainspring.states import Change, Failure
-from mainspring.store import Claim, Firing, Held, JobQuery, RunQuery, Store
+from mainspring.core.policy import Delivery, Overlap, Policy
+from mainspring.core.transitions import Change, Failure
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, RunQuery, Store
 from mainspring.testing import FakeClock
 
 JOBS = ("limited", "shared-1", "shared-2", "free")
@@ -69,19 +69,19 @@ drafts = st.fixed_dictionaries(
     }
 )
 HOLDERS: dict[str, Callable[[Run, datetime], Change]] = {
-    "succeeded": lambda run, now: states.succeeded(run, now, {"by": run.worker}),
-    "tuple": lambda run, now: states.succeeded(run, now, (1, 2)),
-    "retrying": lambda run, now: states.retrying(run, now, BOOM, now + timedelta(seconds=5)),
-    "failed": lambda run, now: states.failed(run, now, BOOM, ("line",)),
-    "released": lambda run, now: states.released(run, now, began=True),
-    "given back": lambda run, now: states.released(run, now, began=False),
-    "snoozed": lambda run, now: states.snoozed(run, now + timedelta(seconds=5)),
-    "cancelled": lambda run, now: states.cancelled(run, now, "stopped"),
-    "skipped": lambda run, now: states.skipped(run, now, "expired"),
-    "beginning": lambda run, now: states.beginning(run),
-    "request_cancel": lambda run, now: states.request_cancel(run, "asked"),
-    "rescued": lambda run, now: states.rescued(run, now, Delivery.AT_LEAST_ONCE),
-    "lost": lambda run, now: states.rescued(run, now, Delivery.AT_MOST_ONCE),
+    "succeeded": lambda run, now: transitions.succeeded(run, now, {"by": run.worker}),
+    "tuple": lambda run, now: transitions.succeeded(run, now, (1, 2)),
+    "retrying": lambda run, now: transitions.retrying(run, now, BOOM, now + timedelta(seconds=5)),
+    "failed": lambda run, now: transitions.failed(run, now, BOOM, ("line",)),
+    "released": lambda run, now: transitions.released(run, now, began=True),
+    "given back": lambda run, now: transitions.released(run, now, began=False),
+    "snoozed": lambda run, now: transitions.snoozed(run, now + timedelta(seconds=5)),
+    "cancelled": lambda run, now: transitions.cancelled(run, now, "stopped"),
+    "skipped": lambda run, now: transitions.skipped(run, now, "expired"),
+    "beginning": lambda run, now: transitions.beginning(run),
+    "request_cancel": lambda run, now: transitions.request_cancel(run, "asked"),
+    "rescued": lambda run, now: transitions.rescued(run, now, Delivery.AT_LEAST_ONCE),
+    "lost": lambda run, now: transitions.rescued(run, now, Delivery.AT_MOST_ONCE),
 }
 
 
@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
         for run in self.do("find", RunQuery(lapsed=True)).items:
             if awake:
                 self.renew_all([Held(run.id, run.token)])
-            self.commit([states.rescued(run, self.clock.now(), delivery)])
+            self.commit([transitions.rescued(run, self.clock.now(), delivery)])
 
     @rule(wait=waits)
     def a_worker_awakes(self, wait: float) -> None:
@@ -232,7 +232,7 @@ class StoreMachine(RuleBasedStateMachine):
         dead = [r for r in [*self.all_runs(), *self.seen] if r.state in FINISHED]
         if dead:
             run = data.draw(st.sampled_from(dead))
-            self.commit([states.revived(run, self.clock.advance(timedelta(microseconds=1)))])
+            self.commit([transitions.revived(run, self.clock.advance(timedelta(microseconds=1)))])
 
     @rule(data=st.data(), draft=drafts, number=st.integers(0, 2))
     def revive_after_its_key_was_taken(
@@ -245,14 +245,14 @@ class StoreMachine(RuleBasedStateMachine):
             run = data.draw(st.sampled_from(dead))
             taking = {"id": f"taking-{number}", "dedupe_key": run.dedupe_key, "after": ()}
             self.do("add", [self.made({**draft, **taking})])
-            self.commit([states.revived(run, self.clock.advance(timedelta(microseconds=1)))])
+            self.commit([transitions.revived(run, self.clock.advance(timedelta(microseconds=1)))])
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         live = [r for r in self.all_runs() if r.state in (State.WAITING, State.PENDING)]
         if live:
             run = data.draw(st.sampled_from(live))
-            self.commit([states.cancelled(run, self.clock.now(), "asked")])
+            self.commit([transitions.cancelled(run, self.clock.now(), "asked")])
 
     @rule()
     def unblock(self) -> None:
@@ -260,7 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
         for run in self.all_runs():
             if run.state is State.WAITING:
                 now = self.clock.advance(timedelta(microseconds=1))
-                change = states.unblocked(run, now, {i: known.get(i) for i in run.after})
+                change = transitions.unblocked(run, now, {i: known.get(i) for i in run.after})
                 self.commit([change] if change else [])
 
     @rule(data=st.data(), limits=st.booleans(), enabled=st.booleans(), stale=st.booleans())

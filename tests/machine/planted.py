@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from mainspring.model import (
+from mainspring.core.model import (
     LIVE,
     Job,
     Page,
@@ -13,9 +13,9 @@ from mainspring.model import (
     State,
     replace,
 )
-from mainspring.states import Change
-from mainspring.store import Added, Claim, Fired, Firing, Held, Renewed, RunQuery
+from mainspring.core.transitions import Change
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Added, Claim, Fired, Firing, Held, Renewed, RunQuery
 
 __all__ = ["PLANTED"]
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from mainspring.clock import Clock
-from mainspring.store import Store
+from mainspring.core.clock import Clock
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
 from tests.machine.machine import StoreMachine
 from tests.machine.planted import PLANTED

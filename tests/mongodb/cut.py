@@ -14,12 +14,13 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from mainspring import Run, State, states
+from mainspring import Run, State
+from mainspring.core import transitions
+from mainspring.core.model import Job, Source, replace
+from mainspring.core.policy import Overlap
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Job, Source, replace
-from mainspring.policy import Overlap
-from mainspring.store import Claim, Firing, JobQuery
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Claim, Firing, JobQuery
 from tests.servers.mongodb import Mongod, ReplicaSet, with_database
 from tests.servers.server import wait_for
 
@@ -114,13 +115,13 @@ class _Account:
 
     async def _end(self, runs: Sequence[Run]) -> None:
         now = await self.store.now()
-        kept = await self.store.commit([states.succeeded(run, now, run.id) for run in runs])
+        kept = await self.store.commit([transitions.succeeded(run, now, run.id) for run in runs])
         self.told += [("ended", run.id, None) for run, mine in zip(runs, kept, strict=True) if mine]
 
     async def _cancel(self, *ids: str) -> None:
         found = await self.store.get(ids)
         now = await self.store.now()
-        wishes = [states.cancelled(run, now, "no more") for run in found.values()]
+        wishes = [transitions.cancelled(run, now, "no more") for run in found.values()]
         for run_id, done in zip(found, await self.store.commit(wishes), strict=True):
             if done:
                 self.told.append(("cancelled", run_id, None))

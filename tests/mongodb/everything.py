@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from mainspring import states
-from mainspring.model import Job, Note, Run, Source, State, replace
-from mainspring.policy import Overlap, Policy
-from mainspring.store import (
+from mainspring.core import transitions
+from mainspring.core.model import Job, Note, Run, Source, State, replace
+from mainspring.core.policy import Overlap, Policy
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import (
     Claim,
     Firing,
     Held,
@@ -18,7 +19,6 @@ from mainspring.store import (
     RunQuery,
     Store,
 )
-from mainspring.stores.mongodb import MongoStore
 
 __all__ = ["do_everything", "some_runs"]
 
@@ -80,10 +80,10 @@ async def _work(store: Any) -> None:
         written = session.client.get_default_database().effects.insert_one({}, session=session)
         if not blocking:
             await written
-        assert await handling.commit(states.succeeded(run, now, None)) is True
+        assert await handling.commit(transitions.succeeded(run, now, None)) is True
     assert store.no_transactions is None
-    ends = [states.succeeded(run, now, run.id) for run in held[2:5]]
-    assert await store.commit([*ends, states.released(held[5], now, began=True)]) == [True] * 4
+    ends = [transitions.succeeded(run, now, run.id) for run in held[2:5]]
+    assert await store.commit([*ends, transitions.released(held[5], now, began=True)]) == [True] * 4
     assert len(await store.get(names)) == 8
     assert len((await store.find(RunQuery(states=frozenset({State.SUCCEEDED})))).items) == 5
     assert (await store.find(RunQuery(lapsed=True))).items == []

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from mainspring.store import Claim
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Claim
 
 __all__ = ["CLAIM", "opened"]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from mainspring import RunContext, Scheduler
-from mainspring.clock import SystemClock
-from mainspring.store import Store
+from mainspring.core.clock import SystemClock
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.database import Database
-from mainspring.stores.mongodb.times import read_moment
+from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.protocol import Store
 from tests.simulation.crash_worker import equip
 
 PLACES = 8

@@ -17,9 +17,9 @@ from pathlib import Path
 from pymongo import MongoClient
 
 from mainspring import Run, Scheduler, State
+from mainspring.core.model import LIVE
 from mainspring.errors import StoreUnavailable
-from mainspring.model import LIVE
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from tests.mongodb.node import PLACES, build
 from tests.servers.clocks import SteppedClock, program_clock
 from tests.servers.mongodb import ReplicaSet, with_database

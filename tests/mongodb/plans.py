@@ -15,9 +15,9 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
-from mainspring.stores.mongodb import store, transactions
-from mainspring.stores.mongodb.address import driver_defaults
-from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb import handler_transaction, store
+from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.url import driver_defaults
 
 __all__ = ["Plan", "Sent"]
 
@@ -73,7 +73,7 @@ class Sent(CommandListener):
             return {**driver_defaults(url), "event_listeners": [sent]}
 
         monkeypatch.setattr(store, "driver_defaults", defaults)
-        monkeypatch.setattr(transactions, "driver_defaults", defaults)
+        monkeypatch.setattr(handler_transaction, "driver_defaults", defaults)
         return sent
 
     def started(self, event: CommandStartedEvent) -> None:

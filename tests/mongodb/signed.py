@@ -16,9 +16,9 @@ from typing import Any, cast
 from pymongo import ReplaceOne, UpdateMany, UpdateOne
 from pymongo.errors import NetworkTimeout
 
-from mainspring.store import Store
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.database import Collection, Database, Document
+from mainspring.stores.mongodb.collections import Collection, Database, Document
+from mainspring.stores.protocol import Store
 
 __all__ = ["Breaks", "SignedStore", "seat"]
 

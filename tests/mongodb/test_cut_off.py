@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from pymongo.read_concern import ReadConcern
 
-from mainspring import Scheduler, states
+from mainspring import Scheduler
+from mainspring.core import transitions
+from mainspring.core.model import Job, Run, State, replace
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Job, Run, State, replace
-from mainspring.store import Claim, JobQuery, RunQuery
-from mainspring.stores.mongodb import MongoStore, keys
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
-from mainspring.stores.mongodb.rows import LIVE_STATES
+from mainspring.stores.mongodb import MongoStore, dedupe
+from mainspring.stores.mongodb.codec import LIVE_STATES
 from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from mainspring.stores.protocol import Claim, JobQuery, RunQuery
 from tests.servers.mongodb import ReplicaSet, ShardedCluster, with_database
 
 CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
@@ -94,15 +95,15 @@ async def test_a_duplicate_of_what_may_be_rolled_back_is_not_acknowledged(
 ) -> None:
     """Enqueue with a key, and try again: the cut falls between the run and its key."""
     now = await store.now()
-    whole = keys._point
+    whole = dedupe._point
     with ExitStack() as cut:
 
         async def cut_here(*given: Any) -> Any:
-            monkeypatch.setattr(keys, "_point", whole)
+            monkeypatch.setattr(dedupe, "_point", whole)
             cut.enter_context(cut_off(cluster.shards))
             return await whole(*given)
 
-        monkeypatch.setattr(keys, "_point", cut_here)
+        monkeypatch.setattr(dedupe, "_point", cut_here)
         for n in range(4):
             with pytest.raises(StoreUnavailable):
                 await store.add([run(now, f"r{n}", dedupe_key="welcome")])
@@ -138,7 +139,7 @@ async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
 
     with cut_off(away_from_home(cluster, store.address.database)):
         with pytest.raises(StoreUnavailable):
-            await store.commit([states.succeeded(one, now, None) for one in held])
+            await store.commit([transitions.succeeded(one, now, None) for one in held])
         await asyncio.gather(*(next_one(n) for n in range(40)))
         certain = store._db.runs.with_options(read_concern=ReadConcern("majority"))
         live = [one["dedupe_key"] async for one in certain.find({"state": {"$in": LIVE_STATES}})]

@@ -11,17 +11,17 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import Job, Run, replace
+from mainspring.core.policy import Policy
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
-from mainspring.model import Job, Run, replace
-from mainspring.policy import Policy
-from mainspring.store import JobQuery, RunQuery
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import MongoStore, claims, schema, wakeups
-from mainspring.stores.mongodb.address import Address
-from mainspring.stores.mongodb.database import Database
-from mainspring.stores.mongodb.limits import Room
-from mainspring.stores.mongodb.wakeups import Bell
+from mainspring.stores.mongodb import MongoStore, claim, notifier, schema
+from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.concurrency import Room
+from mainspring.stores.mongodb.notifier import Bell
+from mainspring.stores.mongodb.url import Address
+from mainspring.stores.protocol import JobQuery, RunQuery
 from tests.mongodb.kit import CLAIM, opened
 from tests.mongodb.plans import Sent
 from tests.servers.mongodb import ReplicaSet, with_database
@@ -254,15 +254,15 @@ async def test_hints_that_runs_have_ended_are_passed_on_less_often(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or all who are shut out by a limit would come running at every end, to find it taken."""
-    monkeypatch.setattr(wakeups, "EASE", 30.0)
+    monkeypatch.setattr(notifier, "EASE", 30.0)
     async with opened(any_url) as one, opened(any_url) as two:
         await two.add(await some_runs(two, "a", "b"))
         first, second = await two.claim(CLAIM)
         await asyncio.sleep(0.2)  # the hint of it is over
         await one.wait(0.3)  # until it listens
-        assert await two.commit([states.succeeded(first, await two.now(), None)]) == [True]
+        assert await two.commit([transitions.succeeded(first, await two.now(), None)]) == [True]
         assert await one.wait(20) is True
-        assert await two.commit([states.succeeded(second, await two.now(), None)]) == [True]
+        assert await two.commit([transitions.succeeded(second, await two.now(), None)]) == [True]
         assert await one.wait(0.5) is False
         await two.add(await some_runs(two, "c"))
         assert await one.wait(20) is True
@@ -326,14 +326,14 @@ async def test_a_claim_that_others_cut_short_is_soon_made_again(
         await one.add(await some_runs(one, *(f"r{n}" for n in range(10))))
         while await one.wait(0.2):
             pass
-        whole = claims._take
+        whole = claim._take
 
         async def later(*given: Any) -> Any:
-            monkeypatch.setattr(claims, "_take", whole)
+            monkeypatch.setattr(claim, "_take", whole)
             assert len(await two.claim(replace(CLAIM, worker="two", limit=3))) == 3
             return await whole(*given)
 
-        monkeypatch.setattr(claims, "_take", later)
+        monkeypatch.setattr(claim, "_take", later)
         assert len(await one.claim(replace(CLAIM, limit=5))) == 2
         assert await one.wait(5)
         assert len(await one.claim(CLAIM)) == 5
@@ -345,7 +345,7 @@ async def test_a_claim_under_way_is_nobody_elses(
 ) -> None:
     """Not even its own worker's, whose next claim looks for those that went astray."""
     sent, go = asyncio.Event(), asyncio.Event()
-    send = claims._send
+    send = claim._send
 
     async def held_up(*given: Any) -> int:
         matched = await send(*given)
@@ -356,7 +356,7 @@ async def test_a_claim_under_way_is_nobody_elses(
 
     async with opened(with_database(replica_set_url, database_name)) as store:
         await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
-        monkeypatch.setattr(claims, "_send", held_up)
+        monkeypatch.setattr(claim, "_send", held_up)
         first = asyncio.create_task(store.claim(CLAIM))
         await sent.wait()
         assert await store.claim(CLAIM) == []

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 from pymongo.errors import NetworkTimeout
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
+from mainspring.core.policy import Overlap, Policy
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.model import Job, Run, Source, State, replace, slot_run_id
-from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
 from mainspring.stores.mongodb import (
     MongoStore,
-    adding,
-    claims,
-    database,
-    firing,
-    keys,
-    reserved,
+    claim,
+    collections,
+    dedupe,
+    insert,
+    jobs,
+    two_phase,
 )
+from mainspring.stores.protocol import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
 from mainspring.testing import FakeClock
 from tests.servers.mongodb import with_database
 
@@ -83,7 +83,7 @@ async def job(store: MongoStore, clock: FakeClock, **policy: Any) -> Job:
 async def test_a_key_that_points_at_a_half_made_run(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Death(monkeypatch, keys, "carry_out")
+    Death(monkeypatch, dedupe, "carry_out")
     with pytest.raises(StoreUnavailable):
         await store.add([run(clock, "a", dedupe_key="k")])
     assert await store.get(["a"]) == {}
@@ -95,7 +95,7 @@ async def test_a_key_that_points_at_a_half_made_run(
 async def test_a_run_that_was_reserved_and_no_more(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Death(monkeypatch, keys, "_point")
+    Death(monkeypatch, dedupe, "_point")
     with pytest.raises(StoreUnavailable):
         await store.add([run(clock, "a", dedupe_key="k")])
     [added] = await store.add([run(clock, "b", dedupe_key="k")])
@@ -109,7 +109,7 @@ async def test_what_nobody_asks_for_again_is_swept_up(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run_id, step in (("pointed", "carry_out"), ("reserved", "_point")):
-        Death(monkeypatch, keys, step)
+        Death(monkeypatch, dedupe, step)
         with pytest.raises(StoreUnavailable):
             await store.add([run(clock, run_id, dedupe_key=run_id)])
     await store.find(RunQuery(lapsed=True))
@@ -127,7 +127,7 @@ async def test_a_half_made_run_that_has_ended_is_not_counted(
     """A skipped run of a slot is written with its end while it is still half made: the counts of
     what has ended failed for as long as one was left (`'reserved' is not a valid State`)."""
     skipped = run(clock, "skipped", state=State.SKIPPED, finished_at=clock.now())
-    await reserved.reserve(store._db, await adding.documents(store._db, [skipped]))
+    await two_phase.reserve(store._db, await insert.documents(store._db, [skipped]))
     await store.add([run(clock, "over", state=State.SUCCEEDED, finished_at=clock.now())])
     counts = await store.counts(since=clock.now() - timedelta(hours=1))
     assert counts.ended == {State.SUCCEEDED: 1}
@@ -138,12 +138,12 @@ async def test_what_is_decided_is_not_kept_waiting_by_what_is_not(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client died with a large batch in its hands, which may be junk in ten minutes."""
-    monkeypatch.setattr(reserved, "PAGE", 40)
-    Death(monkeypatch, keys, "_point")
+    monkeypatch.setattr(two_phase, "PAGE", 40)
+    Death(monkeypatch, dedupe, "_point")
     with pytest.raises(StoreUnavailable):
         await store.add([run(clock, f"r{n}", dedupe_key=f"k{n}") for n in range(150)])
     for run_id in ("a", "s"):  # on both ends of any order
-        Death(monkeypatch, keys, "carry_out")
+        Death(monkeypatch, dedupe, "carry_out")
         with pytest.raises(StoreUnavailable):
             await store.add([run(clock, run_id, dedupe_key=run_id)])
     await store.find(RunQuery(lapsed=True))
@@ -156,8 +156,8 @@ async def test_a_revival_that_was_cut_off(
 ) -> None:
     """The key is still the run's: whoever wants it finishes the revival first."""
     dead = await failed(store, clock)
-    Death(monkeypatch, keys, step)
-    revival = states.revived(dead, clock.now())
+    Death(monkeypatch, dedupe, step)
+    revival = transitions.revived(dead, clock.now())
     with pytest.raises(StoreUnavailable):
         await store.commit([revival])
     assert (await store.get(["a"]))["a"] == dead
@@ -171,7 +171,7 @@ async def test_a_revival_that_was_cut_off(
 async def failed(store: MongoStore, clock: FakeClock) -> Run:
     await store.add([run(clock, "a", dedupe_key="k")])
     [held] = await store.claim(CLAIM)
-    await store.commit([states.failed(held, clock.now(), states.Failure("boom"))])
+    await store.commit([transitions.failed(held, clock.now(), transitions.Failure("boom"))])
     return (await store.get(["a"]))["a"]
 
 
@@ -180,8 +180,8 @@ async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival
 ) -> None:
     """It looks, the run is revived (by a helper, say), and then it takes the key."""
     dead = await failed(store, clock)
-    whole = keys._point
-    revival = states.revived(dead, clock.now())
+    whole = dedupe._point
+    revival = transitions.revived(dead, clock.now())
     done: list[bool] = []
 
     async def meanwhile(*given: Any) -> Any:
@@ -190,7 +190,7 @@ async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival
             assert await store.commit([revival]) == [True]
         return await whole(*given)
 
-    monkeypatch.setattr(keys, "_point", meanwhile)
+    monkeypatch.setattr(dedupe, "_point", meanwhile)
     [added] = await store.add([run(clock, "b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("a", True)
     assert await store.get(["b"]) == {}
@@ -204,7 +204,7 @@ async def test_a_batch_that_was_cut_off_is_there_in_part_and_whole_when_sent_aga
 ) -> None:
     """What a crash leaves are whole runs, none that is half made; none is doubled."""
     batch = [run(clock, f"r{n}", dedupe_key=f"k{n}" if n % 5 == 0 else None) for n in range(50)]
-    whole = database.chunks
+    whole = collections.chunks
 
     def cut_off(items: Any, size: int = 10) -> Any:
         for number, part in enumerate(whole(items, size)):
@@ -213,7 +213,7 @@ async def test_a_batch_that_was_cut_off_is_there_in_part_and_whole_when_sent_aga
             yield part
 
     with monkeypatch.context() as crash:
-        crash.setattr(reserved, "chunks", cut_off)
+        crash.setattr(two_phase, "chunks", cut_off)
         with pytest.raises(StoreUnavailable):
             await store.add(batch)
     there = (await store.find(RunQuery(limit=100))).items
@@ -242,8 +242,8 @@ async def sweep(store: MongoStore) -> set[str]:
     return set(seen)
 
 
-STEPS = [(adding, "insert"), (keys, "reserve"), (keys, "_point"), (keys, "carry_out")]
-STEPS += [(adding, "_insert"), (adding, "carry_out")]
+STEPS = [(insert, "insert"), (dedupe, "reserve"), (dedupe, "_point"), (dedupe, "carry_out")]
+STEPS += [(insert, "_insert"), (insert, "carry_out")]
 
 
 @pytest.mark.parametrize("key", ["k", None])
@@ -320,7 +320,7 @@ async def test_a_firing_that_was_cut_off(
 ) -> None:
     made = await job(store, clock)
     fired = firing_of(made, clock)
-    Death(monkeypatch, firing, step)
+    Death(monkeypatch, jobs, step)
     with pytest.raises(StoreUnavailable):
         await store.fire([fired])
     assert await store.get([fired.runs[0].id]) == {}
@@ -337,7 +337,7 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
 ) -> None:
     made = await job(store, clock)
     first = firing_of(made, clock, overlap)
-    Death(monkeypatch, firing, "_bring_to_life")
+    Death(monkeypatch, jobs, "_bring_to_life")
     with pytest.raises(StoreUnavailable):
         await store.fire([first])
     clock.advance(60)
@@ -364,8 +364,8 @@ async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
     for name in names:
         made = Job(id=name, handler="work", created_at=at, updated_at=at, next_run_at=at)
         assert await store.put_job(made)
-    left = {"intent": reserved.intent({"state": "skipped"}), "state": "reserved"}
-    [other] = await adding.documents(store._db, [run(clock, "job1@slot", job_id="job1")])
+    left = {"intent": two_phase.intent({"state": "skipped"}), "state": "reserved"}
+    [other] = await insert.documents(store._db, [run(clock, "job1@slot", job_id="job1")])
     await store._db.runs.insert_one({**other, **left})
 
     def slot(name: str) -> Firing:
@@ -381,7 +381,7 @@ async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
     [edited] = (await store.jobs(JobQuery(ids=frozenset({"job4"})))).items
     assert await store.put_job(edited)
     firings = [slot(name) for name in names]
-    death = Death(monkeypatch, firing, step)
+    death = Death(monkeypatch, jobs, step)
     with pytest.raises(StoreUnavailable):
         await store.fire(firings)
     assert death.met
@@ -401,7 +401,7 @@ async def test_what_a_plan_left_that_never_came_true_does_not_count(
     part of a gap: the record of that gap is what must be there."""
     made = await job(store, clock)
     never = firing_of(made, clock)
-    Death(monkeypatch, firing, "_advance")
+    Death(monkeypatch, jobs, "_advance")
     with pytest.raises(StoreUnavailable):
         await store.fire([never])
     missed = {"first": clock.now(), "last": clock.now() + timedelta(seconds=60), "count": 2}
@@ -426,7 +426,7 @@ async def test_a_sweep_also_cancels_what_a_slot_replaces(
     await store.fire([first])
     clock.advance(60)
     second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
-    Death(monkeypatch, firing, "commit")
+    Death(monkeypatch, jobs, "commit")
     with pytest.raises(StoreUnavailable):
         await store.fire([second])
     await store.find(RunQuery(lapsed=True))
@@ -444,15 +444,15 @@ async def test_a_firing_that_arrives_when_its_plan_is_too_old_is_taken_back(
     """The client freezes with the write in its hands (and perhaps never hears of it)."""
     made = await job(store, clock)
     stale = replace(firing_of(made, clock), valid_until=clock.now() + timedelta(seconds=5))
-    whole = firing._advance
+    whole = jobs._advance
 
     async def frozen(*given: Any) -> Any:
         clock.advance(3600)
         return await whole(*given)
 
-    monkeypatch.setattr(firing, "_advance", frozen)
+    monkeypatch.setattr(jobs, "_advance", frozen)
     if dies:
-        Death(monkeypatch, firing, "_take_back")
+        Death(monkeypatch, jobs, "_take_back")
         with pytest.raises(StoreUnavailable):
             await store.fire([stale])
         await store.find(RunQuery(lapsed=True))
@@ -461,7 +461,7 @@ async def test_a_firing_that_arrives_when_its_plan_is_too_old_is_taken_back(
     assert (await store.find(RunQuery())).items == []
     [after] = (await store.jobs(JobQuery())).items
     assert (after.next_run_at, after.last_run_at) == (made.next_run_at, made.last_run_at)
-    monkeypatch.setattr(firing, "_advance", whole)
+    monkeypatch.setattr(jobs, "_advance", whole)
     [again] = await store.fire([firing_of(after, clock)])
     assert again.done
     assert [held.id for held in await store.claim(CLAIM)] == [again.runs[0].id]
@@ -471,13 +471,13 @@ async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await job(store, clock)
-    whole = reserved.reserve
+    whole = two_phase.reserve
 
     async def reserve(*given: Any) -> Any:
         assert await store.put_job(replace(made, enabled=False))
         return await whole(*given)
 
-    monkeypatch.setattr(firing, "reserve", reserve)
+    monkeypatch.setattr(jobs, "reserve", reserve)
     [fired] = await store.fire([firing_of(made, clock)])
     assert fired.done is False
     await store.find(RunQuery(lapsed=True))
@@ -509,7 +509,7 @@ async def test_a_place_reserved_by_the_dead_comes_free(
 ) -> None:
     await job(store, clock, concurrency=1)
     await store.add([run(clock, "a"), run(clock, "b")])
-    Death(monkeypatch, claims, "_take")
+    Death(monkeypatch, claim, "_take")
     with pytest.raises(StoreUnavailable):
         await store.claim(CLAIM)
     assert await store.claim(CLAIM) == []
@@ -522,15 +522,15 @@ async def test_a_place_reserved_for_a_run_that_was_cancelled_is_free_at_once(
 ) -> None:
     await job(store, clock, concurrency=1)
     await store.add([run(clock, "a"), run(clock, "b", priority=1)])
-    whole = claims._take
+    whole = claim._take
 
     async def too_late(*given: Any) -> Any:
-        monkeypatch.setattr(claims, "_take", whole)
+        monkeypatch.setattr(claim, "_take", whole)
         [first] = (await store.get(["a"])).values()
-        assert await store.commit([states.cancelled(first, clock.now(), "no")]) == [True]
+        assert await store.commit([transitions.cancelled(first, clock.now(), "no")]) == [True]
         return await whole(*given)
 
-    monkeypatch.setattr(claims, "_take", too_late)
+    monkeypatch.setattr(claim, "_take", too_late)
     held = await store.claim(CLAIM) or await store.claim(CLAIM)
     assert [one.id for one in held] == ["b"]
 
@@ -541,7 +541,7 @@ async def test_a_write_that_comes_too_late_is_fenced_off(
     await job(store, clock, concurrency=1)
     await store.add([run(clock, "a"), run(clock, "b", priority=1)])
     late: list[Any] = []
-    whole = claims._take
+    whole = claim._take
 
     async def slow(*given: Any) -> Any:
         if not late:
@@ -549,7 +549,7 @@ async def test_a_write_that_comes_too_late_is_fenced_off(
             raise NetworkTimeout("stalled here")
         return await whole(*given)
 
-    monkeypatch.setattr(claims, "_take", slow)
+    monkeypatch.setattr(claim, "_take", slow)
     with pytest.raises(StoreUnavailable):
         await store.claim(CLAIM)
     assert await store.claim(CLAIM) == []
@@ -568,14 +568,14 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
     await store.add([run(clock, "a"), run(clock, "b", priority=1)])
     [paused] = await store.claim(CLAIM)
     clock.advance(31)
-    whole = claims._take
+    whole = claim._take
     renewed: list[Renewed] = []
 
     async def meanwhile(*given: Any) -> Any:
         renewed.extend(await store.renew([Held(paused.id, paused.token)], CLAIM.lease))
         return await whole(*given)
 
-    monkeypatch.setattr(claims, "_take", meanwhile)
+    monkeypatch.setattr(claim, "_take", meanwhile)
     taken = await store.claim(CLAIM)
     assert len(taken) + len(renewed) == 1
 
@@ -585,13 +585,13 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
 
 def lose_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims arrive at the server; what it says to them does not come back."""
-    whole = claims._send
+    whole = claim._send
 
     async def unheard(*given: Any) -> Any:
         await whole(*given)
         raise NetworkTimeout("the answer was lost")
 
-    monkeypatch.setattr(claims, "_send", unheard)
+    monkeypatch.setattr(claim, "_send", unheard)
 
 
 async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
@@ -601,7 +601,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
     lose_answers(monkeypatch)
     held = await store.claim(CLAIM)
     assert len(held) == 5
-    assert all(await store.commit([states.succeeded(r, clock.now(), None) for r in held]))
+    assert all(await store.commit([transitions.succeeded(r, clock.now(), None) for r in held]))
 
 
 async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
@@ -611,7 +611,7 @@ async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
     await store.add([run(clock, f"r{n}") for n in range(5)])
     with monkeypatch.context() as outage:
         lose_answers(outage)
-        Death(outage, claims, "_bearing")
+        Death(outage, claim, "_bearing")
         with pytest.raises(StoreUnavailable):
             await store.claim(CLAIM)
     other = replace(CLAIM, worker="other")

@@ -14,8 +14,8 @@ import pytest
 
 from mainspring import Event, RunContext, Scheduler, State
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.store import RunQuery
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import RunQuery
 from tests.servers.mongodb import ReplicaSet, Standalone, with_database
 from tests.servers.proxy import Line, Proxy
 

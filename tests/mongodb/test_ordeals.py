@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pymongo import MongoClient, WriteConcern
 
-from mainspring.stores.mongodb import changes
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
-from mainspring.stores.mongodb.database import Database
+from mainspring.stores.mongodb import commit
+from mainspring.stores.mongodb.collections import Database
 from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from tests.mongodb.cut import KINDS, cut
 from tests.mongodb.everything import do_everything
 from tests.mongodb.ordeals import failover, kill_primary, orphaned_slots, skewed, step_down
@@ -41,7 +41,7 @@ async def test_the_cut_loses_nothing_that_a_majority_has(monkeypatch: pytest.Mon
         # What came before the cut may be lost too: one server's word for it is no more.
         assert lost >= told - Counter(BEFORE_THE_CUT)
         # And where that slipped into completions alone.
-        monkeypatch.setattr(changes, "_send", _one_servers_word(changes._send))
+        monkeypatch.setattr(commit, "_send", _one_servers_word(commit._send))
         told, lost = await cut(servers)
         assert set(lost) == {"ended", "cancelled"}
 
@@ -52,7 +52,7 @@ BEFORE_THE_CUT = {"added": 60, "claimed": 40, "ended": 10, "cancelled": 2, "put"
 def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
     """A store that sends these writes with `w: 1`."""
 
-    async def sent(db: Database, items: Sequence[changes.Written]) -> int:
+    async def sent(db: Database, items: Sequence[commit.Written]) -> int:
         handle = db.handle.with_options(write_concern=WriteConcern(1))
         return await send(dataclasses.replace(db, handle=handle), items)
 

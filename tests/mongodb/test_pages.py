@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mainspring.model import Job, replace
-from mainspring.store import JobQuery
+from mainspring.core.model import Job, replace
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.rows import job_document
+from mainspring.stores.mongodb.codec import job_document
+from mainspring.stores.protocol import JobQuery
 from tests.servers.mongodb import with_database
 
 JOBS = 10_000

@@ -15,15 +15,15 @@ import pytest
 from bson import ObjectId
 from pymongo import MongoClient
 
-from mainspring import states
-from mainspring.model import Job, Note, Run, Source, State, replace
-from mainspring.policy import Policy
-from mainspring.states import Failure
-from mainspring.store import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
-from mainspring.stores.mongodb import MongoStore, claims
-from mainspring.stores.mongodb.database import Document
-from mainspring.stores.mongodb.rows import LANE_PARTS
-from mainspring.stores.mongodb.times import ServerTime
+from mainspring.core import transitions
+from mainspring.core.model import Job, Note, Run, Source, State, replace
+from mainspring.core.policy import Policy
+from mainspring.core.transitions import Failure
+from mainspring.stores.mongodb import MongoStore, claim
+from mainspring.stores.mongodb.codec import LANE_PARTS
+from mainspring.stores.mongodb.collections import Document
+from mainspring.stores.mongodb.server_clock import ServerTime
+from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
 from tests.mongodb.plans import Plan, Sent
 from tests.servers.mongodb import with_database
 
@@ -145,7 +145,7 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
     """Page by page, by a walk along each of two indexes."""
     [again] = await store.claim(_claim(1, HOUR))
     now = await store.now()
-    assert await store.commit([states.retrying(again, now, Failure("no"), now)]) == [True]
+    assert await store.commit([transitions.retrying(again, now, Failure("no"), now)]) == [True]
     found: set[str] = set()
     query = RunQuery(job="job", tried=True, limit=50)
     while True:
@@ -162,7 +162,7 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
     assert again.id in found
     assert len(found) == 211
     [kept] = (await store.get([again.id])).values()
-    assert await store.commit([states.cancelled(kept, now, "over")]) == [True]
+    assert await store.commit([transitions.cancelled(kept, now, "over")]) == [True]
     await store.drop_runs([again.id])
 
 
@@ -203,16 +203,16 @@ async def test_the_claim_looks_at_what_it_takes(store: MongoStore, sent: Sent) -
     assert update.condition["_id"]["$in"] == [run.id for run in taken]
     by_ids(plans, 100)
     now = await store.now()
-    await store.commit([states.released(run, now, began=False) for run in taken])
+    await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
 async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> None:
     here = {"q": "default", "h": "work", "g": "", "p": 1}
-    lanes = [here, *({**here, "h": f"h{n}"} for n in range(claims.WALKS - 1))]
-    found = await claims._heads(store._db, lanes, 100)
+    lanes = [here, *({**here, "h": f"h{n}"} for n in range(claim.WALKS - 1))]
+    found = await claim._heads(store._db, lanes, 100)
     [plan] = await explained(store, sent)
     assert plan.given == len(found) == 100
-    assert plan.keys <= 100 + SEEKS + claims.WALKS
+    assert plan.keys <= 100 + SEEKS + claim.WALKS
     assert "SORT" not in plan.stages
 
 
@@ -241,7 +241,7 @@ async def test_one_of_a_crowd_looks_at_its_own_part(store: MongoStore, sent: Sen
     assert first.keys <= SEEKS
     assert "SORT" not in heads.stages | first.stages
     now = await store.now()
-    await store.commit([states.released(run, now, began=False) for run in taken])
+    await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
 async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent: Sent) -> None:
@@ -254,10 +254,10 @@ async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent:
     by_ids(renewal, 40)
 
     now = await store.now()
-    alike = [states.succeeded(run, now, None) for run in held[:15]]
-    unlike = [states.succeeded(run, now, run.id) for run in held[15:30]]
-    mixed = [states.succeeded(run, now, 1) for run in held[30:35]]
-    mixed += [states.failed(run, now, Failure("boom")) for run in held[35:]]
+    alike = [transitions.succeeded(run, now, None) for run in held[:15]]
+    unlike = [transitions.succeeded(run, now, run.id) for run in held[15:30]]
+    mixed = [transitions.succeeded(run, now, 1) for run in held[30:35]]
+    mixed += [transitions.failed(run, now, Failure("boom")) for run in held[35:]]
     for batch in (alike, unlike, mixed):
         sent.commands.clear()
         assert all(await store.commit(batch))
@@ -265,7 +265,7 @@ async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent:
         assert {plan.kind for plan in plans} == {"update"}
         by_ids(plans, len(batch))
     sent.commands.clear()
-    again = await store.commit([*alike[:5], states.succeeded(held[-1], now, 2)])
+    again = await store.commit([*alike[:5], transitions.succeeded(held[-1], now, 2)])
     assert again == [True] * 5 + [False]
     plans = await explained(store, sent)  # a short count: what is there is looked up
     assert max(plan.keys for plan in plans) <= 12
@@ -286,7 +286,7 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     assert of(plans, "update", "limits")
     assert max(plan.keys for plan in plans) <= 20
     by_ids(plans, 2)
-    await store.commit([states.succeeded(run, now, None) for run in (*first, *second)])
+    await store.commit([transitions.succeeded(run, now, None) for run in (*first, *second)])
     assert await store.drop_job("tight")
     await store.drop_runs([f"tight{n:03}" for n in range(50)])
 
@@ -308,7 +308,7 @@ async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent
     assert plan.keys <= 11
     assert plan.documents == 8
     now = await store.now()
-    await store.commit([states.cancelled(run, now, "over") for run in waiting])
+    await store.commit([transitions.cancelled(run, now, "over") for run in waiting])
     await store.drop_runs([run.id for run in waiting])
 
 

@@ -11,7 +11,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from mainspring import states
+from mainspring.core import transitions
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, schema
 from tests.mongodb.everything import do_everything, some_runs
@@ -46,7 +46,7 @@ async def test_retention_needs_no_more_rights(guarded: ReplicaSet) -> None:
         await store.add(await some_runs(store, "a", "b", dedupe_key="k"))
         held = await store.claim(CLAIM)
         now = await store.now()
-        await store.commit([states.succeeded(run, now, None) for run in held])
+        await store.commit([transitions.succeeded(run, now, None) for run in held])
         assert await store.prune(now + timedelta(seconds=1), 10) == len(held)
     with MongoClient[Document](url) as client:
         index = {"name": "ended", "expireAfterSeconds": 60}

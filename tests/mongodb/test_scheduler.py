@@ -8,7 +8,7 @@ from typing import Any
 from pymongo import MongoClient
 
 from mainspring import Event, Scheduler
-from mainspring.model import State
+from mainspring.core.model import State
 from tests.servers.mongodb import with_database
 
 

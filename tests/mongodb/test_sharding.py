@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from pymongo.errors import OperationFailure
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Run, State
-from mainspring.store import Claim, RunQuery
-from mainspring.stores.mongodb import MongoStore, changes
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
-from mainspring.stores.mongodb.database import Database
+from mainspring.stores.mongodb import MongoStore, commit
+from mainspring.stores.mongodb.collections import Database
 from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from mainspring.stores.protocol import Claim, RunQuery
 from tests.servers.mongodb import ShardedCluster, with_database
 
 RUNS = 2000
@@ -64,7 +64,7 @@ async def work(store: MongoStore, worker: str) -> Counter[str]:
     done: Counter[str] = Counter()
     while held := await patiently(lambda: store.claim(claim)):
         now = await store.now()
-        outcomes = [states.succeeded(run, now, run.id) for run in held]
+        outcomes = [transitions.succeeded(run, now, run.id) for run in held]
         kept = await patiently(partial(store.commit, outcomes))
         done.update(run.id for run, mine in zip(held, kept, strict=True) if mine)
     return done
@@ -116,9 +116,9 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
 ) -> None:
     """A moving chunk hides runs from an update for a moment. What is done, what is to be sent
     again and what is somebody else's by now are told apart by a look at them."""
-    whole, sent = changes._send, list[int]()
+    whole, sent = commit._send, list[int]()
 
-    async def passing_over(db: Database, items: Sequence[changes.Written]) -> int:
+    async def passing_over(db: Database, items: Sequence[commit.Written]) -> int:
         sent.append(len(items))
         if len(sent) > 2:
             return await whole(db, items)
@@ -139,10 +139,10 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
     claim = Claim(worker="w", handlers=frozenset({batch}), limit=30, lease=timedelta(minutes=1))
     held = await store.claim(claim)
     outcomes = [
-        states.succeeded(run, now, None if batch == "alike" else run.id, log=("once",))
+        transitions.succeeded(run, now, None if batch == "alike" else run.id, log=("once",))
         for run in held
     ]
-    monkeypatch.setattr(changes, "_send", passing_over)
+    monkeypatch.setattr(commit, "_send", passing_over)
     kept = await store.commit(outcomes)
     monkeypatch.undo()
     assert sent == [30, 17, 11]  # 10 of 30 done, 3 lost; 6 of 17 done; then the rest
@@ -159,9 +159,9 @@ async def test_a_count_that_is_short_though_all_was_done(
     cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver sends a write again whose answer was lost, and the second finds nothing to do."""
-    whole, sent = changes._send, list[int]()
+    whole, sent = commit._send, list[int]()
 
-    async def unheard(db: Database, items: Sequence[changes.Written]) -> int:
+    async def unheard(db: Database, items: Sequence[commit.Written]) -> int:
         sent.append(await whole(db, items))
         return await whole(db, items)
 
@@ -172,7 +172,7 @@ async def test_a_count_that_is_short_though_all_was_done(
     await store.add([Run(id=f"u{n}", job_id="u", handler="u", **times) for n in range(20)])
     claim = Claim(worker="w", handlers=frozenset({"u"}), limit=20, lease=timedelta(minutes=1))
     held = await store.claim(claim)
-    monkeypatch.setattr(changes, "_send", unheard)
-    assert await store.commit([states.succeeded(r, now, r.id) for r in held]) == [True] * 20
+    monkeypatch.setattr(commit, "_send", unheard)
+    assert await store.commit([transitions.succeeded(r, now, r.id) for r in held]) == [True] * 20
     assert sent == [20]
     await store.close()

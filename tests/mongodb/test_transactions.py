@@ -16,13 +16,14 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from mainspring import RunContext, Scheduler, State, states
+from mainspring import RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Outcome, Run
+from mainspring.core.policy import Delivery
 from mainspring.errors import InvalidInput
-from mainspring.model import Outcome, Run
-from mainspring.policy import Delivery
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import transactions
-from mainspring.stores.mongodb.transactions import MongoTransaction
+from mainspring.stores.mongodb import handler_transaction
+from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from tests.engine.kit import Heard
 from tests.servers.mongodb import with_database
 from tests.servers.server import Document
@@ -173,7 +174,7 @@ async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
         run = await send.enqueue()
         await inside.wait()
         held = (await other.get([run.id]))[run.id]
-        rescue = states.rescued(held, await other.now(), Delivery.EFFECT_ONCE)
+        rescue = transitions.rescued(held, await other.now(), Delivery.EFFECT_ONCE)
         assert await other.commit([rescue]) == [True]
         go.set()
         ended = await done(scheduler, run)
@@ -229,7 +230,7 @@ async def test_a_commit_of_unknown_outcome_is_sent_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Scheduler(url)
-    whole = transactions._done
+    whole = handler_transaction._done
     unknown = threading.Event()
 
     async def interrupted(answer: Any) -> Any:
@@ -241,7 +242,7 @@ async def test_a_commit_of_unknown_outcome_is_sent_again(
             raise error
         return result
 
-    monkeypatch.setattr(transactions, "_done", interrupted)
+    monkeypatch.setattr(handler_transaction, "_done", interrupted)
 
     @scheduler.job(delivery="effect_once")
     async def send(ctx: RunContext) -> None:
@@ -281,7 +282,7 @@ def test_the_page_runs_as_it_stands(
 _KILLED = """
 import asyncio, sys
 from mainspring import RunContext, Scheduler
-from mainspring.stores.mongodb.transactions import MongoTransaction
+from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from tests.mongodb.test_transactions import define_send_and_steps
 
 async def stand_still(self):

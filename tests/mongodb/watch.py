@@ -19,11 +19,11 @@ from typing import Any
 from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
 
-from mainspring.clock import SystemClock
-from mainspring.model import Job, Run, Source
-from mainspring.stores.mongodb import firing
-from mainspring.stores.mongodb.address import DEFAULT_PREFIX
-from mainspring.stores.mongodb.rows import RESERVED, read_job, read_run
+from mainspring.core.clock import SystemClock
+from mainspring.core.model import Job, Run, Source
+from mainspring.stores.mongodb import jobs
+from mainspring.stores.mongodb.codec import RESERVED, read_job, read_run
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from tests.simulation.machines import Machine
 from tests.simulation.monitor import Key, Monitor, _Handling
 
@@ -164,7 +164,7 @@ class Watcher:
         while waiting:
             kept = waiting[0].get("fullDocument")
             if kept is not None and "firing" in kept:
-                if firing._too_late(kept):  # it will be taken back, and counts for nothing
+                if jobs._too_late(kept):  # it will be taken back, and counts for nothing
                     waiting.popleft()
                     continue
                 fired = kept["firing"]["runs"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
 
-from mainspring.store import Store
-from mainspring.stores.mongodb import changes, claims, firing
-from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.reserved import carry_out
-from mainspring.stores.mongodb.rows import RESERVED
+from mainspring.stores.mongodb import claim, commit, jobs
+from mainspring.stores.mongodb.codec import RESERVED
+from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.two_phase import carry_out
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
 from tests.mongodb.signed import Breaks, SignedStore, seat
 from tests.mongodb.watch import Mirror, WatchClock, Watcher, WatchMonitor
@@ -266,7 +266,7 @@ def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 2) -> Report | N
 
 async def _whoever_holds_it(db: Database, chosen: Sequence[Document], put: Document) -> int:
     where = {"_id": {"$in": [run["_id"] for run in chosen]}}
-    change = claims._change(db, put, chosen[0].get("now"))
+    change = claim._change(db, put, chosen[0].get("now"))
     return (await db.runs.update_many(where, change)).matched_count
 
 
@@ -282,19 +282,19 @@ PLANTED = (
         "no fence",
         "a commit ignores what it expects",
         frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion"}),
-        (changes, "expecting", lambda expect: {}),
+        (commit, "expecting", lambda expect: {}),
         stress=True,
     ),
     Planted(
         "claim by id",
         "a claim does not look whether another has come first",
         frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
-        (claims, "_send", _whoever_holds_it),
+        (claim, "_send", _whoever_holds_it),
     ),
     Planted(
         "leftovers count",
         "a slot's run is what an earlier plan wanted it to be",
         frozenset({"slots", "overlap", "misfire"}),
-        (firing, "_bring_to_life", _as_they_were_left),
+        (jobs, "_bring_to_life", _as_they_were_left),
     ),
 )

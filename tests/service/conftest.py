@@ -21,15 +21,15 @@ import pytest
 from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
-from mainspring.service import api_v1, jobs, key_routes, observability, planning, runs, stream
 from mainspring.service.app import create_app
+from mainspring.service.routes import events, health, jobs, keys, runs, schedules, v1
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 
 LONG = 30.0
 ROUTES: list[Any] = [
     route
-    for part in (api_v1, jobs, runs, planning, stream, observability, key_routes)
+    for part in (v1, jobs, runs, schedules, events, health, keys)
     for route in part.router.routes
 ]
 

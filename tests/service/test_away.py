@@ -13,8 +13,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from mainspring.clock import CarriedClock
-from mainspring.service.keys import FRESH, KIND, Keys
+from mainspring.core.clock import CarriedClock
+from mainspring.service.api_keys import FRESH, KIND, Keys
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.engine.kit import Weather

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from mainspring import RunContext
-from mainspring.service import documents as docs
+from mainspring.service.schemas import envelopes as docs
 from mainspring.service.schemas import v1
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created

@@ -15,7 +15,7 @@ PLAIN = {**WEBHOOK, "headers": {}}
 
 async def shared(make: Make, monkeypatch: pytest.MonkeyPatch) -> Api:
     """On a store that keeps no key for secrets, as MongoDB does not."""
-    monkeypatch.setattr("mainspring.webhooks.desk._keys_of", lambda store: [])
+    monkeypatch.setattr("mainspring.webhooks.service._keys_of", lambda store: [])
     scheduler = sample_scheduler(webhooks=WebhookSettings(allow=["127.0.0.1"]), workers=0)
     api: Api = await make(scheduler)
     return api

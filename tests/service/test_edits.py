@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mainspring import schedules
-from mainspring.model import replace
-from mainspring.service import shapes
+from mainspring.core import schedules
+from mainspring.core.model import replace
+from mainspring.service.schemas import documents
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, job, refused
 
@@ -32,7 +32,9 @@ async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
     assert slots[0] == slots[1] != []
     seen = await api.ok("POST", "/api/schedules/preview", json={**read, "count": 5})
     assert seen["data"]["schedule"] == first["schedule"]
-    assert [one["utc"] for one in seen["data"]["slots"]] == [shapes.when(one) for one in slots[0]]
+    assert [one["utc"] for one in seen["data"]["slots"]] == [
+        documents.when(one) for one in slots[0]
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.model import replace
-from mainspring.store import JobQuery
+from mainspring.core.model import replace
+from mainspring.stores.protocol import JobQuery
 from tests.service.conftest import Api, Make, sample_scheduler
 from tests.service.test_jobs import created, job, refused
 

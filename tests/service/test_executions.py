@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
-from mainspring.model import Attempt, Outcome, Page, Run, replace
-from mainspring.service.shapes import executions
-from mainspring.store import RunQuery
+from mainspring.core import transitions
+from mainspring.core.model import Attempt, Outcome, Page, Run, replace
+from mainspring.service.schemas.documents import executions
+from mainspring.stores.protocol import RunQuery
 from tests.service.conftest import Api, Make, sample_scheduler, until
 from tests.service.test_jobs import created
 from tests.service.test_runs import finished
@@ -40,7 +40,7 @@ async def test_runs_that_never_began_hide_no_attempt(
     delayed = await api.scheduler.enqueue_many("greet", [None] * 60, delay="1d")
     if others == "skipped":
         now = await api.scheduler.now()
-        changes = [states.skipped(run, now, "misfire") for run in delayed]
+        changes = [transitions.skipped(run, now, "misfire") for run in delayed]
         assert all(await api.scheduler.store.commit(changes))
     elif others == "cancelled":
         assert (await api.scheduler.cancel_runs([run.id for run in delayed])).done == 60

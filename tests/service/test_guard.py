@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.service.guard import OPEN, Rates, _check_duplicates
-from mainspring.service.keys import Keys
+from mainspring.service.api_keys import Keys
+from mainspring.service.middleware import OPEN, Rates, _check_duplicates
 from mainspring.service.problems import Problem
 from mainspring.testing import FakeClock
 from tests.service.conftest import WEBHOOK, Api, Make, sample_scheduler

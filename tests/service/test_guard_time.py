@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.service import guard, keys
+from mainspring.service import api_keys, middleware
 from tests.service.conftest import LONG, Api, Make
 from tests.service.test_guard import code, key
 
@@ -33,7 +33,7 @@ async def test_the_constant_time_comparison_decides_and_nothing_else(
         asked.append((one, other))
         return verdict
 
-    monkeypatch.setattr(keys, "hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr(api_keys, "hmac", SimpleNamespace(compare_digest=compare))
     assert await code(api, headers={"Authorization": good}) == 401
     hashed = hashlib.sha256(right.partition("_")[2].encode()).hexdigest()
     assert asked == [(hashed, hashed)]
@@ -47,8 +47,8 @@ async def test_the_constant_time_comparison_decides_and_nothing_else(
 async def test_a_body_that_does_not_come_is_waited_for_so_long(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"within {guard.BODY_SECONDS:.0f} s" in SECURITY.read_text()
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.05)
+    assert f"within {middleware.BODY_SECONDS:.0f} s" in SECURITY.read_text()
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.05)
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b'{"schedule": '

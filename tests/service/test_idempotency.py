@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.model import Job, replace
+from mainspring.core.model import Job, replace
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from mainspring.webhooks import WebhookSettings
-from mainspring.webhooks.secrets import new_key
+from mainspring.webhooks.vault import new_key
 from tests.engine.kit import Weather
 from tests.service.conftest import Api, Make, sample_scheduler
 from tests.service.test_jobs import refused

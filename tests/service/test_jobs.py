@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mainspring.core.model import Note
 from mainspring.errors import InvalidSchedule
-from mainspring.model import Note
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from tests.engine.kit import Weather

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mainspring.service import lobby
+from mainspring.service import connection_limits
 from mainspring.service.settings import ServiceSettings
 from tests.service.conftest import LONG, Serve, Served
 
@@ -170,11 +170,13 @@ def test_a_burst_does_not_take_every_descriptor(serve: Serve) -> None:
 def test_connections_leave_descriptors_for_the_rest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mainspring.service.lobby.resource.getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(
+        "mainspring.service.connection_limits.resource.getrlimit", lambda kind: (1024, 4096)
+    )
     with caplog.at_level(logging.WARNING):
-        assert lobby._affordable(500) == 500
+        assert connection_limits._affordable(500) == 500
         assert not caplog.records
-        assert lobby._affordable(1000) == 512
+        assert connection_limits._affordable(1000) == 512
     assert "MAX_CONNECTIONS" in caplog.text
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mainspring.model import Attempt, Outcome, replace
+from mainspring.core.model import Attempt, Outcome, replace
 from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore

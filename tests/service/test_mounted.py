@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 
 from mainspring import Scheduler
-from mainspring.clock import SystemClock
+from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
-from mainspring.service.keys import Keys
+from mainspring.service.api_keys import Keys
 from tests.service.conftest import WEBHOOK
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.schedules import Recurrence
-from mainspring.service import planning
+from mainspring.core.schedules import Recurrence
+from mainspring.service.routes import schedules
 from tests.service.conftest import LONG, WEBHOOK, Api
 from tests.service.test_jobs import refused
 
@@ -57,7 +57,7 @@ async def test_other_requests_are_answered_while_a_preview_is_worked_out(
 async def test_a_preview_that_takes_long_shows_what_it_has_found(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "LONGEST_SEARCH", 0.0)
+    monkeypatch.setattr(schedules, "LONGEST_SEARCH", 0.0)
     seen = await api.ok("POST", "/api/schedules/preview", json={"schedule": "* * * * *"})
     assert seen["data"]["slots"] == []
     assert "only the first 0 slots" in seen["data"]["warnings"][0]
@@ -70,7 +70,7 @@ async def test_previews_are_worked_out_one_at_a_time(
     at_once: list[int] = []
     working = 0
     lock = threading.Lock()
-    real = planning._preview
+    real = schedules._preview
 
     def counted(*given: Any) -> Any:
         nonlocal working
@@ -84,8 +84,8 @@ async def test_previews_are_worked_out_one_at_a_time(
             with lock:
                 working -= 1
 
-    monkeypatch.setattr(planning, "_preview", counted)
-    monkeypatch.setattr(planning, "LONGEST_WAIT", LONG)
+    monkeypatch.setattr(schedules, "_preview", counted)
+    monkeypatch.setattr(schedules, "LONGEST_WAIT", LONG)
     asked = [
         api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "@daily"}) for _ in range(8)
     ]
@@ -97,7 +97,7 @@ async def test_a_preview_that_waits_too_long_is_told_to_come_again(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, end = threading.Event(), threading.Event()
-    real = planning._preview
+    real = schedules._preview
 
     def slow(*given: Any) -> Any:
         begun.set()
@@ -105,8 +105,8 @@ async def test_a_preview_that_waits_too_long_is_told_to_come_again(
         return real(*given)
 
     body = {"schedule": "@daily", "count": 1}
-    monkeypatch.setattr(planning, "_preview", slow)
-    monkeypatch.setattr(planning, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(schedules, "_preview", slow)
+    monkeypatch.setattr(schedules, "LONGEST_WAIT", 0.01)
     first = asyncio.ensure_future(api.ok("POST", "/api/v1/schedules/preview", json=body))
     try:
         while not begun.is_set():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.store import RunQuery
+from mainspring.stores.protocol import RunQuery
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, refused
 

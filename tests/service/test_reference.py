@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from mainspring import Scheduler
-from mainspring.service import words
+from mainspring.service.schemas import descriptions
 from mainspring.service.server import listening, url_of
 from tests.browser.page import Page, opened
 from tests.service.conftest import Api, Serve
@@ -126,9 +126,9 @@ async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> N
         if not schema.get("description")
     ]
     assert silent == []
-    told = {id(fields): fields for fields in words._WORDS.values()}
+    told = {id(fields): fields for fields in descriptions._WORDS.values()}
     for fields in told.values():  # and no words are about a field that is not there
-        places = [schemas[name] for name, same in words._WORDS.items() if same is fields]
+        places = [schemas[name] for name, same in descriptions._WORDS.items() if same is fields]
         assert fields.keys() <= {field for place in places for field in place["properties"]}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.service.bodies import BackoffBody, BreakerBody, JobBody, MisfireBody
+from mainspring.service.schemas.requests import BackoffBody, BreakerBody, JobBody, MisfireBody
 from tests.service.conftest import WEBHOOK, Api
 from tests.service.test_jobs import created, refused
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.model import Run
-from mainspring.service import observability
+from mainspring.core.model import Run
+from mainspring.service.routes import health as observability
 from tests.service.conftest import Api, Make, until
 from tests.service.test_jobs import created, refused
 

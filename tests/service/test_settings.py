@@ -240,7 +240,7 @@ def test_keys_go_where_the_app_is(serve: Serve, app: Path) -> None:
 
 
 def test_a_password_is_not_told_with_the_refusal() -> None:
-    from mainspring.cli.connect import Found
+    from mainspring.cli.store_access import Found
 
     found = Found(object(), "mongodb://user:hunter2@db/jobs?replicaSet=rs")  # type: ignore[arg-type]
     assert found.from_anywhere == "mongodb://user:…@db/jobs?replicaSet=rs"

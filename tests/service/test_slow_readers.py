@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mainspring.service.core import Service
+from mainspring.service.dependencies import Service
 from tests.service.conftest import LONG, Serve, Served
 from tests.service.test_lobby import connected, read_to
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.service import stream
-from mainspring.service.keys import FRESH, Keys
+from mainspring.service.api_keys import FRESH, Keys
+from mainspring.service.routes import events
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.engine.kit import Weather
@@ -86,8 +86,8 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
         while len(quick.messages) < 2 + sent:
             await asyncio.sleep(0)
         await settled()
-        assert told(quick) <= stream.QUEUE + 200 * 2000
-    assert told(quick) > stream.QUEUE
+        assert told(quick) <= events.QUEUE + 200 * 2000
+    assert told(quick) > events.QUEUE
     # It got no end of its response: the server cuts such a connection off.
     assert all(message.get("more_body", True) for message in slow.messages)
     assert not quick.task.done()
@@ -112,7 +112,7 @@ async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> 
             break
     largest = max(len(one.get("body", b"")) for one in quick.messages)
     assert slow.task.done()
-    assert stream.QUEUE - largest < told(quick) < stream.QUEUE + 2 * largest
+    assert events.QUEUE - largest < told(quick) < events.QUEUE + 2 * largest
     quick.gone.set()
     await quick.task
 
@@ -120,7 +120,7 @@ async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> 
 async def test_one_event_may_be_larger_than_the_queue(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "QUEUE", 10)
+    monkeypatch.setattr(events, "QUEUE", 10)
     client = Client(api, "event=job.*")
     await client.begun()
     for name in ("one", "two"):
@@ -169,7 +169,7 @@ async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
 
 
 async def test_a_heartbeat_keeps_the_line_open(api: Api, monkeypatch: Any) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(events, "HEARTBEAT", 0.01)
     client = Client(api)
     while not any(b"still here" in m.get("body", b"") for m in client.messages):
         await asyncio.sleep(0.005)
@@ -214,7 +214,7 @@ async def test_a_key_that_opens_nothing_any_more_hears_nothing(
     api: Api = await make(workers=0, loopback=loopback)
     service = api.app.state.service
     clock = service.keys._clock = FakeClock()
-    monkeypatch.setattr(stream, "LOOK", 0.01)
+    monkeypatch.setattr(events, "LOOK", 0.01)
     good, bad = [await service.keys.create(name, "read") for name in ("good", "bad")]
     _, short = await service.keys.create("short", "read", timedelta(milliseconds=300))
     kept, revoked, expired = [Client(api, key=text) for text in (good[1], bad[1], short)]
@@ -223,7 +223,7 @@ async def test_a_key_that_opens_nothing_any_more_hears_nothing(
     await expired.task
     assert not revoked.task.done()
     await Keys(api.scheduler).revoke(bad[0].id)  # by another instance
-    clock.advance(FRESH - stream.LOOK + 0.001)
+    clock.advance(FRESH - events.LOOK + 0.001)
     await revoked.task
     assert revoked.messages[-1]["more_body"] is False
     await enqueue(api, 1)
@@ -238,7 +238,7 @@ async def test_a_key_that_opens_nothing_any_more_hears_nothing(
 async def test_who_listens_without_a_key_is_shut_out_by_the_first_one(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "LOOK", 0.01)
+    monkeypatch.setattr(events, "LOOK", 0.01)
     client = Client(api)
     await client.begun()
     await api.app.state.service.keys.create("first", "read")
@@ -252,8 +252,8 @@ async def test_a_store_that_is_away_shuts_nobody_out(
     weather = Weather()
     store = FaultyStore(MemoryStore(), weather)
     api: Api = await make(sample_scheduler(store, workers=0), loopback=False)
-    monkeypatch.setattr(stream, "LOOK", 0.001)
-    monkeypatch.setattr(stream, "FRESH", 0.0)
+    monkeypatch.setattr(events, "LOOK", 0.001)
+    monkeypatch.setattr(events, "FRESH", 0.0)
     made, text = await api.app.state.service.keys.create("mine", "read")
     client = Client(api, key=text)
     await client.begun()
@@ -269,7 +269,7 @@ async def test_a_store_that_is_away_shuts_nobody_out(
 async def test_where_the_program_guards_it_no_key_is_looked_at(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "LOOK", 0.001)
+    monkeypatch.setattr(events, "LOOK", 0.001)
     api: Api = await make(workers=0, loopback=False, open=True)
     await api.app.state.service.keys.create("another's", "read")
     client = Client(api)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from mainspring import Event, Scheduler
 from mainspring.errors import StoreUnavailable
-from mainspring.store import Store
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection, RandomFaults, VirtualClock
 from tests.simulation.machines import Machine, machines_of, outside
 from tests.simulation.monitor import Monitor, Proxy

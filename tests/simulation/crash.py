@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from mainspring import Run, Scheduler, State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from tests.simulation.crash_worker import LEASE, LIMIT, build
 
 __all__ = [

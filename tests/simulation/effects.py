@@ -13,7 +13,7 @@ from pathlib import Path
 from pymongo import MongoClient
 
 from mainspring import Run, State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from tests.servers.server import Document
 from tests.simulation.crash import Crew, all_ended, tormented
 from tests.simulation.effect_worker import LEASE, build

@@ -15,13 +15,23 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from mainspring.clock import Clock
-from mainspring.durations import duration
-from mainspring.model import LIVE, Attempt, Job, Outcome, Run, Source, State, replace, slot_run_id
-from mainspring.policy import Delivery, MisfireKind, Overlap
-from mainspring.schedules import Schedule
-from mainspring.store import Store
+from mainspring.core.clock import Clock
+from mainspring.core.durations import duration
+from mainspring.core.model import (
+    LIVE,
+    Attempt,
+    Job,
+    Outcome,
+    Run,
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
+from mainspring.core.policy import Delivery, MisfireKind, Overlap
+from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Store
 from tests.simulation.machines import Machine
 
 __all__ = ["INVARIANTS", "Monitor", "Proxy", "Violation"]

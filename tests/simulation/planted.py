@@ -17,25 +17,35 @@ from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
-from mainspring import states
-from mainspring.engine import control, verdict
-from mainspring.engine import firing as planning
+from mainspring.core import transitions
+from mainspring.core.model import Run, State, replace
+from mainspring.core.policy import Delivery
+from mainspring.core.transitions import Change
+from mainspring.engine import operations, outcome
+from mainspring.engine import slots as planning
+from mainspring.engine.completer import Record
+from mainspring.engine.context import JobBook
 from mainspring.engine.engine import Engine
-from mainspring.engine.home import Home
-from mainspring.engine.keeper import Keeper
+from mainspring.engine.executors.loop import Home
+from mainspring.engine.handler_transaction import Transacting
+from mainspring.engine.leader import Keeper
 from mainspring.engine.leases import Leases
-from mainspring.engine.parts import JobBook
-from mainspring.engine.patience import Patience
-from mainspring.engine.record import Record
+from mainspring.engine.store_retry import Patience
 from mainspring.engine.suspects import Suspects
-from mainspring.engine.transactions import Transacting
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Run, State, replace
-from mainspring.policy import Delivery
-from mainspring.states import Change
-from mainspring.store import Added, Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
-from mainspring.stores.memory import MemoryStore, values
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.memory import records as values
 from mainspring.stores.memory import store as memory
+from mainspring.stores.protocol import (
+    Added,
+    Claim,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    Renewed,
+    RunQuery,
+)
 from tests.simulation.monitor import Proxy
 from tests.simulation.world import MakeStore, Report, simulate
 
@@ -214,25 +224,25 @@ def _unlucky(firings: Sequence[Firing]) -> bool:
 
 def _without(name: str, *fields: str) -> Callable[[], Patches]:
     """A transition that does not expect these fields to stand."""
-    right = getattr(states, name)
+    right = getattr(transitions, name)
 
     def wrong(*args: Any, **options: Any) -> Change:
         change: Change = right(*args, **options)
         expect = {key: value for key, value in change.expect.items() if key not in fields}
         return Change(change.id, expect, change.set)
 
-    return lambda: [patch.object(states, name, wrong)]
+    return lambda: [patch.object(transitions, name, wrong)]
 
 
 def _also_sets(name: str, **values: Any) -> Callable[[], Patches]:
     """A transition that writes more than it should."""
-    right = getattr(states, name)
+    right = getattr(transitions, name)
 
     def wrong(*args: Any, **options: Any) -> Change:
         change: Change = right(*args, **options)
         return Change(change.id, change.expect, {**change.set, **values})
 
-    return lambda: [patch.object(states, name, wrong)]
+    return lambda: [patch.object(transitions, name, wrong)]
 
 
 def _rescued_by_age() -> Patches:
@@ -253,7 +263,7 @@ def _rescued_by_own_clock() -> Patches:
         policies = [job.policy if (job := jobs.get(run.job_id)) else None for run in lapsed]
         deliveries = [one.delivery if one else Delivery.AT_LEAST_ONCE for one in policies]
         changes = [
-            states.rescued(run, now, delivery)
+            transitions.rescued(run, now, delivery)
             for run, delivery in zip(lapsed, deliveries, strict=True)
         ]
         await self._committed(lapsed, changes)
@@ -262,28 +272,28 @@ def _rescued_by_own_clock() -> Patches:
 
 
 def _rescued_as_any() -> Patches:
-    right = states.rescued
+    right = transitions.rescued
 
     def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
         return right(run, now, Delivery.AT_LEAST_ONCE, **how)
 
-    return [patch.object(states, "rescued", rescued)]
+    return [patch.object(transitions, "rescued", rescued)]
 
 
 def _bystanders_blamed() -> Patches:
     def never_began(run: Run, job: Any) -> bool:
         return False
 
-    return [patch.object(states, "never_began", never_began)]
+    return [patch.object(transitions, "never_began", never_began)]
 
 
 def _killers_at_large() -> Patches:
-    right = states.rescued
+    right = transitions.rescued
 
     def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
         return right(run, now, delivery, **how | {"blameless": run.lapses >= 2})
 
-    return [patch.object(states, "rescued", rescued)]
+    return [patch.object(transitions, "rescued", rescued)]
 
 
 def _suspects_in_company() -> Patches:
@@ -297,7 +307,7 @@ def _suspects_in_company() -> Patches:
 
 def _begins_unrecorded() -> Patches:
     def begin(self: Record, work: Any, recorded: Callable[[bool], None]) -> None:
-        self._settler.put(states.beginning(work.run), lambda kept: None)
+        self._settler.put(transitions.beginning(work.run), lambda kept: None)
         asyncio.get_running_loop().call_soon(recorded, True)
 
     return [patch.object(Record, "begin", begin)]
@@ -305,10 +315,10 @@ def _begins_unrecorded() -> Patches:
 
 def _given_again_though_begun() -> Patches:
     def never_began(run: Run, job: Any) -> bool:
-        return job is not None and states.records_begin(run, job)
+        return job is not None and transitions.records_begin(run, job)
 
     return [
-        patch.object(states, "never_began", never_began),
+        patch.object(transitions, "never_began", never_began),
         *_without("rescued", "began")(),
     ]
 
@@ -317,17 +327,17 @@ def _cancel_overwritten() -> Patches:
     def mine(run: Run) -> dict[str, Any]:
         return {"state": State.RUNNING, "token": run.token}
 
-    return [patch.object(states, "_mine", mine)]
+    return [patch.object(transitions, "_mine", mine)]
 
 
 def _freed_by_the_first() -> Patches:
-    right = states.unblocked
+    right = transitions.unblocked
 
     def unblocked(run: Run, now: datetime, upstream: Any) -> Change | None:
         over = {i: s for i, s in upstream.items() if s not in (State.RUNNING, State.PENDING)}
         return right(run, now, over)
 
-    return [patch.object(states, "unblocked", unblocked)]
+    return [patch.object(transitions, "unblocked", unblocked)]
 
 
 def _loops_end() -> Patches:
@@ -394,25 +404,25 @@ def _settled_outside() -> Patches:
 
     return [
         patch.object(Transacting, "_complete", complete),
-        patch.object(verdict, "_untransacted", untransacted),
+        patch.object(outcome, "_untransacted", untransacted),
     ]
 
 
 def _aborted_without_fence() -> Patches:
-    right = states.aborted
+    right = transitions.aborted
 
     def aborted(run: Run, *given: Any) -> Change:
         change = right(run, *given)
         return Change(change.id, {"token": run.token}, change.set)
 
-    return [patch.object(states, "aborted", aborted)]
+    return [patch.object(transitions, "aborted", aborted)]
 
 
 def _registered_afresh() -> Patches:
     def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
         return schedule.bind(stored.id, now).next(now)
 
-    return [patch.object(control, "_kept_slot", next_slot)]
+    return [patch.object(operations, "_kept_slot", next_slot)]
 
 
 def _drains_and_fires() -> Patches:

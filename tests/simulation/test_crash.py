@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from mainspring import State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from tests.simulation.crash import Crew, crash_test, read_log
 from tests.simulation.crash_worker import LEASE, build
 from tests.simulation.effects import effect_test

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from mainspring import Breaker, RunContext, Scheduler, states
-from mainspring.model import Run, State
-from mainspring.policy import Delivery
-from mainspring.store import Claim, Store
+from mainspring import Breaker, RunContext, Scheduler
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
+from mainspring.core.policy import Delivery
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, Store
 from mainspring.testing import FakeClock, FaultyStore, Injection, VirtualClock, run_virtual
 
 LEASE = timedelta(seconds=6)
@@ -168,10 +169,10 @@ async def test_a_rescue_does_not_undo_a_cancel_that_came_between(delivery: Deliv
     store = MemoryStore(clock)
     run = await claimed(store, clock)
     clock.advance(7)
-    rescue = states.rescued(run, clock.now(), delivery)
-    assert await store.commit([states.request_cancel(run, "enough")]) == [True]
+    rescue = transitions.rescued(run, clock.now(), delivery)
+    assert await store.commit([transitions.request_cancel(run, "enough")]) == [True]
     assert await store.commit([rescue]) == [False]
-    again = states.rescued((await store.get(["r"]))["r"], clock.now(), delivery)
+    again = transitions.rescued((await store.get(["r"]))["r"], clock.now(), delivery)
     assert await store.commit([again]) == [True]
     assert (await store.get(["r"]))["r"].state is State.CANCELLED
 
@@ -180,5 +181,5 @@ async def test_a_run_that_came_too_late_does_not_undo_a_cancel() -> None:
     clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
     store = MemoryStore(clock)
     run = await claimed(store, clock)
-    assert await store.commit([states.request_cancel(run, "enough")]) == [True]
-    assert await store.commit([states.skipped(run, clock.now(), "expired")]) == [False]
+    assert await store.commit([transitions.request_cancel(run, "enough")]) == [True]
+    assert await store.commit([transitions.skipped(run, clock.now(), "expired")]) == [False]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.core.model import Run
 from mainspring.engine import suspects
-from mainspring.model import Run
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
 from tests.simulation.machines import Machine, MachineLoop, machines_of

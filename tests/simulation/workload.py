@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler
+from mainspring.core.model import Run, State
 from mainspring.errors import (
     Conflict,
     NotFound,
@@ -16,7 +17,6 @@ from mainspring.errors import (
     TransactionAborted,
     TransactionExpired,
 )
-from mainspring.model import Run, State
 from tests.simulation.machines import Machine
 from tests.simulation.monitor import Monitor
 

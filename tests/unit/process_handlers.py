@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mainspring.context import RunContext
+from mainspring.core.context import RunContext
 from mainspring.errors import GiveUp, Retry
 
 

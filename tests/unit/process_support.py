@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mainspring.context import RunContext
-from mainspring.engine.processes import ProcessPool, RemoteError, Reply, Target
-from mainspring.model import Progress, Run
+from mainspring.core.context import RunContext
+from mainspring.core.model import Progress, Run
+from mainspring.engine.executors.process_pool import ProcessPool, RemoteError, Reply, Target
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 Function = Callable[..., Any]

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mainspring.clock import Clock
-from mainspring.model import Job, Run
-from mainspring.policy import Policy
-from mainspring.store import Claim, RunQuery
+from mainspring.core.clock import Clock
+from mainspring.core.model import Job, Run
+from mainspring.core.policy import Policy
+from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.stores.sqlite import SqliteStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mainspring import Scheduler
-from mainspring.announce import MOST_NAMED, summary
+from mainspring.scheduler.start_message import MOST_NAMED, summary
 
 
 @pytest.mark.parametrize(("more", "words"), [(1, " and 1 more job from"), (2, " and 2 more jobs")])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.codec import MAX_BYTES, decode, encode
+from mainspring.core.codec import MAX_BYTES, decode, encode
 from mainspring.errors import InvalidPayload
 
 texts = st.text(st.characters(exclude_categories=[]))  # lone surrogates too

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mainspring.context import MAX_LOG_BYTES, RunContext
-from mainspring.model import Progress, Run
+from mainspring.core.context import MAX_LOG_BYTES, RunContext
+from mainspring.core.model import Progress, Run
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mainspring.core.schedules import Schedule, cron
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules import Schedule, cron
 
 ROWS = Path(__file__).parents[1] / "data" / "cron_cases.jsonl"
 

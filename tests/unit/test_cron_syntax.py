@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from mainspring.core.schedules import Interval, cron, parse
+from mainspring.core.schedules.cron_syntax import parse_cron
 from mainspring.errors import InvalidInput, InvalidSchedule
-from mainspring.schedules import Interval, cron, parse
-from mainspring.schedules.cron_syntax import parse_cron
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 

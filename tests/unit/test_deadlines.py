@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.deadlines import Deadlines
-from mainspring.engine.work import Work
+from mainspring.engine.attempt import Work
+from mainspring.engine.executors.timeouts import Deadlines
 
 TIMEOUTS = (1, 3, 3, 10)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from mainspring.model import Webhook
-from mainspring.stores.definitions import read_webhook
+from mainspring.core.model import Webhook
+from mainspring.stores.codec import read_webhook
 
 
 def text(body: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.durations import duration, humanize
+from mainspring.core.durations import duration, humanize
 from mainspring.errors import InvalidInput
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mainspring.engine.attempt import Work
 from mainspring.engine.group_limits import MOST_TURNED_AWAY, GroupLimits
-from mainspring.engine.work import Work
 
 
 class Host:

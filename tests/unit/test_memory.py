@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
 from mainspring.errors import InvalidInput, InvalidPayload
-from mainspring.model import Run, State
-from mainspring.store import Claim, RunQuery
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 
 
@@ -36,7 +36,7 @@ async def test_what_a_caller_does_to_its_values_stays_with_it() -> None:
     [held] = await store.claim(claim)
     assert held.payload == {"items": [1]}
     result = {"n": [1]}
-    await store.commit([states.succeeded(held, clock.now(), result)])
+    await store.commit([transitions.succeeded(held, clock.now(), result)])
     result["n"].append(2)
     assert (await store.get(["a"]))["a"].result == {"n": [1]}
 
@@ -49,7 +49,10 @@ async def test_a_refused_result_leaves_its_whole_batch_undone() -> None:
     a, b = await store.claim(claim)
     with pytest.raises(InvalidPayload):
         await store.commit(
-            [states.succeeded(a, clock.now(), 1), states.succeeded(b, clock.now(), object())]
+            [
+                transitions.succeeded(a, clock.now(), 1),
+                transitions.succeeded(b, clock.now(), object()),
+            ]
         )
     assert {run.state for run in (await store.get("ab")).values()} == {State.RUNNING}
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler, every
-from mainspring.codec import encode
+from mainspring.core.codec import encode
+from mainspring.core.model import Job
+from mainspring.core.schedules import parse
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
@@ -19,8 +21,6 @@ from mainspring.errors import (
     NotStarted,
     UnknownOption,
 )
-from mainspring.model import Job
-from mainspring.schedules import parse
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring.clock import EPOCH, SystemClock, from_us, to_us
+from mainspring.core.clock import EPOCH, SystemClock, from_us, to_us
+from mainspring.core.model import FINISHED, LIVE, Run, State, check_job_id, new_run_id, slot_run_id
 from mainspring.errors import InvalidInput
-from mainspring.model import FINISHED, LIVE, Run, State, check_job_id, new_run_id, slot_run_id
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 

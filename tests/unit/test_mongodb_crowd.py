@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from mainspring.stores.mongodb.crowd import Crowd
-from mainspring.stores.mongodb.database import Document
-from mainspring.stores.mongodb.rows import LANE_PARTS
+from mainspring.stores.mongodb.claim_partition import Crowd
+from mainspring.stores.mongodb.codec import LANE_PARTS
+from mainspring.stores.mongodb.collections import Document
 
 LANES = [{"h": handler, "p": part} for handler in "ab" for part in range(LANE_PARTS)]
 

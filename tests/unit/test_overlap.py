@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mainspring.model import (
+from mainspring.core.model import (
     Run,
     State,
     replace,
 )
-from mainspring.policy import Overlap
-from mainspring.store import Counts, Firing, overlapped
+from mainspring.core.policy import Overlap
+from mainspring.stores.protocol import Counts, Firing, overlapped
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

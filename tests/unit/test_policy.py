@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring import codec
-from mainspring.errors import InvalidInput
-from mainspring.policy import (
+from mainspring.core import codec
+from mainspring.core.policy import (
     Backoff,
     BackoffKind,
     Breaker,
@@ -23,6 +22,7 @@ from mainspring.policy import (
     Policy,
     error_names,
 )
+from mainspring.errors import InvalidInput
 
 SECOND = timedelta(seconds=1)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine.processes import ProcessPool, Target
+from mainspring.core.model import Progress
+from mainspring.engine.executors.process_pool import ProcessPool, Target
 from mainspring.engine.results import LONGEST_REPR
 from mainspring.errors import InvalidInput, InvalidPayload
-from mainspring.model import Progress
 from tests.unit import process_handlers as handlers
 from tests.unit.process_support import NOW, Function, Started, error, pool, result
 
@@ -56,7 +56,7 @@ async def test_an_exception_comes_with_its_names_and_the_handlers_traceback(
     assert {"ValueError", "builtins.ValueError", "Exception"} <= set(failure.names)
     assert failure.kind == "error"
     assert "process_handlers.py" in failure.traceback
-    assert "engine/child.py" not in failure.traceback
+    assert "engine/executors/child_main.py" not in failure.traceback
 
 
 async def test_sys_exit_is_a_failure_and_the_process_lives_on(pool: ProcessPool) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.engine.processes import ProcessPool
+from mainspring.core.model import Progress
+from mainspring.engine.executors.process_pool import ProcessPool
 from mainspring.errors import MemoryExceeded, NotStarted, ProcessDied, RunCancelled
-from mainspring.model import Progress
 from tests.unit import process_handlers as handlers
 from tests.unit.process_support import (
     Function,

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.engine.processes import ProcessPool, Reply, Target
+from mainspring.engine.executors.process_pool import ProcessPool, Reply, Target
 from tests.unit import process_handlers as handlers
 from tests.unit.process_support import Started, alive, result
 
 PRELUDE = """
 import asyncio, os, subprocess, sys, time
 from datetime import UTC, datetime
-from mainspring.context import RunContext
-from mainspring.engine.processes import ProcessPool, Target
-from mainspring.model import Run
+from mainspring.core.context import RunContext
+from mainspring.engine.executors.process_pool import ProcessPool, Target
+from mainspring.core.model import Run
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 RUN = Run(id="r", job_id="j", handler="h", created_at=NOW, scheduled_at=NOW, run_at=NOW)
@@ -199,7 +199,7 @@ def test_a_parent_that_is_killed_takes_its_processes_along(doomed: subprocess.Po
 
 _ORPHAN = """
 import socket
-from mainspring.engine.child import _Channel
+from mainspring.engine.executors.child_main import _Channel
 ours, parents = socket.socketpair()
 channel = _Channel(ours.detach())
 parents.close()

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mainspring.core.schedules import Schedule, cron, every, parse, rrule
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules import Schedule, cron, every, parse, rrule
 
 MOST_CALLS = 50_000
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)

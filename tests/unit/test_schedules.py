@@ -8,8 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring.errors import InvalidInput, InvalidSchedule
-from mainspring.schedules import (
+from mainspring.core.schedules import (
     Cron,
     Interval,
     Once,
@@ -21,6 +20,7 @@ from mainspring.schedules import (
     parse,
     rrule,
 )
+from mainspring.errors import InvalidInput, InvalidSchedule
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 

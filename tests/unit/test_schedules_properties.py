@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mainspring.core.schedules import Schedule, cron, every, from_dict, rrule
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules import Schedule, cron, every, from_dict, rrule
 
 ZONES = [
     "UTC",

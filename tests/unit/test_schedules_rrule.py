@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mainspring.core.schedules import Recurrence, from_dict, parse, rrule
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules import Recurrence, from_dict, parse, rrule
 
 MONDAY = datetime(2026, 1, 5, 9, 30, 15)
 

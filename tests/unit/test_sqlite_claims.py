@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
-from mainspring.model import State
-from mainspring.store import RunQuery
-from mainspring.stores.sqlite import SqliteStore, claims, firing, reads, schema, writes
-from mainspring.stores.sqlite.changes import _shape
-from mainspring.stores.sqlite.lock import TurnLock
-from mainspring.stores.sqlite.rows import RUN_SELECT
+from mainspring.core import transitions
+from mainspring.core.model import State
+from mainspring.stores.protocol import RunQuery
+from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, schema
+from mainspring.stores.sqlite import runs as writes
+from mainspring.stores.sqlite.codec import RUN_SELECT
+from mainspring.stores.sqlite.commit import _shape
+from mainspring.stores.sqlite.file_lock import TurnLock
 from mainspring.testing import FakeClock
 from tests.unit.sqlite_kit import START, a_claim, a_job, a_run, opened
 
@@ -56,12 +57,12 @@ async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> N
     async with opened(tmp_path / "jobs.db") as store:
         await store.add([a_run("old"), a_run("new")])
         [old, new] = await store.claim(a_claim())
-        failure = states.Failure("no")
+        failure = transitions.Failure("no")
         now = await store.now()
-        assert await store.commit([states.failed(run, now, failure) for run in (old, new)])
+        assert await store.commit([transitions.failed(run, now, failure) for run in (old, new)])
         await store.put_job(a_job("job", concurrency=1))
         runs = await store.get(["old", "new"])
-        assert await store.commit([states.revived(run, now) for run in runs.values()])
+        assert await store.commit([transitions.revived(run, now) for run in runs.values()])
         assert len(await claimed(store)) == 1
         assert await claimed(store) == []
 
@@ -110,7 +111,7 @@ async def test_priority_comes_before_age_across_lanes(tmp_path: Path) -> None:
 async def test_a_change_of_priority_moves_a_run(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         await store.add([a_run("one"), a_run("two")])
-        change = states.Change("two", {"state": State.PENDING}, {"priority": 9})
+        change = transitions.Change("two", {"state": State.PENDING}, {"priority": 9})
         assert await store.commit([change]) == [True]
         assert await claimed(store) == ["two", "one"]
 
@@ -133,7 +134,7 @@ async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
                 now = await first.now()
                 running["now"] -= len(runs)
-                changes = [states.succeeded(run, now, None) for run in runs]
+                changes = [transitions.succeeded(run, now, None) for run in runs]
                 assert all(await store.commit(changes))
                 done.extend(run.id for run in runs)
 
@@ -165,12 +166,12 @@ def scans(steps: list[str]) -> list[str]:
     return [step for step in steps if step.startswith("SCAN") and step.split()[1] in ours]
 
 
-EXCLUSIONS = ("", claims._NOT_EXCLUDED)
+EXCLUSIONS = ("", claim._NOT_EXCLUDED)
 """A claim reads with the second where it leaves out jobs."""
 
-ONE_LANE = [claims._EARLIEST_OF_ONE.format(condition) for condition in EXCLUSIONS]
+ONE_LANE = [claim._EARLIEST_OF_ONE.format(condition) for condition in EXCLUSIONS]
 SEVERAL_LANES = [
-    (claims._EARLIEST[0], claims._EARLIEST[1].format(condition), claims._EARLIEST[2])
+    (claim._EARLIEST[0], claim._EARLIEST[1].format(condition), claim._EARLIEST[2])
     for condition in EXCLUSIONS
 ]
 
@@ -180,11 +181,11 @@ BULK = (
     (f"{RUN_SELECT} {writes._HOLDERS[0]}", *writes._HOLDERS[1:]),
     writes._HELD,
     writes._WAIT,
-    firing._ADVANCE,
+    jobs._ADVANCE,
 )
 
 
-@pytest.mark.parametrize("sql", [claims._LANES_DUE, claims.LANES_AFTER, claims._LIMITS, *ONE_LANE])
+@pytest.mark.parametrize("sql", [claim._LANES_DUE, claim.LANES_AFTER, claim._LIMITS, *ONE_LANE])
 def test_a_claim_reads_no_table_from_end_to_end(database: sqlite3.Connection, sql: str) -> None:
     assert scans(plan(database, sql)) == []
 
@@ -218,7 +219,7 @@ def test_find_walks_an_index(
     database: sqlite3.Connection, job: str | None, state: State | None, lapsed: bool
 ) -> None:
     query = RunQuery(job=job, states=None if state is None else frozenset({state}), lapsed=lapsed)
-    walks = reads.walks(query, 1, 1)
+    walks = queries.walks(query, 1, 1)
     assert walks or (lapsed and state not in (State.RUNNING, None))
     for sql, _ in walks:
         steps = plan(database, sql)
@@ -232,7 +233,7 @@ def test_find_walks_an_index(
 def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
     database: sqlite3.Connection, state: State
 ) -> None:
-    [(sql, _)] = reads.walks(RunQuery(job="job", tried=True, states=frozenset({state})), 1, 1)
+    [(sql, _)] = queries.walks(RunQuery(job="job", tried=True, states=frozenset({state})), 1, 1)
     [step] = [one for one in plan(database, sql) if "TEMP B-TREE" not in one]
     untried = state in (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
     assert ("USING INDEX mainspring_runs_tried (job_id=? AND state=?" in step) is untried

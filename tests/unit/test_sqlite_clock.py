@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import clock as clocks
-from mainspring import states
-from mainspring.clock import EPOCH, CarriedClock, SteadyClock, SystemClock
-from mainspring.store import RunQuery
+from mainspring.core import clock as clocks
+from mainspring.core import transitions
+from mainspring.core.clock import EPOCH, CarriedClock, SteadyClock, SystemClock
+from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FakeClock
 from tests.servers.clocks import SteppedClock
@@ -69,9 +69,9 @@ def name_the_boot(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 async def retry_in(store: SqliteStore, run_id: str, seconds: float) -> None:
     [run] = [run for run in await store.claim(a_claim()) if run.id == run_id]
     now = await store.now()
-    failure = states.Failure("it failed")
+    failure = transitions.Failure("it failed")
     [done] = await store.commit(
-        [states.retrying(run, now, failure, now + timedelta(seconds=seconds))]
+        [transitions.retrying(run, now, failure, now + timedelta(seconds=seconds))]
     )
     assert done
 
@@ -185,7 +185,7 @@ def test_the_boot_clock_is_the_same_in_every_process() -> None:
     assert steady.boot
     before = steady.elapsed_us()
     code = (
-        "from mainspring.clock import SteadyClock, SystemClock\n"
+        "from mainspring.core.clock import SteadyClock, SystemClock\n"
         "steady = SteadyClock(SystemClock()); print(steady.boot, steady.elapsed_us())"
     )
     with os.popen(f"{sys.executable} -c '{code}'") as pipe:
@@ -198,7 +198,7 @@ STEPPED = """
 import asyncio, sys
 from datetime import timedelta
 from mainspring.stores.sqlite import SqliteStore
-from mainspring.store import Held, RunQuery
+from mainspring.stores.protocol import Held, RunQuery
 from tests.unit.sqlite_kit import a_claim, a_run, opened
 
 async def main():

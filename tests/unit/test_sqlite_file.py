@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import State, Webhook, replace
+from mainspring.core.policy import Policy
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
-from mainspring.model import State, Webhook, replace
-from mainspring.policy import Policy
-from mainspring.store import JobQuery, RunQuery
-from mainspring.stores.sqlite import SqliteStore, lock, schema
-from mainspring.stores.sqlite.lock import TurnLock
-from mainspring.stores.sqlite.rows import _INSERTED, job_row, lane_of, run_row
+from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.stores.sqlite import SqliteStore, file_lock, schema
+from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
+from mainspring.stores.sqlite.file_lock import TurnLock
 from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened, sql
 
 
@@ -285,7 +285,7 @@ async def test_on_a_full_disk_running_work_can_still_be_recorded(small_disk: Pat
         with pytest.raises(StoreUnavailable, match="disk is full"):
             await store.add(more)
         now = await store.now()
-        assert all(await store.commit([states.succeeded(run, now, "ok") for run in held]))
+        assert all(await store.commit([transitions.succeeded(run, now, "ok") for run in held]))
         assert (await store.counts()).total(State.SUCCEEDED) == 50
         with pytest.raises(StoreUnavailable, match="disk is full"):
             await store.add(more)
@@ -405,7 +405,7 @@ async def test_a_lock_file_that_cannot_be_opened_is_told(
     def refuse(path: Path, like: Path) -> int:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(lock, "open_private", refuse)
+    monkeypatch.setattr(file_lock, "open_private", refuse)
     with pytest.raises(StoreError) as caught:
         await SqliteStore(tmp_path / "jobs.db").open()
     assert str(tmp_path / "jobs.db-lock") in str(caught.value)
@@ -437,7 +437,7 @@ READS(pread64)
 READING = """
 import asyncio, os, sys
 from pathlib import Path
-from mainspring.store import RunQuery
+from mainspring.stores.protocol import RunQuery
 from tests.unit.sqlite_kit import a_run, ids_of, opened
 
 async def main():

@@ -19,17 +19,18 @@ from typing import Any
 
 import pytest
 
-from mainspring import Scheduler, states
-from mainspring.clock import CarriedClock
-from mainspring.engine.patience import Patience
+from mainspring import Scheduler
+from mainspring.core import transitions
+from mainspring.core.clock import CarriedClock
+from mainspring.core.events import Event, Events
+from mainspring.engine.store_retry import Patience
 from mainspring.errors import (
     StoreDamaged,
     StoreFileChanged,
     StoreTooNew,
     StoreUnavailable,
 )
-from mainspring.events import Event, Events
-from mainspring.store import Held, RunQuery
+from mainspring.stores.protocol import Held, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_identity, schema
 from mainspring.testing import FakeClock
 from tests.unit.sqlite_kit import a_claim, a_run, ids_of, opened, sql
@@ -188,7 +189,7 @@ async def test_a_transaction_on_a_replaced_file_is_not_reported_as_done(path: Pa
         connection.execute("CREATE TABLE effects (x)")
         os.unlink(path)
         with pytest.raises(StoreFileChanged):
-            await turn.commit(states.succeeded(held, await store.now(), None))
+            await turn.commit(transitions.succeeded(held, await store.now(), None))
 
 
 async def test_a_program_is_told_what_happened_and_enqueues_nothing(

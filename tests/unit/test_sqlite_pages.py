@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.model import Job, Page, replace
-from mainspring.policy import Policy
-from mainspring.store import JobQuery
-from mainspring.stores.sqlite import reads, rows, schema
-from mainspring.stores.sqlite.lock import TurnLock
-from mainspring.stores.sqlite.rows import _read_jobs, job_row
+from mainspring.core.model import Job, Page, replace
+from mainspring.core.policy import Policy
+from mainspring.stores.protocol import JobQuery
+from mainspring.stores.sqlite import codec, queries, schema
+from mainspring.stores.sqlite.codec import _read_jobs, job_row
+from mainspring.stores.sqlite.file_lock import TurnLock
 from tests.unit.sqlite_kit import a_job
 
 JOBS = 10_000
@@ -49,7 +49,7 @@ def worked(connection: sqlite3.Connection, query: JobQuery) -> tuple[Page[Job], 
 
     connection.set_progress_handler(step, 1)
     try:
-        page = reads.jobs(connection, query)
+        page = queries.jobs(connection, query)
     finally:
         connection.set_progress_handler(None, 1)
     return page, steps
@@ -86,7 +86,7 @@ def test_lists_parse_no_definition_to_choose_jobs(tmp_path: Path, query: JobQuer
     connection = filled(tmp_path / "jobs.db", 10)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
-    reads.jobs(connection, query)
+    queries.jobs(connection, query)
     connection.set_trace_callback(None)
     [sql] = [one for one in statements if "ORDER BY" in one]
     chosen = sql[sql.index("(SELECT rowid") + 1 : sql.rindex(")")]
@@ -105,7 +105,7 @@ def test_the_last_page_steps_over_ids_and_reads_no_job_but_its_own(
         read.extend(found)
         return found
 
-    monkeypatch.setattr(rows, "_read_jobs", watched)
+    monkeypatch.setattr(codec, "_read_jobs", watched)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
     first, of_first = worked(connection, paged(0))

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Run, State
-from mainspring.store import Held
+from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
-from mainspring.stores.sqlite.lock import TurnLock
+from mainspring.stores.sqlite.file_lock import TurnLock
 from tests.unit.sqlite_kit import a_claim, a_job, a_run, ids_of, opened
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -290,7 +290,7 @@ def claiming(path: Path, pipe: Connection) -> None:
 
 
 async def finish(store: SqliteStore, runs: list[Run]) -> None:
-    changes = [states.succeeded(run, await store.now(), None) for run in runs]
+    changes = [transitions.succeeded(run, await store.now(), None) for run in runs]
     while True:
         with contextlib.suppress(StoreUnavailable):
             assert all(await store.commit(changes))

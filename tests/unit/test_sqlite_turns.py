@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
 from mainspring.errors import InvalidState, StoreError, TransactionExpired
-from mainspring.model import Run, State
-from mainspring.store import Claim, Held
+from mainspring.stores.protocol import Claim, Held
 from mainspring.stores.sqlite import SqliteStore
-from mainspring.stores.sqlite.turns import Turn
+from mainspring.stores.sqlite.handler_transaction import Turn
 
 LEASE = timedelta(seconds=30)
 
@@ -47,7 +47,7 @@ def turn(store: SqliteStore, run: Run, limit: float = 10, *, blocking: bool = Fa
 
 
 async def committed(store: SqliteStore, turn: Turn, run: Run) -> bool:
-    return await turn.commit(states.succeeded(run, await store.now(), None))
+    return await turn.commit(transitions.succeeded(run, await store.now(), None))
 
 
 def kept(tmp_path: Path) -> list[Any]:
@@ -163,7 +163,7 @@ async def test_its_time_is_up_whatever_the_handler_does(
     assert [r.id for r in await store.renew([Held(other.id, other.token)], LEASE)] == ["other"]
     await work
     assert isinstance(met[0], TransactionExpired)
-    late = mine.commit(states.succeeded(run, await store.now(), None))
+    late = mine.commit(transitions.succeeded(run, await store.now(), None))
     with pytest.raises(TransactionExpired):
         late.send(None)
     with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
-from mainspring.model import (
+from mainspring.core import transitions
+from mainspring.core.model import (
     LIVE,
     MAX_ATTEMPTS_KEPT,
     Attempt,
@@ -19,8 +19,8 @@ from mainspring.model import (
     State,
     replace,
 )
-from mainspring.policy import Delivery, Policy
-from mainspring.states import Change, Failure
+from mainspring.core.policy import Delivery, Policy
+from mainspring.core.transitions import Change, Failure
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 BEGAN = NOW - timedelta(seconds=9)
@@ -65,13 +65,13 @@ class TestTheHolder:
 
     def changes(self, run: Run) -> dict[str, Change]:
         return {
-            "succeeded": states.succeeded(run, NOW, 1),
-            "retrying": states.retrying(run, NOW, BOOM, LATER),
-            "failed": states.failed(run, NOW, BOOM),
-            "released": states.released(run, NOW, began=True),
-            "given back": states.released(run, NOW, began=False),
-            "snoozed": states.snoozed(run, LATER),
-            "request_cancel": states.request_cancel(run, "why"),
+            "succeeded": transitions.succeeded(run, NOW, 1),
+            "retrying": transitions.retrying(run, NOW, BOOM, LATER),
+            "failed": transitions.failed(run, NOW, BOOM),
+            "released": transitions.released(run, NOW, began=True),
+            "given back": transitions.released(run, NOW, began=False),
+            "snoozed": transitions.snoozed(run, LATER),
+            "request_cancel": transitions.request_cancel(run, "why"),
         }
 
     def test_it_expects_its_own_token_and_no_cancel(self) -> None:
@@ -86,7 +86,7 @@ class TestTheHolder:
 
     def test_succeeded(self) -> None:
         run = running()
-        done = states.succeeded(run, NOW, {"n": 1}, ("line",)).after(run)
+        done = transitions.succeeded(run, NOW, {"n": 1}, ("line",)).after(run)
         assert done == replace(
             run,
             state=State.SUCCEEDED,
@@ -103,7 +103,7 @@ class TestTheHolder:
 
     def test_retrying(self) -> None:
         run = running()
-        assert states.retrying(run, NOW, BOOM, LATER, ("l",)).after(run) == replace(
+        assert transitions.retrying(run, NOW, BOOM, LATER, ("l",)).after(run) == replace(
             run,
             state=State.PENDING,
             run_at=LATER,
@@ -119,7 +119,7 @@ class TestTheHolder:
 
     def test_failed(self) -> None:
         run = running()
-        dead = states.failed(run, NOW, BOOM, reason="gave up").after(run)
+        dead = transitions.failed(run, NOW, BOOM, reason="gave up").after(run)
         assert (dead.state, dead.failures, dead.error) == (State.FAILED, 2, BOOM.error)
         assert (dead.reason, dead.finished_at, dead.lease_until) == ("gave up", NOW, None)
         assert dead.attempts[-1].outcome is Outcome.TIMED_OUT
@@ -127,7 +127,7 @@ class TestTheHolder:
 
     def test_released_after_it_began_keeps_the_attempt(self) -> None:
         run = running()
-        back = states.released(run, NOW, began=True, log=("l",)).after(run)
+        back = transitions.released(run, NOW, began=True, log=("l",)).after(run)
         assert (back.state, back.run_at, back.attempt) == (State.PENDING, run.run_at, 2)
         assert (back.worker, back.lease_until) == (None, None)
         assert (back.failures, back.lapses) == (1, 0)
@@ -135,45 +135,45 @@ class TestTheHolder:
 
     def test_given_back_before_it_began_burns_nothing(self) -> None:
         run = running()
-        back = states.released(run, NOW, began=False).after(run)
+        back = transitions.released(run, NOW, began=False).after(run)
         assert (back.state, back.attempt, back.attempts) == (State.PENDING, 1, (FIRST,))
         assert back.started_at == FIRST.started_at
         assert back.token == run.token  # what was handed out is never handed out again
 
     def test_a_first_attempt_given_back_never_started(self) -> None:
         run = running(attempt=1, attempts=())
-        back = states.released(run, NOW, began=False).after(run)
+        back = transitions.released(run, NOW, began=False).after(run)
         assert (back.attempt, back.started_at) == (0, None)
 
     def test_snoozed_burns_nothing_and_comes_later(self) -> None:
         run = running()
-        back = states.snoozed(run, LATER).after(run)
+        back = transitions.snoozed(run, LATER).after(run)
         assert (back.state, back.run_at, back.attempt) == (State.PENDING, LATER, 1)
         assert (back.failures, back.attempts) == (1, (FIRST,))
 
     def test_request_cancel_leaves_the_lease(self) -> None:
         run = running()
-        asked = states.request_cancel(run, "why").after(run)
+        asked = transitions.request_cancel(run, "why").after(run)
         assert asked == replace(run, cancel_requested=True, reason="why")
 
     def test_a_cancel_that_came_first_wins_over_every_outcome(self) -> None:
         seen = running()
-        asked = states.request_cancel(seen, "why").after(seen)
+        asked = transitions.request_cancel(seen, "why").after(seen)
         for name, change in self.changes(seen).items():
             assert not applies(change, asked), name
-        assert applies(states.cancelled(seen, NOW, "why"), asked)
+        assert applies(transitions.cancelled(seen, NOW, "why"), asked)
 
     def test_an_end_keeps_how_far_the_worker_had_come(self) -> None:
         """Its last progress may be newer than its last renewal."""
         run = running(progress=Progress(2, 2))
-        for change in (states.succeeded(run, NOW, 1), states.failed(run, NOW, BOOM)):
+        for change in (transitions.succeeded(run, NOW, 1), transitions.failed(run, NOW, BOOM)):
             stored = replace(run, progress=Progress(1, 2), started_at=None)
             after = change.after(stored)
             assert (after.progress, after.started_at) == (Progress(2, 2), BEGAN)
 
     def test_the_newest_attempts_are_kept(self) -> None:
         run = running(attempts=(FIRST,) * MAX_ATTEMPTS_KEPT, attempt=57)
-        kept = states.succeeded(run, NOW, None).after(run).attempts
+        kept = transitions.succeeded(run, NOW, None).after(run).attempts
         assert len(kept) == MAX_ATTEMPTS_KEPT
         assert kept[-1].number == 57
 
@@ -182,7 +182,7 @@ class TestCancelling:
     @pytest.mark.parametrize("state", [State.WAITING, State.PENDING])
     def test_what_nobody_holds_ends_at_once(self, state: State) -> None:
         run = pending(state=state, token=3)
-        change = states.cancelled(run, NOW, "asked")
+        change = transitions.cancelled(run, NOW, "asked")
         assert change.expect == {"state": state, "token": 3}
         assert change.after(run) == replace(
             run, state=State.CANCELLED, finished_at=NOW, reason="asked"
@@ -190,30 +190,30 @@ class TestCancelling:
 
     def test_its_own_worker_ends_it_with_the_attempt(self) -> None:
         run = running(cancel_requested=True)
-        ended = states.cancelled(run, NOW, "asked", ("l",)).after(run)
+        ended = transitions.cancelled(run, NOW, "asked", ("l",)).after(run)
         assert (ended.state, ended.lease_until) == (State.CANCELLED, None)
         assert ended.attempts[-1] == Attempt(2, "w1", BEGAN, NOW, Outcome.CANCELLED, log=("l",))
 
     def test_a_run_that_was_claimed_meanwhile_is_not_ended(self) -> None:
         seen = pending()
         claimed = replace(seen, state=State.RUNNING, token=1)
-        assert not applies(states.cancelled(seen, NOW, "asked"), claimed)
+        assert not applies(transitions.cancelled(seen, NOW, "asked"), claimed)
 
 
 class TestSkipping:
     def test_a_pending_run_keeps_why(self) -> None:
         run = pending()
-        gone = states.skipped(run, NOW, "expired").after(run)
+        gone = transitions.skipped(run, NOW, "expired").after(run)
         assert gone == replace(run, state=State.SKIPPED, finished_at=NOW, reason="expired")
 
     def test_a_run_that_moved_on_is_not_skipped(self) -> None:
-        free = states.skipped(pending(token=3), NOW, "expired")
+        free = transitions.skipped(pending(token=3), NOW, "expired")
         assert free.expect == {"state": State.PENDING, "token": 3}
-        assert states.skipped(running(), NOW, "expired").expect == MINE
+        assert transitions.skipped(running(), NOW, "expired").expect == MINE
 
     def test_claimed_too_late_burns_no_attempt(self) -> None:
         run = running(attempt=1, attempts=())
-        gone = states.skipped(run, NOW, "expired").after(run)
+        gone = transitions.skipped(run, NOW, "expired").after(run)
         assert gone.reason == "expired"
         assert (gone.state, gone.attempt, gone.attempts) == (State.SKIPPED, 0, ())
         assert (gone.started_at, gone.lease_until, gone.duration) == (None, None, None)
@@ -222,7 +222,7 @@ class TestSkipping:
 class TestRescuing:
     def test_the_lease_seen_is_the_guard(self) -> None:
         run = running()
-        change = states.rescued(run, NOW, Delivery.AT_LEAST_ONCE)
+        change = transitions.rescued(run, NOW, Delivery.AT_LEAST_ONCE)
         assert change.expect == {
             "state": State.RUNNING,
             "token": 4,
@@ -234,13 +234,13 @@ class TestRescuing:
 
     def test_a_cancel_between_the_look_and_the_rescue_is_not_lost(self) -> None:
         seen = running()
-        asked = states.request_cancel(seen, "asked").after(seen)
-        assert not applies(states.rescued(seen, NOW, Delivery.AT_LEAST_ONCE), asked)
-        assert applies(states.rescued(asked, NOW, Delivery.AT_LEAST_ONCE), asked)
+        asked = transitions.request_cancel(seen, "asked").after(seen)
+        assert not applies(transitions.rescued(seen, NOW, Delivery.AT_LEAST_ONCE), asked)
+        assert applies(transitions.rescued(asked, NOW, Delivery.AT_LEAST_ONCE), asked)
 
     def test_it_is_pending_again_and_no_failure(self) -> None:
         run = running()
-        back = states.rescued(run, NOW, Delivery.AT_LEAST_ONCE).after(run)
+        back = transitions.rescued(run, NOW, Delivery.AT_LEAST_ONCE).after(run)
         assert (back.state, back.run_at, back.attempt) == (State.PENDING, run.run_at, 2)
         assert (back.failures, back.lapses, back.worker) == (1, 1, None)
         assert back.attempts[-1] == Attempt(2, "w1", BEGAN, NOW, Outcome.LOST)
@@ -248,7 +248,7 @@ class TestRescuing:
     @pytest.mark.parametrize("lapses", range(6))
     def test_the_fourth_lapse_is_poison(self, lapses: int) -> None:
         run = running(lapses=lapses)
-        after = states.rescued(run, NOW, Delivery.EFFECT_ONCE).after(run)
+        after = transitions.rescued(run, NOW, Delivery.EFFECT_ONCE).after(run)
         if lapses + 1 < 4:
             assert after.state is State.PENDING
         else:
@@ -258,7 +258,7 @@ class TestRescuing:
 
     def test_at_most_once_is_lost(self) -> None:
         run = running()
-        after = states.rescued(run, NOW, Delivery.AT_MOST_ONCE).after(run)
+        after = transitions.rescued(run, NOW, Delivery.AT_MOST_ONCE).after(run)
         assert (after.state, after.reason, after.lapses) == (State.FAILED, "lost", 1)
         assert after.error is not None
         assert "w1" in after.error
@@ -269,27 +269,29 @@ class TestRescuing:
         self, delivery: Delivery
     ) -> None:
         run = running(lapses=3, began=False)
-        after = states.rescued(run, NOW, delivery, unbegun=True).after(run)
+        after = transitions.rescued(run, NOW, delivery, unbegun=True).after(run)
         assert (after.state, after.lapses, after.attempt) == (State.PENDING, 3, 1)
         assert (after.attempts, after.began) == (run.attempts, None)
 
     def test_a_begin_recorded_between_the_look_and_the_rescue_is_seen(self) -> None:
         seen = running(began=False)
-        begun = states.beginning(seen).after(seen)
-        assert not applies(states.rescued(seen, NOW, Delivery.AT_MOST_ONCE, unbegun=True), begun)
+        begun = transitions.beginning(seen).after(seen)
+        assert not applies(
+            transitions.rescued(seen, NOW, Delivery.AT_MOST_ONCE, unbegun=True), begun
+        )
 
     def test_a_lapse_that_something_else_is_to_blame_for_does_not_count(self) -> None:
         run = running(lapses=3)
-        after = states.rescued(run, NOW, Delivery.AT_LEAST_ONCE, blameless=True).after(run)
+        after = transitions.rescued(run, NOW, Delivery.AT_LEAST_ONCE, blameless=True).after(run)
         assert (after.state, after.lapses, after.attempt) == (State.PENDING, 3, 2)
         assert after.attempts[-1].outcome is Outcome.LOST
-        lost = states.rescued(run, NOW, Delivery.AT_MOST_ONCE, blameless=True).after(run)
+        lost = transitions.rescued(run, NOW, Delivery.AT_MOST_ONCE, blameless=True).after(run)
         assert (lost.state, lost.reason) == (State.FAILED, "lost")
 
     @pytest.mark.parametrize("delivery", list(Delivery))
     def test_a_cancel_that_was_asked_for_is_carried_out(self, delivery: Delivery) -> None:
         run = running(cancel_requested=True, reason="asked", lapses=3)
-        change = states.rescued(run, NOW, delivery)
+        change = transitions.rescued(run, NOW, delivery)
         assert (change.set["state"], change.set["reason"]) == (State.CANCELLED, "asked")
 
 
@@ -309,21 +311,21 @@ class TestWhetherItBegan:
         run = running(began=began, created_at=self.EARLY)
         once = self.job(Delivery.AT_MOST_ONCE, self.LONG_AGO, self.LONG_AGO)
         plain = self.job(Delivery.AT_LEAST_ONCE, self.LONG_AGO, self.LONG_AGO)
-        assert states.never_began(run, once) is known
-        assert states.never_began(run, plain) is False
-        assert states.never_began(run, None) is False
+        assert transitions.never_began(run, once) is known
+        assert transitions.never_began(run, plain) is False
+        assert transitions.never_began(run, None) is False
         suspect = replace(run, lapses=2)
-        assert states.never_began(suspect, plain) is known
-        assert states.never_began(suspect, None) is known
+        assert transitions.never_began(suspect, plain) is known
+        assert transitions.never_began(suspect, None) is known
 
     def test_a_recent_edit_leaves_it_open(self) -> None:
         """The worker may have begun the run as one that may begin any number of times."""
         run = running(began=False, created_at=self.EARLY)
         for updated in (BEGAN - timedelta(seconds=1), NOW):
             once = self.job(Delivery.AT_MOST_ONCE, self.LONG_AGO, updated)
-            assert states.never_began(run, once) is False
+            assert transitions.never_began(run, once) is False
         made_again = self.job(Delivery.AT_MOST_ONCE, BEGAN, BEGAN)
-        assert states.never_began(run, made_again) is False
+        assert transitions.never_began(run, made_again) is False
 
 
 class TestReviving:
@@ -340,7 +342,7 @@ class TestReviving:
             cancel_requested=True,
             result=1,
         )
-        change = states.revived(dead, NOW)
+        change = transitions.revived(dead, NOW)
         assert change.expect == {"state": state, "token": 4}
         again = change.after(dead)
         assert (again.state, again.run_at, again.start_by) == (State.PENDING, NOW, None)
@@ -356,14 +358,14 @@ class TestUnblocking:
 
     def test_when_all_have_succeeded(self) -> None:
         run = self.waiting("a", "b")
-        change = states.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
+        change = transitions.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
         assert change == Change(
             "r", {"state": State.WAITING, "token": 2}, {"state": State.PENDING, "run_at": NOW}
         )
 
     def test_a_time_of_its_own_is_waited_for(self) -> None:
         run = self.waiting("a", run_at=LATER)
-        change = states.unblocked(run, NOW, {"a": State.SUCCEEDED})
+        change = transitions.unblocked(run, NOW, {"a": State.SUCCEEDED})
         assert change is not None
         assert change.set["run_at"] == LATER
 
@@ -371,12 +373,12 @@ class TestUnblocking:
     @pytest.mark.parametrize("after_any", [False, True])
     def test_not_while_one_is_unfinished(self, state: State, after_any: bool) -> None:
         run = self.waiting("a", "b", after_any=after_any)
-        assert states.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": state}) is None
+        assert transitions.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": state}) is None
 
     @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.SKIPPED])
     def test_what_failed_before_it_skips_it_at_once(self, state: State) -> None:
         run = self.waiting("a", "b")
-        change = states.unblocked(run, NOW, {"a": State.RUNNING, "b": state})
+        change = transitions.unblocked(run, NOW, {"a": State.RUNNING, "b": state})
         assert applies(change, run)
         assert change is not None
         gone = change.after(run)
@@ -390,12 +392,12 @@ class TestUnblocking:
     def test_after_any_end_it_runs(self, state: State) -> None:
         """A slot queued behind an earlier one runs however that ended."""
         run = self.waiting("a", after_any=True)
-        change = states.unblocked(run, NOW, {"a": state})
+        change = transitions.unblocked(run, NOW, {"a": state})
         assert change is not None
         assert change.set["state"] is State.PENDING
 
     def test_a_run_that_is_gone_ended_long_ago(self) -> None:
         for upstream in ({}, {"a": None}):
-            change = states.unblocked(self.waiting("a"), NOW, upstream)
+            change = transitions.unblocked(self.waiting("a"), NOW, upstream)
             assert change is not None
             assert change.set["state"] is State.PENDING

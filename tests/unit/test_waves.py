@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine.firing import plan
-from mainspring.model import Job, replace
-from mainspring.policy import Policy
-from mainspring.schedules import cron
-from mainspring.store import JobQuery
+from mainspring.core.model import Job, replace
+from mainspring.core.policy import Policy
+from mainspring.core.schedules import cron
+from mainspring.engine.slots import plan
 from mainspring.stores import open_store
-from mainspring.stores.sqlite import firing
-from mainspring.stores.waves import turns, waves
+from mainspring.stores.batching import turns, waves
+from mainspring.stores.protocol import JobQuery
+from mainspring.stores.sqlite import jobs as firing
 
 
 def test_turns_keep_the_order_of_each_key_and_no_other() -> None:

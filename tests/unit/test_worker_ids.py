@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mainspring.worker_ids import host_was_restarted, make_worker_id
+from mainspring.engine.worker_ids import host_was_restarted, make_worker_id
 
 ME = "web-1:300:aaaa00000003"
 

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mainspring import Scheduler, at, cron, every, rrule
+from mainspring.core.schedules import Schedule, parse
 from mainspring.errors import InvalidSchedule
-from mainspring.schedules import Schedule, parse
 
 AFTER = datetime(2029, 12, 31, 12, tzinfo=UTC)
 BERLIN_NINE = datetime(2030, 1, 1, 8, tzinfo=UTC)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from mainspring import State
 from mainspring.errors import InvalidInput
-from mainspring.webhooks import WebhookSettings, wire
-from mainspring.webhooks.address import AllowList, why_refused
+from mainspring.webhooks import WebhookSettings, transport
+from mainspring.webhooks.address_policy import AllowList, why_refused
 from tests.webhooks.kit import Endpoint, endpoint, response, scheduler, serving
 
 two_addresses = pytest.mark.skipif(
@@ -140,7 +140,7 @@ async def test_a_name_is_checked_by_the_address_it_stands_for(
 @two_addresses
 async def test_a_name_that_changes_its_address_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: the first answer is harmless, the second is not."""
-    monkeypatch.setattr(wire, "NAME_SECONDS", 0)
+    monkeypatch.setattr(transport, "NAME_SECONDS", 0)
     _names(monkeypatch, {"rebinding.test": [["127.0.0.2"], ["127.0.0.1"]]})
     made = Endpoint(lambda _: response(200, b"", "Connection: close"))
     async with serving(made.serve) as port:
@@ -166,7 +166,7 @@ async def test_the_socket_is_checked_whatever_the_resolver_said(
         found = {"hostname": host, "host": "127.0.0.1", "port": port, "family": kin}
         return [{**found, "proto": 0, "flags": 0}]
 
-    monkeypatch.setattr(wire._Resolver, "resolve", lying)
+    monkeypatch.setattr(transport._Resolver, "resolve", lying)
     async with endpoint() as end:
         why = await refusal(f"http://liar.test:{end.port}/")
     assert end.connections == 0
@@ -224,9 +224,9 @@ async def test_lookups_that_hang_hold_up_no_other(monkeypatch: pytest.MonkeyPatc
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
-    monkeypatch.setattr(wire, "LOOKUP_HANGS", 0.05)
-    monkeypatch.setattr(wire, "MOST_HANGING", 50)
-    resolver = wire._Resolver(AllowList.of(["127.0.0.1"]))
+    monkeypatch.setattr(transport, "LOOKUP_HANGS", 0.05)
+    monkeypatch.setattr(transport, "MOST_HANGING", 50)
+    resolver = transport._Resolver(AllowList.of(["127.0.0.1"]))
     async with asyncio.timeout(50):
         assert await resolver.resolve("known.test")
         names = [f"{n}.dead" for n in range(50)]
@@ -258,7 +258,7 @@ async def test_a_cancelled_call_leaves_its_lookup_to_others(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
-    resolver = wire._Resolver(AllowList.of(["127.0.0.1"]))
+    resolver = transport._Resolver(AllowList.of(["127.0.0.1"]))
     first, second = (asyncio.create_task(resolver.resolve("a.test", port)) for port in (1, 2))
     await asyncio.sleep(0)
     first.cancel()

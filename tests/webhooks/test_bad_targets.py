@@ -14,9 +14,9 @@ import pytest
 
 from mainspring import Run, Scheduler, State
 from mainspring.webhooks import Prepared
-from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.client import Client
-from mainspring.webhooks.heard import Heard
+from mainspring.webhooks.response import Heard
 from tests.webhooks.kit import (
     Behaviour,
     endpoint,

@@ -14,7 +14,7 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from mainspring import State
-from mainspring.model import Outcome
+from mainspring.core.model import Outcome
 from mainspring.webhooks import new_signing_secret
 from tests.webhooks.kit import endpoint, scheduler
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook as Verifier
 
 from mainspring import Scheduler
+from mainspring.core.model import Webhook
 from mainspring.errors import InvalidInput
-from mainspring.model import Webhook
 from mainspring.webhooks import Facts, Vault, new_key, new_signing_secret, prepare
-from mainspring.webhooks.address import AllowList
-from mainspring.webhooks.define import define
-from mainspring.webhooks.render import Form, Mac, webhook_id
-from mainspring.webhooks.secrets import signing_bytes
+from mainspring.webhooks.address_policy import AllowList
+from mainspring.webhooks.definition import define
+from mainspring.webhooks.request import Form, Mac, webhook_id
 from mainspring.webhooks.templates import Template, check, tight
+from mainspring.webhooks.vault import signing_bytes
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 FACTS = Facts(

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.model import Webhook
+from mainspring.core.model import Webhook
 from mainspring.webhooks import Facts, Prepared, new_signing_secret, prepare
-from mainspring.webhooks.define import FIELDS
-from mainspring.webhooks.render import Form, Mac
-from mainspring.webhooks.secrets import signing_bytes
+from mainspring.webhooks.definition import FIELDS
+from mainspring.webhooks.request import Form, Mac
 from mainspring.webhooks.templates import NAMES
+from mainspring.webhooks.vault import signing_bytes
 from tests.webhooks.kit import endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()

@@ -10,8 +10,8 @@ from urllib.parse import quote, quote_plus
 import msgspec
 import pytest
 
-from mainspring.webhooks.echoes import Traces
 from mainspring.webhooks.headers import MASK
+from mainspring.webhooks.redaction import Traces
 from tests.webhooks.kit import Request, endpoint, response, scheduler
 
 DIGEST = 'Digest username="bob", response="topsecretvalue"'

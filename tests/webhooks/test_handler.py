@@ -16,10 +16,10 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from mainspring import Backoff, Breaker, Event, Run, Scheduler, State
-from mainspring.clock import SystemClock
+from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
-from mainspring.store import Claim
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
 from tests.webhooks.kit import Endpoint, endpoint, response, scheduler

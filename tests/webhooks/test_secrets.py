@@ -17,13 +17,13 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from mainspring import Event, Scheduler, State
+from mainspring.core.model import Job, Sealed, Webhook, replace
 from mainspring.errors import InvalidInput, SecretKeyMissing
-from mainspring.model import Job, Sealed, Webhook, replace
-from mainspring.store import JobQuery
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobQuery
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
-from mainspring.webhooks.desk import shown_headers
-from mainspring.webhooks.secrets import VARIABLE, key_files, signing_bytes
+from mainspring.webhooks.service import shown_headers
+from mainspring.webhooks.vault import VARIABLE, key_files, signing_bytes
 from tests.servers.fixtures import *  # noqa: F403
 from tests.servers.mongodb import with_database
 from tests.webhooks.kit import Request, endpoint, response, scheduler
@@ -38,7 +38,7 @@ class SharedStore(MemoryStore):
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> SharedStore:
-    monkeypatch.setattr("mainspring.webhooks.desk._keys_of", lambda store: [])
+    monkeypatch.setattr("mainspring.webhooks.service._keys_of", lambda store: [])
     monkeypatch.delenv(VARIABLE, raising=False)
     return SharedStore()
 
@@ -377,7 +377,7 @@ async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
     """The store reads an equal definition anew now and then: that is no change. Beyond the bound
     the oldest is dropped, and never all at once: with one job more than the bound every call
     would open its secrets again."""
-    monkeypatch.setattr("mainspring.webhooks.desk.MOST_OPENED", 3)
+    monkeypatch.setattr("mainspring.webhooks.service.MOST_OPENED", 3)
     webhooks = scheduler().webhooks
     jobs = [
         Job(

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from mainspring.errors import WebhookFailed
 from mainspring.webhooks import Prepared
-from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.client import Client
-from mainspring.webhooks.heard import Heard
-from mainspring.webhooks.wire import _Protocol
+from mainspring.webhooks.response import Heard
+from mainspring.webhooks.transport import _Protocol
 from tests.webhooks.kit import (
     Behaviour,
     Request,
@@ -360,9 +360,9 @@ def test_an_answer_is_the_same_in_whatever_parts_it_comes(
 CALLER = """
 import asyncio, sys
 from mainspring.webhooks import Prepared
-from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.client import Client
-from mainspring.webhooks.heard import Heard
+from mainspring.webhooks.response import Heard
 
 async def main():
     client = Client(AllowList.of(["127.0.0.0/8", "::1"]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from mainspring.store import Store
+    from mainspring.stores.protocol import Store
 
 __all__ = ["job_ids", "run_ids", "states"]
 
@@ -19,7 +19,7 @@ PATIENCE = 1.0
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     async def ask(store: Store) -> list[str]:
-        from mainspring.store import JobQuery
+        from mainspring.stores.protocol import JobQuery
 
         page = await store.jobs(JobQuery(limit=1000))
         return [job.id for job in page.items]
@@ -29,7 +29,7 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     async def ask(store: Store) -> list[str]:
-        from mainspring.store import RunQuery
+        from mainspring.stores.protocol import RunQuery
 
         page = await store.find(RunQuery(brief=True, limit=100))
         return [run.id for run in page.items]
@@ -38,7 +38,7 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def states(incomplete: str) -> list[str]:
-    from mainspring.model import State
+    from mainspring.core.model import State
 
     return [state for state in State if state.startswith(incomplete)]
 
@@ -55,8 +55,8 @@ def _offered(
 
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
-    from mainspring.cli.connect import existing_store
     from mainspring.cli.options import Where
+    from mainspring.cli.store_access import existing_store
 
     # `.env` is left alone: it may name an app, and a key pressed in a strange folder runs no code.
     store = existing_store(Where.of(ctx.params.get("store"), ctx.params.get("app")))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mainspring.cli.failures import FAILED
+from mainspring.cli.errors import FAILED
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
 from mainspring.cli.output import STYLES, Output
 
 if TYPE_CHECKING:
-    from mainspring.cli.checks import Check
+    from mainspring.cli.doctor_checks import Check
 
 __all__ = ["register"]
 
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
     """Look for what keeps jobs from running. Exit code 1 if something does."""
-    from mainspring.cli.checks import all_checks
+    from mainspring.cli.doctor_checks import all_checks
 
     output = Output(as_json=json)
     checks = finish(all_checks(Where.of(store, app)))

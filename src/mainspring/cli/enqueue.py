@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.failures import BAD_INPUT, FAILED, CommandError
+from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.options import (
     AppOption,
     JobArgument,
@@ -20,7 +20,7 @@ from mainspring.cli.options import (
 from mainspring.cli.output import Output, when
 
 if TYPE_CHECKING:
-    from mainspring.model import Run
+    from mainspring.core.model import Run
     from mainspring.scheduler import Scheduler
 
 __all__ = ["read_payload", "register"]
@@ -112,7 +112,7 @@ def enqueue(
 
 def read_payload(text: str) -> Any:
     """A payload as written on the command line, or on stdin."""
-    from mainspring import codec
+    from mainspring.core import codec
 
     if text == "-":
         text = sys.stdin.read()
@@ -135,10 +135,10 @@ async def _enqueue(
     wait: bool,
     timeout: str | None,
 ) -> None:
-    from mainspring.cli.connect import producer
+    from mainspring.cli.store_access import producer
 
     if timeout is not None:
-        from mainspring.durations import duration
+        from mainspring.core.durations import duration
 
         duration(timeout, what="--timeout")  # refused before anything is queued
     async with producer(where, with_code=True) as scheduler:
@@ -169,7 +169,7 @@ async def _ended(scheduler: Scheduler, run: Run, timeout: str | None) -> Run:
 
 def _tell_queued(output: Output, run: Run) -> None:
     if output.as_json:
-        from mainspring.cli.shapes import run_document
+        from mainspring.cli.json_output import run_document
 
         output.document(run_document(run))
     elif not output.pretty:
@@ -191,8 +191,8 @@ def _tell_end(output: Output, run: Run) -> None:
 async def _enqueue_many(
     where: Where, output: Output, job_id: str, name: str, options: dict[str, Any]
 ) -> None:
-    from mainspring.cli.bulk import enqueue_lines
-    from mainspring.cli.connect import producer
+    from mainspring.cli.bulk_enqueue import enqueue_lines
+    from mainspring.cli.store_access import producer
 
     async with producer(where, with_code=True) as scheduler:
         await scheduler.get_job(job_id)
@@ -206,6 +206,6 @@ async def _enqueue_many(
 def _moment(text: str | None) -> Any:
     if text is None:
         return None
-    from mainspring.schedules.base import moment
+    from mainspring.core.schedules.base import moment
 
     return moment(text, "UTC", "--at")

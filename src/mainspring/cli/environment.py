@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from mainspring.cli.failures import BAD_INPUT, CommandError
+from mainspring.cli.errors import BAD_INPUT, CommandError
 
 __all__ = ["read_env_file"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli import times
+from mainspring.cli import time_format
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -22,9 +22,9 @@ from mainspring.cli.options import (
 from mainspring.cli.output import Column, Output, when
 
 if TYPE_CHECKING:
+    from mainspring.core.model import Job, Run
     from mainspring.engine.live_workers import LiveWorker
-    from mainspring.model import Job, Run
-    from mainspring.reports import JobMetrics
+    from mainspring.scheduler.statistics import JobMetrics
 
 __all__ = ["group"]
 
@@ -53,8 +53,8 @@ def list_(
 async def _list(
     where: Where, output: Output, tag: str | None, limit: int, cursor: str | None
 ) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import job_document, page_document
+    from mainspring.cli.json_output import job_document, page_document
+    from mainspring.cli.store_access import producer
     from mainspring.engine.live_workers import without_worker
 
     async with producer(where) as scheduler:
@@ -109,8 +109,8 @@ def show(
 
 
 async def _show(where: Where, output: Output, job_id: str) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import job_document, run_document
+    from mainspring.cli.json_output import job_document, run_document
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         job = await scheduler.get_job(job_id)
@@ -122,7 +122,7 @@ async def _show(where: Where, output: Output, job_id: str) -> None:
         output.document(
             {
                 **job_document(job),
-                "upcoming": [times.iso(moment) for moment in upcoming],
+                "upcoming": [time_format.iso(moment) for moment in upcoming],
                 "success_rate": metrics.success_rate,
                 "average_duration": metrics.average_duration,
                 "consecutive_failures": metrics.consecutive_failures,
@@ -135,7 +135,7 @@ async def _show(where: Where, output: Output, job_id: str) -> None:
         output.line()
         output.line("next runs", style="bold")
         for moment in upcoming:
-            output.line(f"  {when(moment) if output.pretty else times.seconds(moment)}")
+            output.line(f"  {when(moment) if output.pretty else time_format.seconds(moment)}")
     _recent(output, recent)
 
 
@@ -167,8 +167,8 @@ def resume(
 
 
 async def _switch(where: Where, output: Output, job_id: str, *, on: bool) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import job_document
+    from mainspring.cli.json_output import job_document
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         job = await (scheduler.resume_job(job_id) if on else scheduler.pause_job(job_id))
@@ -179,7 +179,7 @@ async def _switch(where: Where, output: Output, job_id: str, *, on: bool) -> Non
     elif job.next_run_at is None:
         output.line(f"resumed {job.id}")
     else:
-        moment = (when if output.pretty else times.seconds)(job.next_run_at)
+        moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
         output.line(f"resumed {job.id}: next run {moment}")
 
 
@@ -192,8 +192,8 @@ def trigger(
 
 
 async def _trigger(where: Where, output: Output, job_id: str) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import run_document
+    from mainspring.cli.json_output import run_document
+    from mainspring.cli.store_access import producer
 
     async with producer(where, with_code=True) as scheduler:
         run = await scheduler.trigger(job_id)
@@ -218,7 +218,7 @@ def remove(
 
 
 async def _remove(where: Where, output: Output, job_id: str, *, force: bool) -> None:
-    from mainspring.cli.connect import producer
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         await scheduler.remove_job(job_id, force=force)
@@ -241,7 +241,7 @@ def _schedule(job: Job) -> str:
 
 
 def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str | None]]:
-    moment = when if output.pretty else times.seconds
+    moment = when if output.pretty else time_format.seconds
     rate, average = metrics.success_rate, metrics.average_duration
     counted = f"{metrics.succeeded} of {metrics.total} succeeded" if metrics.total else None
     return [
@@ -255,7 +255,7 @@ def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str
         ("last run", moment(job.last_run_at) if job.last_run_at else None),
         ("lately", None if rate is None else f"{counted} ({rate:.0%})"),
         ("failing", _failing(metrics.consecutive_failures)),
-        ("takes", None if average is None else f"{times.span(average)} on average"),
+        ("takes", None if average is None else f"{time_format.span(average)} on average"),
         ("payload", None if job.payload is None else _one_line(job.payload)),
         ("calls", f"{job.webhook.method} {job.webhook.url}" if job.webhook else None),
         ("policy", ", ".join(f"{k}={_one_line(v)}" for k, v in job.policy.to_dict().items())),
@@ -269,7 +269,7 @@ def _failing(count: int) -> str | None:
 
 
 def _one_line(value: Any) -> str:
-    from mainspring.cli.shapes import plain_json
+    from mainspring.cli.json_output import plain_json
 
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
@@ -282,10 +282,14 @@ def _columns(orphaned: set[str]) -> list[Column[Any]]:
         Column("id", lambda job: job.id, whole=True),
         Column("state", state, state=True),
         Column(
-            "next run", lambda job: times.seconds(job.next_run_at), lambda j: when(j.next_run_at)
+            "next run",
+            lambda job: time_format.seconds(job.next_run_at),
+            lambda j: when(j.next_run_at),
         ),
         Column(
-            "last run", lambda job: times.seconds(job.last_run_at), lambda j: when(j.last_run_at)
+            "last run",
+            lambda job: time_format.seconds(job.last_run_at),
+            lambda j: when(j.last_run_at),
         ),
         Column("schedule", _schedule),
     ]

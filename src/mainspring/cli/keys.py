@@ -13,7 +13,7 @@ from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, ex
 from mainspring.cli.output import Column, Output, when
 
 if TYPE_CHECKING:
-    from mainspring.service.keys import Key, Keys
+    from mainspring.service.api_keys import Key, Keys
 
 __all__ = ["group"]
 
@@ -39,7 +39,7 @@ def create(
     json: JsonOption = False,
 ) -> None:
     """Make a key and print it: this once, for only its hash is kept."""
-    from mainspring.durations import duration
+    from mainspring.core.durations import duration
 
     span = None if expires is None else duration(expires, what="--expires")
 
@@ -109,12 +109,12 @@ def revoke(
 async def _keys(where: Where) -> AsyncIterator[Keys]:
     """The keys of the store that `serve` would use: the first key is made before it starts, and
     the store with it."""
-    from mainspring.cli.connect import check_shared, find_store
+    from mainspring.cli.store_access import check_shared, find_store
     from mainspring.scheduler import Scheduler
     from mainspring.service import require_server
 
     require_server()
-    from mainspring.service.keys import Keys
+    from mainspring.service.api_keys import Keys
 
     found = find_store(where)
     check_shared(found)
@@ -123,7 +123,7 @@ async def _keys(where: Where) -> AsyncIterator[Keys]:
 
 
 def _document(key: Key, now: datetime) -> dict[str, Any]:
-    from mainspring.cli.times import iso
+    from mainspring.cli.time_format import iso
 
     return {
         "id": key.id,

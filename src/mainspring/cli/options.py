@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from mainspring.cli import completion
-from mainspring.cli.failures import BAD_INPUT, CommandError
+from mainspring.cli.errors import BAD_INPUT, CommandError
 
 __all__ = [
     "AppOption",
@@ -75,7 +75,7 @@ def example(*lines: str) -> str:
 
 def span_of(text: str, option: str) -> timedelta:
     """A time as an option gives it: 90s, 5m; a bare number is seconds."""
-    from mainspring.durations import duration
+    from mainspring.core.durations import duration
 
     try:
         return duration(float(text), what=option)

@@ -11,8 +11,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mainspring.cli import times
-from mainspring.clock import utcnow
+from mainspring.cli import time_format
+from mainspring.core.clock import utcnow
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,7 +147,7 @@ def when(moment: datetime | None) -> str:
     if moment is None:
         return "-"
     now = utcnow()
-    return f"{times.local(moment, now)} ({times.relative(moment, now)})"
+    return f"{time_format.local(moment, now)} ({time_format.relative(moment, now)})"
 
 
 def _one_line(text: str) -> str:

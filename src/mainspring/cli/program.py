@@ -8,18 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from mainspring.cli import (
-    doctor,
-    enqueue,
-    failures,
-    jobs,
-    keys,
-    runs,
-    schedule,
-    serve,
-    store,
-    worker,
-)
+from mainspring.cli import doctor, enqueue, errors, jobs, keys, runs, schedule, serve, store, worker
 from mainspring.cli.environment import read_env_file
 from mainspring.cli.options import JsonOption, example
 
@@ -40,23 +29,23 @@ class Program(TyperGroup):
         as_json = "--json" in words
         try:
             answer = super().main(*arguments, **{**options, "standalone_mode": False})
-            code = answer if isinstance(answer, int) else failures.OK
+            code = answer if isinstance(answer, int) else errors.OK
         except _UsageError as error:
-            code = failures.tell(_usage(error), as_json=as_json)
+            code = errors.tell(_usage(error), as_json=as_json)
         except typer.Abort:
-            code = failures.FAILED
+            code = errors.FAILED
         except Exception as error:
-            code = failures.tell(error, as_json=as_json)
+            code = errors.tell(error, as_json=as_json)
         sys.exit(code)
 
 
-def _usage(error: Any) -> failures.CommandError:
+def _usage(error: Any) -> errors.CommandError:
     """A wrong command line in our form: one line, and where to read on."""
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "mainspring"
-    return failures.CommandError(
+    return errors.CommandError(
         message[:1].lower() + message[1:],
-        code=failures.BAD_INPUT,
+        code=errors.BAD_INPUT,
         advice=f"`{command} --help` shows how it is used",
     )
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli import completion, times
-from mainspring.cli.failures import CommandError
+from mainspring.cli import completion, time_format
+from mainspring.cli.errors import CommandError
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -23,7 +23,7 @@ from mainspring.cli.options import (
 from mainspring.cli.output import STYLES, Column, Output, when
 
 if TYPE_CHECKING:
-    from mainspring.model import Attempt, Run
+    from mainspring.core.model import Attempt, Run
 
 __all__ = ["COLUMNS", "group", "tell_run"]
 
@@ -69,8 +69,8 @@ async def _list(
     limit: int,
     cursor: str | None,
 ) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import page_document, run_document
+    from mainspring.cli.json_output import page_document, run_document
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         page = await scheduler.list_runs(
@@ -108,7 +108,7 @@ def show(
 
 
 async def _show(where: Where, output: Output, run_id: str) -> None:
-    from mainspring.cli.connect import producer
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         run = await scheduler.get_run(run_id)
@@ -131,8 +131,8 @@ def cancel(
 
 
 async def _cancel(where: Where, output: Output, run_id: str, reason: str) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import run_document
+    from mainspring.cli.json_output import run_document
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         done = await scheduler.cancel(run_id, reason=reason)
@@ -156,8 +156,8 @@ def retry(
 
 
 async def _retry(where: Where, output: Output, run_id: str) -> None:
-    from mainspring.cli.connect import producer
-    from mainspring.cli.shapes import run_document
+    from mainspring.cli.json_output import run_document
+    from mainspring.cli.store_access import producer
 
     async with producer(where) as scheduler:
         run = await scheduler.retry(run_id)
@@ -170,7 +170,7 @@ async def _retry(where: Where, output: Output, run_id: str) -> None:
 def tell_run(output: Output, run: Run, why: str | None = None) -> None:
     """A run with all that is known of it; `why` it did not run, or not yet."""
     if output.as_json:
-        from mainspring.cli.shapes import run_document
+        from mainspring.cli.json_output import run_document
 
         output.document({**run_document(run), "why": why})
         return
@@ -182,7 +182,7 @@ def tell_run(output: Output, run: Run, why: str | None = None) -> None:
 
 
 def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | None]]:
-    moment = when if output.pretty else times.seconds
+    moment = when if output.pretty else time_format.seconds
     running = run.state == "running"
     return [
         ("id", run.id),
@@ -195,7 +195,7 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("due", moment(run.run_at)),
         ("started", moment(run.started_at) if run.started_at else None),
         ("finished", moment(run.finished_at) if run.finished_at else None),
-        ("took", None if run.duration is None else times.span(run.duration)),
+        ("took", None if run.duration is None else time_format.span(run.duration)),
         ("attempt", str(run.attempt) if run.attempt else None),
         ("failures", str(run.failures) if run.failures else None),
         ("waits for", ", ".join(run.after) if run.state == "waiting" else None),
@@ -218,8 +218,8 @@ def _progress(run: Run) -> str | None:
 
 
 def _tell_attempt(output: Output, attempt: Attempt) -> None:
-    took = times.span((attempt.finished_at - attempt.started_at).total_seconds())
-    started = when(attempt.started_at) if output.pretty else times.seconds(attempt.started_at)
+    took = time_format.span((attempt.finished_at - attempt.started_at).total_seconds())
+    started = when(attempt.started_at) if output.pretty else time_format.seconds(attempt.started_at)
     output.line()
     output.line(
         f"attempt {attempt.number}: {attempt.outcome.value} after {took},"
@@ -234,13 +234,13 @@ def _tell_attempt(output: Output, attempt: Attempt) -> None:
 
 
 def _json(value: Any) -> str:
-    from mainspring.cli.shapes import plain_json
+    from mainspring.cli.json_output import plain_json
 
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
 
 def _took(run: Run) -> str:
-    return "-" if run.duration is None else times.span(run.duration)
+    return "-" if run.duration is None else time_format.span(run.duration)
 
 
 def _why(run: Run) -> str:
@@ -251,7 +251,7 @@ COLUMNS: list[Column[Any]] = [
     Column("id", lambda run: run.id, whole=True),
     Column("job", lambda run: run.job_id, whole=True),
     Column("state", lambda run: run.state.value, state=True),
-    Column("due", lambda run: times.seconds(run.run_at), lambda run: when(run.run_at)),
+    Column("due", lambda run: time_format.seconds(run.run_at), lambda run: when(run.run_at)),
     Column("took", _took),
     Column("tries", lambda run: str(run.attempt)),
     Column("why", _why),

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli import times
+from mainspring.cli import time_format
 from mainspring.cli.options import JsonOption, example
 from mainspring.cli.output import Column, Output
 
 if TYPE_CHECKING:
-    from mainspring.schedules import Schedule
+    from mainspring.core.schedules import Schedule
 
 __all__ = ["register"]
 
@@ -49,8 +49,8 @@ def schedule(
     json: JsonOption = False,
 ) -> None:
     """Preview a schedule: its meaning, its next runs, and what daylight saving does to it."""
-    from mainspring.clock import utcnow
-    from mainspring.schedules import parse
+    from mainspring.core.clock import utcnow
+    from mainspring.core.schedules import parse
 
     now = utcnow()
     made = parse(expression, timezone=tz)
@@ -67,7 +67,7 @@ def schedule(
 def _document(
     made: Schedule, zone: str, slots: list[datetime], warnings: list[str]
 ) -> dict[str, object]:
-    from mainspring.schedules.zones import zone_named
+    from mainspring.core.schedules.zones import zone_named
 
     there = zone_named(zone)
     return {
@@ -75,7 +75,8 @@ def _document(
         "description": made.describe(),
         "timezone": zone,
         "upcoming": [
-            {"utc": times.iso(slot), "local": slot.astimezone(there).isoformat()} for slot in slots
+            {"utc": time_format.iso(slot), "local": slot.astimezone(there).isoformat()}
+            for slot in slots
         ],
         "warnings": warnings,
     }
@@ -89,20 +90,22 @@ def _tell(
     warnings: list[str],
     now: datetime,
 ) -> None:
-    from mainspring.schedules.zones import zone_named
+    from mainspring.core.schedules.zones import zone_named
 
     there = zone_named(zone)
     output.line(made.describe(), style="bold")
     if not slots:
         output.line("it is over: there is no next run")
         return
-    utc: Column[datetime] = Column("UTC", times.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}")
+    utc: Column[datetime] = Column(
+        "UTC", time_format.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"
+    )
     local: Column[datetime] = Column(
         zone,
         lambda slot: slot.astimezone(there).isoformat(timespec="seconds"),
         lambda slot: f"{slot.astimezone(there):%a %Y-%m-%d %H:%M:%S %Z}",
     )
-    away: Column[datetime] = Column("", lambda slot: times.relative(slot, now))
+    away: Column[datetime] = Column("", lambda slot: time_format.relative(slot, now))
     columns = [utc, away] if zone == "UTC" else [local, utc, away]
     output.table(columns, slots)
     for line in warnings:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.failures import BAD_INPUT, CommandError
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import JsonOption, StoreOption, Where, example, finish, span_of
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ def serve(
     an API key first: mainspring keys create.
     The first signal lets running work end; a second one ends at once.
     """
-    from mainspring.cli import logs
+    from mainspring.cli import log_format
     from mainspring.service import require_server
 
     require_server()
-    from mainspring.cli.collector import calm_collector
+    from mainspring.cli.gc_tuning import calm_collector
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
@@ -101,7 +101,7 @@ def serve(
     )
     where = Where.of(store, app)
     scheduler = _scheduler(settings, where, allow_private or [])
-    logs.set_up(verbose=verbose, quiet=quiet, as_json=json)
+    log_format.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
 
@@ -118,7 +118,7 @@ def _milliseconds(drain_timeout: str) -> int:
 
 
 def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Scheduler:
-    from mainspring.cli.loading import load_scheduler
+    from mainspring.cli.app_loader import load_scheduler
     from mainspring.scheduler import Scheduler
     from mainspring.webhooks.settings import WebhookSettings
 
@@ -150,7 +150,7 @@ def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Sch
 
 def _first_key(scheduler: Scheduler, where: Where) -> str:
     """The command that makes a key in the scheduler's store, and in no other."""
-    from mainspring.cli.connect import Found
+    from mainspring.cli.store_access import Found
 
     url = Found(scheduler.store, scheduler.url).from_anywhere
     option = ["--store", url] if url is not None else ["--app", where.app or "MODULE:ATTR"]
@@ -159,9 +159,9 @@ def _first_key(scheduler: Scheduler, where: Where) -> str:
 
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring import __version__
-    from mainspring.announce import HOW_TO_STOP
-    from mainspring.cli.connect import Found
     from mainspring.cli.output import Output
+    from mainspring.cli.store_access import Found
+    from mainspring.scheduler.start_message import HOW_TO_STOP
 
     store = Found(scheduler.store, scheduler.url).name
     if as_json:

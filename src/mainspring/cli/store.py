@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from mainspring.cli.connect import find_store, producer
-from mainspring.cli.copy import copy_stores
-from mainspring.cli.failures import BAD_INPUT, CommandError
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
 from mainspring.cli.output import Output
+from mainspring.cli.store_access import find_store, producer
+from mainspring.cli.store_copy import copy_stores
 
 __all__ = ["group"]
 

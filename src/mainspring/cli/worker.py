@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.failures import BAD_INPUT, CommandError, Stopped
+from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
 from mainspring.cli.options import JsonOption, example, finish, span_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def worker(
         place=place,
     )
     if processes > 1:
-        from mainspring.cli.supervise import supervise
+        from mainspring.cli.supervisor import supervise
 
         raise typer.Exit(supervise(command, processes))
     _work(command)
@@ -141,11 +141,11 @@ def _work(command: Command) -> None:
 
 
 def _prepared(command: Command) -> Scheduler:
-    from mainspring.cli import logs
-    from mainspring.cli.loading import load_scheduler
+    from mainspring.cli import log_format
+    from mainspring.cli.app_loader import load_scheduler
 
     scheduler = load_scheduler(command.app)
-    logs.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
+    log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
     scheduler.configure(
         workers=command.workers,
         queues=command.queues,
@@ -165,8 +165,8 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
     """Work; True if the process should be replaced."""
     import asyncio
 
-    from mainspring.cli.collector import calm_collector
-    from mainspring.signals import run_until_signal
+    from mainspring.cli.gc_tuning import calm_collector
+    from mainspring.scheduler.run_forever import run_until_signal
 
     stuck = False
 
@@ -186,7 +186,7 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
 
 
 async def _greeted(scheduler: Scheduler, command: Command) -> None:
-    from mainspring.cli.banner import greet
+    from mainspring.cli.greeting import greet
     from mainspring.errors import MainspringError
 
     try:

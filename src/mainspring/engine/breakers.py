@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from mainspring.durations import duration
-from mainspring.policy import Breaker
+from mainspring.core.durations import duration
+from mainspring.core.policy import Breaker
 
 __all__ = ["Breakers", "Turn"]
 

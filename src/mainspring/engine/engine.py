@@ -10,26 +10,26 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from mainspring.clock import CarriedClock, Clock
-from mainspring.engine.awaited import Awaited
-from mainspring.engine.bulk import Bulk
-from mainspring.engine.control import Control
-from mainspring.engine.home import Home
-from mainspring.engine.keeper import Keeper
+from mainspring.core.clock import CarriedClock, Clock
+from mainspring.core.events import Events
+from mainspring.core.handlers import Registry
+from mainspring.core.model import Job
+from mainspring.engine.bulk_operations import Bulk
+from mainspring.engine.commit_batcher import Settler
+from mainspring.engine.context import JobBook, Parts
+from mainspring.engine.executors.dispatcher import Runner
+from mainspring.engine.executors.loop import Home
+from mainspring.engine.executors.loop_watch import LoopWatch
+from mainspring.engine.leader import Keeper
 from mainspring.engine.live_workers import LiveWorkers
-from mainspring.engine.loop_watch import LoopWatch
-from mainspring.engine.parts import JobBook, Parts
-from mainspring.engine.patience import Patience, reason_of
-from mainspring.engine.runner import Runner
-from mainspring.engine.settle import Settler
-from mainspring.engine.tracing import Tracing
+from mainspring.engine.operations import Control
+from mainspring.engine.run_waiters import Awaited
+from mainspring.engine.settings import Settings
+from mainspring.engine.store_retry import Patience, reason_of
+from mainspring.engine.telemetry import Tracing
 from mainspring.engine.worker import Worker
 from mainspring.errors import RecordUnreadable
-from mainspring.events import Events
-from mainspring.handlers import Registry
-from mainspring.model import Job
-from mainspring.settings import Settings
-from mainspring.store import Store
+from mainspring.stores.protocol import Store
 
 __all__ = ["Engine"]
 

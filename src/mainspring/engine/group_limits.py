@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mainspring.engine.work import Work
+from mainspring.engine.attempt import Work
 
 __all__ = ["GroupLimits"]
 

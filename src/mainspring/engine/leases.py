@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from mainspring.context import RunContext
-from mainspring.engine.parts import Parts
-from mainspring.engine.work import Stop, Work
+from mainspring.core.context import RunContext
+from mainspring.core.model import Run, State, replace
+from mainspring.engine.attempt import Stop, Work
+from mainspring.engine.context import Parts
 from mainspring.errors import StoreUnavailable, TransactionAborted
-from mainspring.model import Run, State, replace
-from mainspring.store import Held, Renewed
+from mainspring.stores.protocol import Held, Renewed
 
 __all__ = ["Leases"]
 

@@ -17,10 +17,10 @@ from datetime import timedelta
 
 from msgspec import Struct, convert, to_builtins
 
-from mainspring.engine.parts import Parts
-from mainspring.model import Job, Note, Owner
-from mainspring.store import JobQuery, NoteQuery, Store
-from mainspring.stores.urls import without_password
+from mainspring.core.model import Job, Note, Owner
+from mainspring.engine.context import Parts
+from mainspring.stores.protocol import JobQuery, NoteQuery, Store
+from mainspring.stores.url_redaction import without_password
 
 __all__ = [
     "LiveWorker",

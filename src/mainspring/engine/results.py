@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainspring import codec
-from mainspring.context import RunContext
+from mainspring.core import codec
+from mainspring.core.context import RunContext
 
 __all__ = ["LONGEST_REPR", "storable_result"]
 

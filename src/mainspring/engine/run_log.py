@@ -12,10 +12,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from mainspring.durations import humanize
-from mainspring.engine.traces import without_engine_frames
-from mainspring.events import Event, Events
-from mainspring.model import Run
+from mainspring.core.durations import humanize
+from mainspring.core.events import Event, Events
+from mainspring.core.model import Run
+from mainspring.engine.tracebacks import without_engine_frames
 
 __all__ = ["log_runs"]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mainspring.engine.firing import PLAN_HOLDS, Gap, plan
+from mainspring.core.model import Job, Page, Run, State
+from mainspring.engine.context import Parts
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
-from mainspring.engine.parts import Parts
+from mainspring.engine.slots import PLAN_HOLDS, Gap, plan
 from mainspring.errors import StoreUnavailable
-from mainspring.model import Job, Page, Run, State
-from mainspring.store import Fired, Firing, JobQuery
+from mainspring.stores.protocol import Fired, Firing, JobQuery
 
 __all__ = ["FOLLOWER_GRACE", "SlotFirer"]
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from mainspring.clock import CarriedClock
-from mainspring.engine.work import Work
+from mainspring.core.clock import CarriedClock
+from mainspring.engine.attempt import Work
 
 __all__ = ["Suspects"]
 

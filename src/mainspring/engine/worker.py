@@ -15,23 +15,23 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from mainspring import states
-from mainspring.context import RunContext
-from mainspring.engine.firing import is_orphan
+from mainspring.core import transitions
+from mainspring.core.context import RunContext
+from mainspring.core.model import Run
+from mainspring.engine.attempt import Stop, Work
+from mainspring.engine.commit_batcher import Settler
+from mainspring.engine.completer import Record
+from mainspring.engine.context import Parts
+from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.group_limits import GroupLimits
+from mainspring.engine.handler_transaction import Transacting
 from mainspring.engine.leases import Leases
-from mainspring.engine.parts import Parts
-from mainspring.engine.record import Record
-from mainspring.engine.resting import rest
-from mainspring.engine.runner import Runner
-from mainspring.engine.settle import Settler
+from mainspring.engine.outcome import LEAST_SNOOZE, Verdict, judge
+from mainspring.engine.rest import rest
+from mainspring.engine.slots import is_orphan
 from mainspring.engine.suspects import Suspects
-from mainspring.engine.tracing import Tracing
-from mainspring.engine.transactions import Transacting
-from mainspring.engine.verdict import LEAST_SNOOZE, Verdict, judge
-from mainspring.engine.work import Stop, Work
-from mainspring.model import Run
-from mainspring.store import Claim
+from mainspring.engine.telemetry import Tracing
+from mainspring.stores.protocol import Claim
 
 __all__ = ["Worker"]
 
@@ -125,7 +125,7 @@ class Worker:
         while not self._draining:
             self._wake.clear()
             for work in self._groups.surplus():
-                self._settle_unbegun(work, states.released(work.run, self._now(), began=False))
+                self._settle_unbegun(work, transitions.released(work.run, self._now(), began=False))
             busy = self._groups.busy_jobs()
             pause = self._search_at - self._parts.clock.monotonic() if busy else 0.0
             room = self._room() if pause <= 0 else 0
@@ -246,13 +246,13 @@ class Worker:
             job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # gone, or another took its id since
                 now = self._parts.time.now()
-                self._record.settle_alone(run, states.cancelled(run, now, "job removed"))
+                self._record.settle_alone(run, transitions.cancelled(run, now, "job removed"))
                 continue
             if job.unreadable is not None or run.id in blocked:
                 # Its policy, or what it is given from the runs before it, cannot be read.
                 later = self._parts.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
-                self._record.settle_alone(run, states.snoozed(run, later, reason))
+                self._record.settle_alone(run, transitions.snoozed(run, later, reason))
                 continue
             handler = registry.get(run.handler)
             context = RunContext(
@@ -260,13 +260,13 @@ class Worker:
             )
             work = Work(run, job, handler, context, sent)
             self.leases.hold(work)
-            if states.is_suspect(run):
+            if transitions.is_suspect(run):
                 if not self._put_off(work):
                     self._suspects.add(work)
             elif self._groups.start(work):
                 self._make_ready(work)
             elif not self._groups.wait(work):
-                self._settle_unbegun(work, states.released(run, self._now(), began=False))
+                self._settle_unbegun(work, transitions.released(run, self._now(), began=False))
         self._begin()
 
     def _make_ready(self, work: Work) -> None:
@@ -283,7 +283,7 @@ class Worker:
         if (successor := self._groups.leave(work, seconds)) is not None:
             self._make_ready(successor)
 
-    def _settle_unbegun(self, work: Work, change: states.Change) -> None:
+    def _settle_unbegun(self, work: Work, change: transitions.Change) -> None:
         """Record what becomes of a work that is held and has not begun."""
         self.leases.let_go(work)
         self._record.settle_alone(work.run, change)
@@ -301,7 +301,7 @@ class Worker:
             return False
         now = self._parts.time.now()
         if run.start_by is not None and now > run.start_by:
-            self._settle_unbegun(work, states.skipped(run, now, "expired"))
+            self._settle_unbegun(work, transitions.skipped(run, now, "expired"))
             return True
         if breaker is None:
             return False
@@ -311,7 +311,7 @@ class Worker:
         if wait is None:
             return False
         later = now + max(wait, LEAST_SNOOZE)
-        self._settle_unbegun(work, states.snoozed(run, later, "its circuit breaker is open"))
+        self._settle_unbegun(work, transitions.snoozed(run, later, "its circuit breaker is open"))
         return True
 
     async def _upstream_results(
@@ -348,7 +348,7 @@ class Worker:
                 self._leave_group(work)
                 self._give_back(work)
                 continue
-            if states.records_begin(work.run, work.job):
+            if transitions.records_begin(work.run, work.job):
                 if free <= 0:
                     break
                 free -= 1
@@ -479,10 +479,10 @@ class Worker:
 
     def _give_back(self, work: Work) -> None:
         now = self._parts.time.now()
-        self._record.settle(work, Verdict(states.released(work.run, now, began=False)))
+        self._record.settle(work, Verdict(transitions.released(work.run, now, began=False)))
 
     def _give_back_until(self, work: Work, until: datetime) -> None:
-        self._record.settle(work, Verdict(states.snoozed(work.run, until)))
+        self._record.settle(work, Verdict(transitions.snoozed(work.run, until)))
 
     def _taken_back(self, work: Work) -> bool:
         """Whether a work had not begun: then it is nowhere any more."""
@@ -506,7 +506,7 @@ class Worker:
             self._runner.stop(work, Stop.CANCEL)
             return
         now = self._parts.time.now()
-        self._record.settle(work, Verdict(states.cancelled(work.run, now, work.run.reason)))
+        self._record.settle(work, Verdict(transitions.cancelled(work.run, now, work.run.reason)))
         self._begin()
 
     def _lose(self, work: Work) -> None:

@@ -10,21 +10,11 @@ from fastapi import Depends, FastAPI
 
 from mainspring import __version__
 from mainspring.scheduler import Scheduler
-from mainspring.service import (
-    api_v1,
-    jobs,
-    key_routes,
-    observability,
-    openapi,
-    planning,
-    problems,
-    reference,
-    runs,
-    stream,
-)
-from mainspring.service.core import Service
-from mainspring.service.guard import Guard
-from mainspring.service.query import check_query
+from mainspring.service import openapi, problems
+from mainspring.service.dependencies import Service
+from mainspring.service.middleware import Guard
+from mainspring.service.query_parameters import check_query
+from mainspring.service.routes import docs, events, health, jobs, keys, runs, schedules, v1
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
@@ -64,7 +54,7 @@ def create_app(
     )
     app.state.service = service
     problems.install(app)
-    parts = (api_v1, jobs, runs, planning, stream, observability, key_routes, reference)
+    parts = (v1, jobs, runs, schedules, events, health, keys, docs)
     for part in parts:
         app.include_router(part.router, dependencies=[Depends(check_query)])
     app.state.routes = [route for part in parts for route in part.router.routes]

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+from mainspring.core.model import Job, Note
 from mainspring.errors import Conflict, InvalidInput, JobNotFound, MainspringError, NotFound
-from mainspring.model import Job, Note
 from mainspring.scheduler import Scheduler
 from mainspring.service.problems import Problem
 

@@ -13,12 +13,12 @@ import asyncio
 from datetime import datetime
 
 from mainspring import __version__
-from mainspring.clock import Clock
+from mainspring.core.clock import Clock
+from mainspring.core.events import Event
+from mainspring.core.model import Attempt, Job, Outcome, Run, State
 from mainspring.errors import MainspringError, StoreUnavailable
-from mainspring.events import Event
-from mainspring.model import Attempt, Job, Outcome, Run, State
 from mainspring.scheduler import Scheduler
-from mainspring.service.exposition import Counter, Gauge, Histogram, text_of
+from mainspring.service.prometheus_text import Counter, Gauge, Histogram, text_of
 
 __all__ = ["Metrics"]
 

@@ -12,11 +12,11 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.alias_generators import to_camel
 
-from mainspring.service import documents, words
-from mainspring.service.core import COMPATIBILITY
-from mainspring.service.guard import OPEN, READS, SAFE
+from mainspring.service.dependencies import COMPATIBILITY
+from mainspring.service.middleware import OPEN, READS, SAFE
 from mainspring.service.problems import CODES, V1
-from mainspring.service.schemas import v1
+from mainspring.service.schemas import descriptions as words
+from mainspring.service.schemas import envelopes, v1
 
 __all__ = ["description", "operation_id"]
 
@@ -61,7 +61,7 @@ def description(app: FastAPI) -> Schema:
         )
         parts = made.setdefault("components", {})
         schemas = parts.setdefault("schemas", {})
-        for model in (v1.Problem, documents.ProblemDocument):
+        for model in (v1.Problem, envelopes.ProblemDocument):
             schema = model.model_json_schema(ref_template=_SCHEMAS + "{model}", by_alias=True)
             schemas |= schema.pop("$defs", {})
             schemas[model.__name__] = schema

@@ -35,7 +35,7 @@ from mainspring.errors import (
     RunNotFound,
     StoreError,
 )
-from mainspring.service.written import written
+from mainspring.service.schemas.json_bytes import written
 from mainspring.webhooks.headers import shown_name
 
 __all__ = [

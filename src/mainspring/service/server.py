@@ -25,8 +25,8 @@ import uvicorn
 from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
 from mainspring.service.app import create_app
-from mainspring.service.core import Service
-from mainspring.service.lobby import Lobby
+from mainspring.service.connection_limits import Lobby
+from mainspring.service.dependencies import Service
 from mainspring.service.settings import ServiceSettings, is_loopback
 
 __all__ = ["listening", "serve"]

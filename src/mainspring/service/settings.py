@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from mainspring.durations import duration
+from mainspring.core.durations import duration
 from mainspring.errors import InvalidInput
 
 __all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mainspring.clock import Clock
+from mainspring.core.clock import Clock
 from mainspring.errors import InvalidInput
-from mainspring.store import Store
-from mainspring.stores.urls import without_password
+from mainspring.stores.protocol import Store
+from mainspring.stores.url_redaction import without_password
 
 __all__ = ["open_store"]
 

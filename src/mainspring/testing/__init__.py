@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mainspring.testing.clocks import FakeClock
-from mainspring.testing.contexts import make_context
-from mainspring.testing.faults import (
+from mainspring.testing.fake_clock import FakeClock
+from mainspring.testing.fault_injection import (
     FaultPlan,
     FaultyStore,
     Injection,
     RandomFaults,
     ScriptedFaults,
 )
-from mainspring.testing.virtual import (
+from mainspring.testing.run_context import make_context
+from mainspring.testing.virtual_time import (
     Deadlock,
     SimulationLimit,
     VirtualClock,

@@ -12,9 +12,9 @@ The core is installed without what this needs (aiohttp, cryptography): the extra
 """
 
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.render import Facts, Prepared, prepare
-from mainspring.webhooks.secrets import Vault, new_key, new_signing_secret
+from mainspring.webhooks.request import Facts, Prepared, prepare
 from mainspring.webhooks.settings import WebhookSettings
+from mainspring.webhooks.vault import Vault, new_key, new_signing_secret
 
 __all__ = [
     "MASK",

@@ -18,10 +18,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from mainspring.errors import AddressRefused, WebhookFailed
-from mainspring.webhooks.address import AllowList, is_literal
-from mainspring.webhooks.heard import Heard
-from mainspring.webhooks.render import Prepared
-from mainspring.webhooks.wire import Refusal, Wire
+from mainspring.webhooks.address_policy import AllowList, is_literal
+from mainspring.webhooks.request import Prepared
+from mainspring.webhooks.response import Heard
+from mainspring.webhooks.transport import Refusal, Wire
 
 __all__ = ["Client"]
 

@@ -16,9 +16,11 @@ from http import HTTPStatus
 from itertools import accumulate, chain
 from typing import Any, Protocol, TypeVar
 
-from mainspring.clock import Clock
-from mainspring.context import RunContext, leave_detail
-from mainspring.durations import duration
+from mainspring.core.clock import Clock
+from mainspring.core.context import RunContext, leave_detail
+from mainspring.core.durations import duration
+from mainspring.core.handlers import Handler
+from mainspring.core.model import Job, Webhook, replace
 from mainspring.errors import (
     GiveUp,
     InvalidPayload,
@@ -27,15 +29,13 @@ from mainspring.errors import (
     RetryNotBefore,
     WebhookFailed,
 )
-from mainspring.handlers import Handler
-from mainspring.model import Job, Webhook, replace
-from mainspring.webhooks.define import check_body, host_of
-from mainspring.webhooks.desk import HANDLER, Webhooks
-from mainspring.webhooks.echoes import Traces
+from mainspring.webhooks.definition import check_body, host_of
 from mainspring.webhooks.headers import without_secrets
-from mainspring.webhooks.heard import Heard
-from mainspring.webhooks.render import Facts, Prepared
-from mainspring.webhooks.tracing import traced
+from mainspring.webhooks.redaction import Traces
+from mainspring.webhooks.request import Facts, Prepared
+from mainspring.webhooks.response import Heard
+from mainspring.webhooks.service import HANDLER, Webhooks
+from mainspring.webhooks.telemetry import traced
 
 __all__ = ["MOST_KEPT", "WebhookHandler"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from mainspring.durations import duration
+from mainspring.core.durations import duration
+from mainspring.core.policy import Span
 from mainspring.errors import InvalidInput
-from mainspring.policy import Span
-from mainspring.webhooks.address import AllowList
+from mainspring.webhooks.address_policy import AllowList
 
 __all__ = ["ALLOW_VARIABLE", "CAP_VARIABLE", "PER_HOST_VARIABLE", "WebhookSettings"]
 

@@ -15,8 +15,8 @@ from itertools import count
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from mainspring.clock import Clock, SteadyClock, SystemClock
-from mainspring.model import (
+from mainspring.core.clock import Clock, SteadyClock, SystemClock
+from mainspring.core.model import (
     FINISHED,
     LIVE,
     Job,
@@ -27,8 +27,11 @@ from mainspring.model import (
     State,
     replace,
 )
-from mainspring.states import Change
-from mainspring.store import (
+from mainspring.core.transitions import Change
+from mainspring.stores.memory import records
+from mainspring.stores.memory.handler_transaction import MemoryTransaction
+from mainspring.stores.notifier import Waiters
+from mainspring.stores.protocol import (
     Added,
     Claim,
     Counts,
@@ -44,9 +47,6 @@ from mainspring.store import (
     ended,
     overlapped,
 )
-from mainspring.stores.memory import values
-from mainspring.stores.memory.transaction import MemoryTransaction
-from mainspring.stores.waiters import Waiters
 
 __all__ = ["MemoryStore"]
 
@@ -130,7 +130,7 @@ class MemoryStore:
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._now()
         runs = [
-            values.storable(run) for run in runs
+            records.storable(run) for run in runs
         ]  # refused before the first is there, or not at all
         refused: set[str] = set()
         added = []
@@ -141,13 +141,13 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=values.handed_out(item.run)) for item in added]
+        return [replace(item, run=records.handed_out(item.run)) for item in added]
 
     @_whole
     async def claim(self, claim: Claim) -> list[Run]:
         now = self._now()
         due = sorted(
-            (r for r in self._runs.values() if r.run_at <= now and values.takes(claim, r)),
+            (r for r in self._runs.values() if r.run_at <= now and records.takes(claim, r)),
             key=lambda r: (-r.priority, r.run_at),
         )
         room = self._room(now)
@@ -173,13 +173,13 @@ class MemoryStore:
                 progress=None,
             )
             self._runs[run.id] = run
-            taken.append(values.handed_out(run))
+            taken.append(records.handed_out(run))
         return taken
 
     async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         since = self._now() - back
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > since and values.takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > since and records.takes(claim, r)),
             default=None,
         )
 
@@ -190,7 +190,7 @@ class MemoryStore:
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                if values.lapsed(run, now) and not self._has_room(run, now):
+                if records.lapsed(run, now) and not self._has_room(run, now):
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
@@ -200,36 +200,36 @@ class MemoryStore:
     @_whole
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._now()
-        changes = [values.storable_change(change) for change in changes]
+        changes = [records.storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
         return done
 
     async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        hand_out = values.brief if brief else values.handed_out
+        hand_out = records.brief if brief else records.handed_out
         return {i: hand_out(self._runs[i]) for i in ids if i in self._runs}
 
     @_whole
     async def find(self, query: RunQuery) -> Page[Run]:
         now = self._now()
-        before = values.cursor(query.cursor)
+        before = records.cursor(query.cursor)
         found = [
             run
             for run in reversed(self._runs.values())
             if (query.job is None or run.job_id == query.job)
             and (query.states is None or run.state in query.states)
-            and (not query.lapsed or values.lapsed(run, now))
+            and (not query.lapsed or records.lapsed(run, now))
             and (not query.failing or run.failures)
             and (not query.tried or run.attempt)
-            and (not query.set_aside or values.set_aside(run))
-            and (query.upstream is None or values.waits_for(run, query.upstream))
+            and (not query.set_aside or records.set_aside(run))
+            and (query.upstream is None or records.waits_for(run, query.upstream))
             and (query.since is None or run.created_at >= query.since)
             and (query.until is None or run.created_at < query.until)
             and (before is None or self._number[run.id] < before)
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        hand_out = values.brief if query.brief else values.handed_out
+        hand_out = records.brief if query.brief else records.handed_out
         return Page([hand_out(run) for run in found], cursor)
 
     async def counts(self, since: datetime | None = None) -> Counts:
@@ -249,7 +249,7 @@ class MemoryStore:
     @_whole
     async def prune(self, before: datetime, limit: int) -> int:
         now = self._now()
-        for key in [key for key, note in self._notes.items() if values.over(note, now)]:
+        for key in [key for key, note in self._notes.items() if records.over(note, now)]:
             del self._notes[key]
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
         return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
@@ -278,7 +278,7 @@ class MemoryStore:
             and (query.tag is None or query.tag in job.tags)
             and (not query.follows or job.policy.after)
             and (query.enabled is None or job.enabled is query.enabled)
-            and (query.text is None or values.mentions(job, query.text))
+            and (query.text is None or records.mentions(job, query.text))
         ]
         total = len(found) if query.counted else None
         if query.due is not None:
@@ -291,7 +291,7 @@ class MemoryStore:
         return Page(found, found[-1].id if full else None, total)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        kept = [w.job if w.job is None else values.storable_job(w.job) for w in writes]
+        kept = [w.job if w.job is None else records.storable_job(w.job) for w in writes]
         done = [self._put_job(w, job) for w, job in zip(writes, kept, strict=True)]
         self._waiters.wake()
         return done
@@ -323,7 +323,7 @@ class MemoryStore:
             name
             for (kind, name), note in self._notes.items()
             if kind == query.kind
-            and not values.over(note, now)
+            and not records.over(note, now)
             and (query.names is None or name in query.names)
             and (query.cursor is None or name > query.cursor)
         )[: query.limit]
@@ -333,11 +333,11 @@ class MemoryStore:
     @_whole
     async def put_note(self, note: Note) -> int | None:
         stored = self._notes.get((note.kind, note.name))
-        live = stored is not None and not values.over(stored, self._now())
+        live = stored is not None and not records.over(stored, self._now())
         if (stored.version if stored and live else 0) != note.version:
             return None
         version = (stored.version if stored else 0) + 1
-        value = values.through_codec(note.value)
+        value = records.through_codec(note.value)
         self._notes[note.kind, note.name] = replace(note, value=value, version=version)
         return version
 
@@ -453,7 +453,9 @@ class MemoryStore:
         ]
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
-        stored = tuple(values.handed_out(self._add(values.storable(run), now).run) for run in runs)
+        stored = tuple(
+            records.handed_out(self._add(records.storable(run), now).run) for run in runs
+        )
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,

@@ -11,12 +11,12 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
-from mainspring import codec
-from mainspring.model import Note, Page
-from mainspring.store import NoteQuery
-from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.rows import to_us
-from mainspring.stores.mongodb.times import read_moment
+from mainspring.core import codec
+from mainspring.core.model import Note, Page
+from mainspring.stores.mongodb.codec import to_us
+from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.protocol import NoteQuery
 
 __all__ = ["drop", "find", "kinds", "put"]
 

@@ -10,8 +10,8 @@ from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
 from mainspring.errors import StoreError, StoreTooNew
-from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.faults import OLDEST, ambiguous, too_old
+from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.errors import OLDEST, ambiguous, too_old
 
 __all__ = [
     "INDEXES",

@@ -18,12 +18,25 @@ from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from mainspring import states
-from mainspring.clock import Clock
+from mainspring.core import transitions
+from mainspring.core.clock import Clock
+from mainspring.core.model import FINISHED, Job, Note, Page, Run
+from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError
-from mainspring.model import FINISHED, Job, Note, Page, Run
-from mainspring.states import Change
-from mainspring.store import (
+from mainspring.stores.mongodb import claim as claims
+from mainspring.stores.mongodb import commit as changes
+from mainspring.stores.mongodb import insert, notes, queries, schema
+from mainspring.stores.mongodb import jobs as firing
+from mainspring.stores.mongodb import prune as upkeep
+from mainspring.stores.mongodb import renew as renewals
+from mainspring.stores.mongodb.claim_partition import Crowd
+from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.errors import translating
+from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
+from mainspring.stores.mongodb.notifier import Bell
+from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
+from mainspring.stores.mongodb.url import Address, driver_defaults
+from mainspring.stores.protocol import (
     Added,
     Claim,
     Counts,
@@ -36,25 +49,7 @@ from mainspring.store import (
     Renewed,
     RunQuery,
 )
-from mainspring.stores.mongodb import (
-    adding,
-    changes,
-    claims,
-    firing,
-    notes,
-    reads,
-    renewals,
-    schema,
-    upkeep,
-)
-from mainspring.stores.mongodb.address import Address, driver_defaults
-from mainspring.stores.mongodb.crowd import Crowd
-from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.faults import translating
-from mainspring.stores.mongodb.times import GivenTime, ServerTime
-from mainspring.stores.mongodb.transactions import Clients, MongoTransaction, end_orphans
-from mainspring.stores.mongodb.wakeups import Bell
-from mainspring.stores.urls import without_password
+from mainspring.stores.url_redaction import without_password
 
 __all__ = ["MongoStore"]
 
@@ -128,7 +123,7 @@ class MongoStore:
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         with translating():
-            added = await adding.add(self._db, runs)
+            added = await insert.add(self._db, runs)
         self._ring()
         return added
 
@@ -167,13 +162,13 @@ class MongoStore:
 
     async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
         with translating():
-            return await reads.get(self._db, ids, brief=brief)
+            return await queries.get(self._db, ids, brief=brief)
 
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
             if query.lapsed:  # the keeper's look for what the dead have left
                 await firing.sweep(self._db)
-            page = await reads.find(self._db, query)
+            page = await queries.find(self._db, query)
             if query.lapsed and page.items:
                 await end_orphans(self._db, [run.id for run in page.items])
             again = [run for run in page.items if run.unreadable is None] if query.set_aside else []
@@ -184,7 +179,7 @@ class MongoStore:
 
     async def counts(self, since: datetime | None = None) -> Counts:
         with translating():
-            return await reads.counts(self._db, since)
+            return await queries.counts(self._db, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         with translating():
@@ -196,7 +191,7 @@ class MongoStore:
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         with translating():
-            return await reads.jobs(self._db, query)
+            return await queries.jobs(self._db, query)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         with translating():
@@ -298,7 +293,7 @@ class MongoStore:
         try:
             runs, _ = await work
             now = await db.now()
-            await changes.commit(db, [states.released(run, now, began=False) for run in runs])
+            await changes.commit(db, [transitions.released(run, now, began=False) for run in runs])
         except (PyMongoError, MainspringError):
             return []  # their leases lapse, and they are rescued
         return runs

@@ -24,10 +24,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainspring.clock import Clock
+from mainspring.core.clock import Clock
 from mainspring.errors import StoreDamaged, StoreFileChanged
+from mainspring.stores.sqlite.file_lock import TurnLock
 from mainspring.stores.sqlite.files import read_open_file
-from mainspring.stores.sqlite.lock import TurnLock
 
 __all__ = ["FileIdentity"]
 

@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from mainspring import codec
-from mainspring.model import Note, Page
-from mainspring.store import NoteQuery
-from mainspring.stores.sqlite.rows import from_us, name_list, to_us
-from mainspring.stores.sqlite.transaction import Transaction
+from mainspring.core import codec
+from mainspring.core.model import Note, Page
+from mainspring.stores.protocol import NoteQuery
+from mainspring.stores.sqlite.codec import from_us, name_list, to_us
+from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = ["drop", "find", "kinds", "put"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mainspring.errors import StoreFileChanged
-from mainspring.stores.sqlite.faults import translated
+from mainspring.stores.sqlite.errors import translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
+from mainspring.stores.sqlite.mailbox import Mailbox, Work, deliver
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
-from mainspring.stores.sqlite.threads import Mailbox, Work, deliver
 
 __all__ = ["NOW", "Reader"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
-from mainspring.stores.sqlite.faults import translated
-from mainspring.stores.sqlite.lock import TurnLock
+from mainspring.stores.sqlite.errors import translated
+from mainspring.stores.sqlite.file_lock import TurnLock
 
 __all__ = [
     "APPLICATION_ID",

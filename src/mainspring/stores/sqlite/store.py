@@ -15,12 +15,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mainspring import states
-from mainspring.clock import Clock, SystemClock
+from mainspring.core import transitions
+from mainspring.core.clock import Clock, SystemClock
+from mainspring.core.model import Job, Note, Page, Run
+from mainspring.core.transitions import Change
 from mainspring.errors import StoreError
-from mainspring.model import Job, Note, Page, Run
-from mainspring.states import Change
-from mainspring.store import (
+from mainspring.stores.protocol import (
     Added,
     Claim,
     Counts,
@@ -33,13 +33,15 @@ from mainspring.store import (
     Renewed,
     RunQuery,
 )
-from mainspring.stores.sqlite import changes as committing
-from mainspring.stores.sqlite import firing, notes, reads, writes
+from mainspring.stores.sqlite import commit as committing
+from mainspring.stores.sqlite import jobs as firing
+from mainspring.stores.sqlite import notes, queries
+from mainspring.stores.sqlite import runs as writes
+from mainspring.stores.sqlite.codec import runs_one_by_one, span_us, to_us
+from mainspring.stores.sqlite.handler_transaction import Turn
+from mainspring.stores.sqlite.mailbox import CLOSED, Work
 from mainspring.stores.sqlite.reader import NOW, Reader
-from mainspring.stores.sqlite.rows import runs_one_by_one, span_us, to_us
 from mainspring.stores.sqlite.schema import exists
-from mainspring.stores.sqlite.threads import CLOSED, Work
-from mainspring.stores.sqlite.turns import Turn
 from mainspring.stores.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -134,7 +136,7 @@ class SqliteStore:
 
     async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
         reader = self._open_session().reader
-        return await reader.read(reads.next_due, claim, NOW, span_us(back))
+        return await reader.read(queries.next_due, claim, NOW, span_us(back))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         items = [(item, span_us(lease)) for item in held]
@@ -147,19 +149,19 @@ class SqliteStore:
         return done
 
     async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        return await self._open_session().reader.read(reads.get, list(ids), brief)
+        return await self._open_session().reader.read(queries.get, list(ids), brief)
 
     async def find(self, query: RunQuery) -> Page[Run]:
         session = self._open_session()
-        reader = session.slow_reader if reads.by_time(query) else session.reader
-        page = await reader.read(reads.find, query, NOW)
+        reader = session.slow_reader if queries.by_time(query) else session.reader
+        page = await reader.read(queries.find, query, NOW)
         if query.set_aside:
             again = [run.id for run in page.items if run.unreadable is None]
             await self._write(writes.bring_back, again)
         return page
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        return await self._open_session().slow_reader.read(reads.counts, NOW, since)
+        return await self._open_session().slow_reader.read(queries.counts, NOW, since)
 
     async def prune(self, before: datetime, limit: int) -> int:
         [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
@@ -170,7 +172,7 @@ class SqliteStore:
         return int(count)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
-        return await self._open_session().reader.read(reads.jobs, query)
+        return await self._open_session().reader.read(queries.jobs, query)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         items = [firing.JobRow.of(write) for write in writes]
@@ -253,6 +255,6 @@ class SqliteStore:
         if session is None or not runs:  # of what cannot be read the leases lapse
             return
         now = self._clock.now()
-        back = [committing.Written.of(states.released(run, now, began=False)) for run in runs]
+        back = [committing.Written.of(transitions.released(run, now, began=False)) for run in runs]
         loop = asyncio.get_running_loop()
         session.writer.mailbox.put(Work(committing.commit, back, loop, loop.create_future(), True))

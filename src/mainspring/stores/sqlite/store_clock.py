@@ -22,8 +22,8 @@ import logging
 import sqlite3
 from datetime import timedelta
 
-from mainspring.clock import Clock, SteadyClock
-from mainspring.durations import humanize
+from mainspring.core.clock import Clock, SteadyClock
+from mainspring.core.durations import humanize
 
 __all__ = ["StoreClock"]
 

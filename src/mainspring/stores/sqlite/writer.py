@@ -23,17 +23,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mainspring.clock import Clock
+from mainspring.core.clock import Clock
+from mainspring.core.model import replace
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.model import replace
-from mainspring.stores.sqlite import firing, writes
-from mainspring.stores.sqlite.ballast import Ballast
-from mainspring.stores.sqlite.claims import next_runs
-from mainspring.stores.sqlite.faults import is_full, translated
+from mainspring.stores.sqlite import jobs, runs
+from mainspring.stores.sqlite.claim import next_runs
+from mainspring.stores.sqlite.codec import from_us
+from mainspring.stores.sqlite.disk_reserve import Ballast
+from mainspring.stores.sqlite.errors import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
+from mainspring.stores.sqlite.file_lock import TurnLock
 from mainspring.stores.sqlite.files import all_files, make_private, wide_open
-from mainspring.stores.sqlite.lock import TurnLock
-from mainspring.stores.sqlite.rows import from_us
+from mainspring.stores.sqlite.handler_transaction import Turn, take_turn
+from mainspring.stores.sqlite.mailbox import CLOSED, Bell, Mailbox, Work, deliver
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
     check_file,
@@ -42,9 +44,7 @@ from mainspring.stores.sqlite.schema import (
     migrate,
 )
 from mainspring.stores.sqlite.store_clock import StoreClock
-from mainspring.stores.sqlite.threads import CLOSED, Bell, Mailbox, Work, deliver
-from mainspring.stores.sqlite.transaction import Transaction
-from mainspring.stores.sqlite.turns import Turn, take_turn
+from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = ["Writer"]
 
@@ -56,7 +56,7 @@ _GROUP_ITEMS = 2_000
 _POLL_SECONDS = 0.02
 _DOUBT_LOOK_SECONDS = 0.2
 
-_GROWING = (writes.add, firing.fire, firing.put_jobs)
+_GROWING = (runs.add, jobs.fire, jobs.put_jobs)
 """What a store that is short of space refuses, so that running work can be recorded."""
 
 Outcome = tuple[Work, Any, BaseException | None]
@@ -202,9 +202,9 @@ class Writer:
         return refused + (self._attempted(rest) if rest else [])
 
     def _attempted(self, group: list[Work]) -> list[Outcome]:
-        only_claims = all(work.run is writes.claim for work in group)
+        only_claims = all(work.run is runs.claim for work in group)
         if only_claims and not self.identity.in_doubt and not self._anything_due(group):
-            return [(work, [writes.Claimed() for _ in work.items], None) for work in group]
+            return [(work, [runs.Claimed() for _ in work.items], None) for work in group]
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:

@@ -14,19 +14,19 @@ transactions says how a handler writes with their sessions: `write_effect`,
 
 from __future__ import annotations
 
-from mainspring.testing.conformance.adding import Adding, Living
-from mainspring.testing.conformance.claiming import Claiming, Limiting, Renewing
+from mainspring.testing.conformance.add import Adding, Living
+from mainspring.testing.conformance.claim import Claiming, Limiting, Renewing
 from mainspring.testing.conformance.clock_steps import ClockSteps
-from mainspring.testing.conformance.committing import Committing, Rescuing, Reviving
+from mainspring.testing.conformance.commit import Committing, Rescuing, Reviving
+from mainspring.testing.conformance.election import Electing, Waking
+from mainspring.testing.conformance.job_lists import ListingJobs
 from mainspring.testing.conformance.jobs import Firing, KeepingJobs, WritingManyJobs
-from mainspring.testing.conformance.keeping import Keeping
-from mainspring.testing.conformance.leading import Electing, Waking
-from mainspring.testing.conformance.listing import ListingJobs
-from mainspring.testing.conformance.naming import Naming
+from mainspring.testing.conformance.names import Naming
 from mainspring.testing.conformance.notes import Noting
-from mainspring.testing.conformance.racing import Racing
-from mainspring.testing.conformance.reading import Brief, Counting, Finding, Following, Pruning
-from mainspring.testing.conformance.transacting import Transacting
+from mainspring.testing.conformance.queries import Brief, Counting, Finding, Following, Pruning
+from mainspring.testing.conformance.races import Racing
+from mainspring.testing.conformance.round_trip import Keeping
+from mainspring.testing.conformance.transactions import Transacting
 from mainspring.testing.conformance.unreadable import Unreadable
 
 __all__ = ["StoreConformance"]

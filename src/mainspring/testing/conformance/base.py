@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
-from mainspring.model import (
+from mainspring.core import transitions as states
+from mainspring.core.model import (
     Job,
     Run,
     Source,
@@ -25,9 +25,18 @@ from mainspring.model import (
     replace,
     slot_run_id,
 )
-from mainspring.policy import Overlap, Policy
-from mainspring.store import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery, Store
-from mainspring.testing.clocks import FakeClock
+from mainspring.core.policy import Overlap, Policy
+from mainspring.stores.protocol import (
+    Claim,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    Renewed,
+    RunQuery,
+    Store,
+)
+from mainspring.testing.fake_clock import FakeClock
 
 __all__ = ["Repair", "Suite"]
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from mainspring import states
-from mainspring.policy import Delivery
-from mainspring.store import Store
+from mainspring.core import transitions
+from mainspring.core.policy import Delivery
+from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["ClockSteps"]
@@ -46,7 +46,7 @@ class ClockSteps(Suite):
         assert await self.lapsed(other) == []
         await self.pass_ticks(2)
         assert await self.lapsed(other) == await self.lapsed(store) == ["run"]
-        rescue = states.rescued(run, await other.now(), Delivery.AT_LEAST_ONCE)
+        rescue = transitions.rescued(run, await other.now(), Delivery.AT_LEAST_ONCE)
         assert await other.commit([rescue]) == [True]
         assert len(await self.claim_ids(store)) == 1
 
@@ -70,7 +70,7 @@ class ClockSteps(Suite):
         """What looked lapsed by another time is not taken from its worker."""
         run = await self.running(store)
         await self.set_clock(store, step)
-        rescue = states.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
+        rescue = transitions.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
         assert await store.commit([rescue]) == [False]
 
     @STEPS
@@ -91,8 +91,8 @@ class ClockSteps(Suite):
     @STEPS
     async def test_a_retry_waits_as_long_as_was_meant(self, store: Store, step: timedelta) -> None:
         run = await self.running(store)
-        failure = states.Failure("no")
-        again = states.retrying(run, await store.now(), failure, self.at(10))
+        failure = transitions.Failure("no")
+        again = transitions.retrying(run, await store.now(), failure, self.at(10))
         assert await store.commit([again]) == [True]
         other = await self.set_clock(store, step)
         assert await self.claim_ids(other) == []
@@ -112,7 +112,7 @@ class ClockSteps(Suite):
         await self.pass_ticks(31)
         lapsed = [await self.one(store, run_id) for run_id in await self.lapsed(store)]
         now = await store.now()
-        rescues = [states.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
+        rescues = [transitions.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
         assert await store.commit(rescues) == [True] * 3
         assert sorted(await self.claim_ids(other)) == ["held", "one", "two"]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from mainspring import states
-from mainspring import store as protocol
-from mainspring.model import (
+from mainspring.core import transitions
+from mainspring.core.model import (
     Source,
     State,
     replace,
     slot_run_id,
 )
-from mainspring.policy import Overlap, Policy
-from mainspring.store import JobQuery, JobWrite, Store
+from mainspring.core.policy import Overlap, Policy
+from mainspring.stores import protocol as protocol
+from mainspring.stores.protocol import JobQuery, JobWrite, Store
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["Firing", "KeepingJobs", "WritingManyJobs"]
@@ -368,7 +368,7 @@ class Firing(Suite):
     async def test_what_has_ended_does_not_overlap(self, store: Store, overlap: str) -> None:
         job = await self.earlier(store, State.RUNNING)
         old = await self.one(store, slot_run_id("job", self.at(-60)))
-        await store.commit([states.failed(old, self.start, states.Failure("boom"))])
+        await store.commit([transitions.failed(old, self.start, transitions.Failure("boom"))])
         [slot] = (await self.fire(store, job, self.start, overlap)).runs
         assert slot == self.slot(self.start)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from mainspring.model import Note, replace
-from mainspring.store import NoteQuery, Store
+from mainspring.core.model import Note, replace
+from mainspring.stores.protocol import NoteQuery, Store
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["Noting"]

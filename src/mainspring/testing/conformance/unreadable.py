@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from mainspring import states
-from mainspring.model import Attempt, Outcome, Progress, Run, Source, State, replace
-from mainspring.policy import Delivery, Policy
-from mainspring.schedules import every
-from mainspring.states import Failure
-from mainspring.store import Claim, Held, JobQuery, RunQuery, Store
+from mainspring.core import transitions
+from mainspring.core.model import Attempt, Outcome, Progress, Run, Source, State, replace
+from mainspring.core.policy import Delivery, Policy
+from mainspring.core.schedules import every
+from mainspring.core.transitions import Failure
+from mainspring.stores.protocol import Claim, Held, JobQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["Unreadable"]
@@ -100,7 +100,7 @@ class Unreadable(Suite):
         lapsed = (await store.find(RunQuery(lapsed=True))).items
         assert sorted(run.id for run in lapsed) == ["bad", "good"]
         now = await store.now()
-        changes = [states.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
+        changes = [transitions.rescued(run, now, Delivery.AT_LEAST_ONCE) for run in lapsed]
         assert await store.commit(changes) == [True, True]
         assert await self.states(store, "bad", "good") == [State.PENDING] * 2
         await repair()
@@ -115,7 +115,7 @@ class Unreadable(Suite):
         kept = await store.renew([Held(run.id, run.token) for run in held], self.ticks(30))
         assert len(kept) == 2
         now = await store.now()
-        assert await store.commit([states.succeeded(r, now, None) for r in held]) == [True] * 2
+        assert await store.commit([transitions.succeeded(r, now, None) for r in held]) == [True] * 2
 
     @_each_run_part
     async def test_cancelling_it_leaves_what_cannot_be_read(self, store: Store, part: str) -> None:
@@ -123,7 +123,7 @@ class Unreadable(Suite):
         repair = await self.damage_run(store, "bad", part)
         bad = await self.one(store, "bad")
         now = await store.now()
-        assert await store.commit([states.cancelled(bad, now, "asked")]) == [True]
+        assert await store.commit([transitions.cancelled(bad, now, "asked")]) == [True]
         await repair()
         after, whole = await self.one(store, "bad"), self._full("bad")
         assert after.state is State.CANCELLED
@@ -149,7 +149,7 @@ class Unreadable(Suite):
             await self.pass_ticks(1)
             [held] = await self.claim(store)
             now = await store.now()
-            assert await store.commit([states.succeeded(held, now, None)]) == [True]
+            assert await store.commit([transitions.succeeded(held, now, None)]) == [True]
 
     async def test_a_slot_waits_for_one_that_runs(self, store: Store) -> None:
         job = await self.put(store)
@@ -162,7 +162,7 @@ class Unreadable(Suite):
     async def test_counts_and_prune_go_on(self, store: Store) -> None:
         await store.add([self.run("bad"), self.run("good")])
         for run in await self.claim(store):
-            failure = states.failed(run, await store.now(), Failure("boom"))
+            failure = transitions.failed(run, await store.now(), Failure("boom"))
             assert await store.commit([failure]) == [True]
         await self.damage_run(store, "bad", "attempts")
         counts = await store.counts(since=self.start - timedelta(hours=1))
@@ -233,10 +233,10 @@ class Unreadable(Suite):
         await self.pass_ticks(31)
         assert good in await self.lapsed(store), way
         for run in held:
-            change = states.succeeded(run, await store.now(), None)
+            change = transitions.succeeded(run, await store.now(), None)
             assert await store.commit([change]) == [True] or run.id == "bad", way
         gone = await store.get([late, waits])
-        ends = [states.cancelled(run, await store.now(), "over") for run in gone.values()]
+        ends = [transitions.cancelled(run, await store.now(), "over") for run in gone.values()]
         assert await store.commit(ends) == [True, True], way
 
     # -- jobs

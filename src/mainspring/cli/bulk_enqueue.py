@@ -1,0 +1,100 @@
+"""One run for each line of a file, in chunks, with a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mainspring.cli.errors import BAD_INPUT, CommandError
+
+if TYPE_CHECKING:
+    from mainspring.scheduler import Scheduler
+
+__all__ = ["CHUNK", "enqueue_lines"]
+
+CHUNK = 1000
+"""Runs in one commit: large enough to pay for it, small enough for the bar to move."""
+
+
+async def enqueue_lines(
+    scheduler: Scheduler, job_id: str, name: str, options: dict[str, Any], *, quiet: bool
+) -> int:
+    """Enqueue a file's lines (`-` is stdin); how many. Each chunk is queued whole or not at all.
+
+    A file is read through first: a bad line in it stops everything before anything is queued.
+    """
+    with _opened(name) as lines, _bar(_checked(name), quiet=quiet) as advance:
+        payloads, done = _payloads(lines, name), 0
+        while True:
+            try:
+                chunk = [payload for _, payload in islice(payloads, CHUNK)]
+                if not chunk:
+                    return done
+                await scheduler.enqueue_many(job_id, chunk, **options)
+            except Exception as error:
+                if done:
+                    error.add_note(f"{done} runs of the lines before were enqueued")
+                raise
+            done += len(chunk)
+            advance(len(chunk))
+
+
+def _checked(name: str) -> int | None:
+    """How many payloads a file holds, all of them fit to be stored; None for a stream."""
+    if name == "-":
+        return None
+    from mainspring.core import codec
+
+    count = 0
+    with _opened(name) as lines:
+        for number, payload in _payloads(lines, name):
+            codec.encode(payload, what=f"payload of line {number}")
+            count += 1
+    return count
+
+
+def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
+    from mainspring.core import codec
+
+    place = "stdin" if name == "-" else name
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, codec.decode(line)
+        except (ValueError, RecursionError) as error:
+            raise CommandError(
+                f"{place}, line {number} is not JSON: {error}",
+                code=BAD_INPUT,
+                advice="each line is one payload",
+            ) from None
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[TextIO]:
+    if name == "-":
+        yield sys.stdin
+        return
+    try:
+        file = open(name, encoding="utf-8")  # noqa: SIM115 - an error here is told in our words
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}", code=BAD_INPUT) from None
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _bar(total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    if quiet or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("enqueue", total=total)
+        yield lambda count: progress.advance(task, count)

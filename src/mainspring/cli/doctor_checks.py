@@ -1,0 +1,354 @@
+"""The doctor's checks. Each looks, changes nothing that stays, and gives `Check`s."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import sqlite3
+import statistics
+import sys
+import zoneinfo
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from mainspring import __version__
+from mainspring.cli.errors import CommandError
+from mainspring.cli.options import Where
+from mainspring.cli.store_access import Found, check_exists, database_file, find_store
+from mainspring.cli.time_format import span
+from mainspring.core.clock import SystemClock
+from mainspring.core.model import Job, State, replace
+from mainspring.engine.live_workers import (
+    LiveWorker,
+    find_workers,
+    queue_is_untaken,
+    removal_command,
+    why_no_worker,
+    without_worker,
+)
+from mainspring.errors import MainspringError
+from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
+
+__all__ = ["Check", "all_checks"]
+
+LATE = timedelta(seconds=60)
+"""How long due work may lie before somebody should look."""
+
+SLOW = 0.1
+SKEW = timedelta(seconds=2)
+READS = 5
+MANY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    status: Literal["ok", "warn", "fail"]
+    name: str
+    detail: str
+    advice: str = ""
+
+    def document(self) -> dict[str, str]:
+        return asdict(self)
+
+
+async def all_checks(where: Where) -> list[Check]:
+    clock = SystemClock()
+    began = clock.now(), clock.monotonic()
+    checks = [*_versions()]
+    try:
+        found = find_store(where)
+        check_exists(found)
+        await found.store.open()
+    except (CommandError, MainspringError, OSError) as error:
+        advice = error.advice if isinstance(error, CommandError) else _REACH
+        return [*checks, Check("fail", "store", str(error), advice)]
+    try:
+        checks += await _store_checks(found, clock)
+    except (MainspringError, OSError) as error:
+        checks.append(Check("fail", "store", str(error), _REACH))
+    finally:
+        with contextlib.suppress(Exception):
+            await found.store.close()
+    return [*checks, _steady(began, (clock.now(), clock.monotonic()))]
+
+
+_REACH = "check the URL, the permissions and the disk; --store names another store"
+
+
+async def _store_checks(found: Found, clock: SystemClock) -> list[Check]:
+    store = found.store
+    return [
+        await _reads(found, clock),
+        await _writes(store, clock),
+        await _store_clock(store, clock),
+        *_files(found),
+        *await _work(store, found.url),
+    ]
+
+
+# This machine
+
+
+def _versions() -> Iterator[Check]:
+    yield Check("ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield Check("ok", "mainspring", __version__)
+    yield Check("ok", "sqlite", sqlite3.sqlite_version)
+    yield _tzdata()
+
+
+def _tzdata() -> Check:
+    """Python takes the system's zones before the package's: old ones give wrong slots."""
+    system, folder = _system_tzdata()
+    try:
+        package = metadata.version("tzdata")
+    except metadata.PackageNotFoundError:
+        package = ""
+    if not folder:
+        if not package:
+            return Check("fail", "tzdata", "no time zones here", "pip install tzdata")
+        return Check("ok", "tzdata", f"{package} (package)")
+    detail = f"{system or 'of unknown age'} in {folder}"
+    if system and package and system[:4] < package[:4]:
+        advice = "update the system's, or set PYTHONTZPATH to nothing to use the package's"
+        return Check("warn", "tzdata", f"{detail} is older than the package's {package}", advice)
+    return Check("ok", "tzdata", detail)
+
+
+def _system_tzdata() -> tuple[str, str]:
+    """The version (where it is told) and the folder of the system's zones."""
+    for folder in map(Path, zoneinfo.TZPATH):
+        if (folder / "Europe").is_dir():
+            with contextlib.suppress(OSError):
+                text = (folder / "tzdata.zi").read_text("ascii", errors="replace")
+                return text.splitlines()[0].removeprefix("# version").strip(), str(folder)
+            return "", str(folder)
+    return "", ""
+
+
+def _steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
+    """Whether wall and monotonic time went on alike while the doctor looked."""
+    wall = (ended[0] - began[0]).total_seconds()
+    drift = wall - (ended[1] - began[1])
+    if ended[1] < began[1] or abs(drift) > 0.5:
+        advice = "the system clock was set just now, or is being slewed hard: check NTP"
+        return Check("warn", "clock steady", f"it moved {drift:+.2f} s against itself", advice)
+    return Check("ok", "clock steady", f"{drift * 1000:+.1f} ms against the monotonic clock")
+
+
+# The store
+
+
+async def _reads(found: Found, clock: SystemClock) -> Check:
+    taken = []
+    for _ in range(READS):
+        sent = clock.monotonic()
+        await found.store.jobs(JobQuery(limit=1))
+        taken.append(clock.monotonic() - sent)
+    middle = statistics.median(taken)
+    detail = f"{found.name} answers in {middle * 1000:.1f} ms"
+    if middle > SLOW:
+        return Check("warn", "store", detail, "that is slow: claims and renewals wait for it")
+    return Check("ok", "store", detail)
+
+
+async def _writes(store: Store, clock: SystemClock) -> Check:
+    """Stands for an office nobody else wants, and resigns: nothing is left behind."""
+    holder = f"doctor:{os.getpid()}"
+    sent = clock.monotonic()
+    try:
+        won = await store.elect("doctor", holder, timedelta(seconds=5))
+        taken = clock.monotonic() - sent
+        if won is not None:
+            await store.elect("doctor", holder, timedelta(0))
+    except MainspringError as error:
+        return Check("fail", "store writes", str(error), "workers need to write to it")
+    detail = f"a commit takes {taken * 1000:.1f} ms"
+    if taken > 10 * SLOW:
+        return Check("warn", "store writes", detail, "that is slow: every run commits twice")
+    return Check("ok", "store writes", detail)
+
+
+async def _store_clock(store: Store, clock: SystemClock) -> Check:
+    before = clock.now()
+    reading = await store.now()
+    after = clock.now()
+    skew = timedelta(0)
+    if not before <= reading <= after:
+        skew = reading - before if reading < before else reading - after
+    detail = f"the store's is {skew.total_seconds():+.2f} s from this machine's"
+    if abs(skew) > SKEW:
+        advice = "harmless to runs (the store's decides), but times will look odd: check NTP"
+        return Check("warn", "clock", detail, advice)
+    return Check("ok", "clock", detail)
+
+
+def _files(found: Found) -> Iterator[Check]:
+    """Whether other users of this machine can read or stop an embedded store."""
+    from mainspring.stores.sqlite.files import all_files, wide_open
+    from mainspring.webhooks.vault import key_files
+
+    database = database_file(found.url or "")
+    if database is None:
+        return
+    files = [*all_files(database), *key_files(database)]
+    wide = [(file, mode) for file in files if (mode := wide_open(file))]
+    if not wide:
+        yield Check("ok", "files", "other users of this machine cannot use them")
+        return
+    detail = ", ".join(f"{file.name} ({mode})" for file, mode in wide)
+    advice = f"chmod o= {' '.join(shlex.quote(str(file)) for file, _ in wide)}"
+    yield Check("warn", "files", f"every user of this machine may use {detail}", advice)
+
+
+# The work
+
+
+async def _work(store: Store, url: str | None) -> list[Check]:
+    now = await store.now()
+    counts = await store.counts()
+    jobs = await _jobs(store)
+    running = _running_by_handler(jobs, counts.runs)
+    workers = await find_workers(store)
+    orphaned = without_worker([job for job in jobs if job.enabled], workers)
+    return [
+        _workers(workers),
+        *_orphaned(orphaned if workers else [], workers, url),
+        *_untaken(counts.due, running, now),
+        await _unfired(store, now, {job.id for job in orphaned} if workers else set()),
+        await _lapsed(store, now),
+        await _deaf(store, now),
+        await _unreadable(store, jobs),
+        Check("ok", "jobs", _totals(jobs, counts.total)),
+    ]
+
+
+def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check]:
+    late: list[tuple[str, Due]] = [
+        (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > LATE
+    ]
+    for handler, item in late:
+        since = span((now - item.oldest).total_seconds())
+        detail = f"{item.count} due of {handler}, the oldest for {since}"
+        if running.get(handler):
+            advice = "workers are on it but behind: start more, or raise --workers"
+            yield Check("warn", "due work", detail, advice)
+        else:
+            advice = f"no worker takes it: start one that has the handler {handler!r}"
+            yield Check("fail", "due work", detail, advice)
+    if not late:
+        waiting = sum(item.count for item in due.values())
+        yield Check("ok", "due work", f"{waiting} due, none for longer than a minute")
+
+
+def _workers(workers: list[LiveWorker]) -> Check:
+    if not workers:
+        return Check(
+            "warn", "workers", "none is running", "start one: mainspring worker app:scheduler"
+        )
+    names = ", ".join(worker.id for worker in workers[:3])
+    return Check("ok", "workers", f"{len(workers)} running: {names}{_more(workers)}")
+
+
+def _orphaned(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:
+    """Jobs that no running worker can run: their code was renamed, their worker is down, or no
+    worker takes their queue."""
+    for job in jobs[:3]:
+        detail = f"{why_no_worker(job, workers)}; it is not fired"
+        if queue_is_untaken(job, workers):
+            advice = f"start a worker that takes queue {job.policy.queue!r}"
+        else:
+            advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
+        yield Check("warn", "handlers", detail, advice)
+    if len(jobs) > 3:
+        more = f"{len(jobs) - 3} more {'job' if len(jobs) == 4 else 'jobs'}"
+        yield Check("warn", "handlers", f"and {more} without a worker")
+
+
+async def _unfired(store: Store, now: datetime, orphaned: set[str]) -> Check:
+    page = await store.jobs(JobQuery(due=now - LATE, limit=MANY + len(orphaned)))
+    overdue = [job for job in page.items if job.unreadable is None and job.id not in orphaned]
+    if not overdue:
+        return Check("ok", "schedules", "none is overdue")
+    names = ", ".join(job.id for job in overdue[:3])
+    detail = f"{_many(overdue)} overdue: {names}{_more(overdue)}"
+    return Check("fail", "schedules", detail, "no worker is alive to fire them: start one")
+
+
+async def _lapsed(store: Store, now: datetime) -> Check:
+    page = await store.find(RunQuery(lapsed=True, brief=True, limit=MANY))
+    if not page.items:
+        return Check("ok", "leases", "none has lapsed")
+    detail = f"{_many(page.items)} lapsed: {page.items[0].id} of {page.items[0].job_id}"
+    oldest = min(run.lease_until for run in page.items if run.lease_until is not None)
+    if now - oldest > LATE:
+        return Check("fail", "leases", detail, "their workers died and none rescues: start one")
+    return Check("warn", "leases", detail, "their workers died; another rescues them in moments")
+
+
+async def _deaf(store: Store, now: datetime) -> Check:
+    """Runs that were asked to stop and go on."""
+    page = await store.find(RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000))
+    deaf = [run for run in page.items if run.cancel_requested]
+    if not deaf:
+        return Check("ok", "running", f"{_many(page.items, 1000)} running, none ignores a cancel")
+    detail = f"{_many(deaf)} asked to stop and still running: {deaf[0].id} of {deaf[0].job_id}"
+    advice = 'sync handlers look at ctx.cancelled; isolation="process" stops for real'
+    return Check("warn", "running", detail, advice)
+
+
+async def _unreadable(store: Store, jobs: list[Job]) -> Check:
+    """Records that this version cannot read: all jobs are looked at, and of runs those that were
+    set aside and the newest 1,000 of each state."""
+    found = [f"job {job.id} ({job.unreadable})" for job in jobs if job.unreadable is not None]
+    looks = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
+    runs: dict[str, str | None] = {}
+    for look in looks:
+        page = await store.find(replace(look, limit=1000))
+        runs |= {run.id: run.unreadable for run in page.items if run.unreadable is not None}
+    found += [f"run {run_id} ({why})" for run_id, why in runs.items()]
+    if not found:
+        return Check("ok", "records", "all that were looked at can be read")
+    detail = f"{_many(found)} cannot be read: {'; '.join(found[:3])}{'…' if found[3:] else ''}"
+    advice = (
+        "they are set aside and left as they are, all else goes on. A newer version may have"
+        " written them: upgrade this one; if they are damaged, restore or remove them"
+    )
+    return Check("fail", "records", detail, advice)
+
+
+async def _jobs(store: Store) -> list[Job]:
+    jobs: list[Job] = []
+    cursor = None
+    while True:
+        page = await store.jobs(JobQuery(limit=1000, cursor=cursor))
+        jobs += page.items
+        if (cursor := page.cursor) is None:
+            return jobs
+
+
+def _running_by_handler(jobs: list[Job], runs: Any) -> dict[str, int]:
+    running: dict[str, int] = {}
+    for job in jobs:
+        count = runs.get(job.id, {}).get(State.RUNNING, 0)
+        running[job.handler] = running.get(job.handler, 0) + count
+    return running
+
+
+def _totals(jobs: list[Job], total: Any) -> str:
+    paused = sum(not job.enabled for job in jobs)
+    held = ", ".join(f"{total(state)} {state}" for state in State if total(state))
+    return f"{len(jobs)}{f' ({paused} paused)' if paused else ''}; runs: {held or 'none'}"
+
+
+def _more(items: list[Any]) -> str:
+    return "…" if len(items) > 3 else ""
+
+
+def _many(items: list[Any], most: int = MANY) -> str:
+    return f"{len(items)}{'+' if len(items) >= most else ''}"

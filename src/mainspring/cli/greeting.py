@@ -1,0 +1,80 @@
+"""What a worker says of itself when it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from mainspring import __version__
+from mainspring.cli import time_format
+from mainspring.cli.store_access import Found
+from mainspring.core.clock import utcnow
+from mainspring.scheduler.start_message import HOW_TO_STOP
+
+if TYPE_CHECKING:
+    from mainspring.core.model import Job
+    from mainspring.scheduler import Scheduler
+
+__all__ = ["greet"]
+
+MOST = 20
+"""Jobs that are listed; of more only the number is told."""
+
+
+async def greet(scheduler: Scheduler, *, as_json: bool) -> None:
+    """On stderr, or as one JSON document on stdout. Handlers may print what they like."""
+    page = await scheduler.list_jobs(limit=1000, last_runs=False)
+    store = Found(scheduler.store, scheduler.url).name
+    if as_json:
+        _greet_program(scheduler, store, page.items)
+    else:
+        _greet_person(scheduler, store, page.items)
+
+
+def _greet_program(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
+    from mainspring.cli.output import Output
+
+    queues = scheduler.queues
+    Output(as_json=True).document(
+        {
+            "version": __version__,
+            "pid": os.getpid(),
+            "store": store,
+            "workers": scheduler.workers,
+            "queues": None if queues is None else sorted(queues),
+            "jobs": [
+                {"id": job.id, "next_run_at": time_format.iso(job.next_run_at)} for job in jobs
+            ],
+        }
+    )
+    sys.stdout.flush()
+
+
+def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    queues = "all queues" if scheduler.queues is None else ", ".join(sorted(scheduler.queues))
+    places = "1 run" if scheduler.workers == 1 else f"{scheduler.workers} runs"
+    console.print(f"[bold]Mainspring {__version__}[/] on {store}", markup=True)
+    console.print(f"  {places} at once from {queues}; process {os.getpid()}", markup=False)
+    if not jobs:
+        console.print("  no jobs yet: decorate a function with @scheduler.job()", markup=False)
+    width = max((len(job.id) for job in jobs[:MOST]), default=0)
+    soonest = sorted(jobs, key=lambda job: (job.next_run_at is None, job.next_run_at or 0, job.id))
+    for job in soonest[:MOST]:
+        console.print(f"  {job.id:{width}}  {_next(job)}", markup=False)
+    if len(jobs) > MOST:
+        console.print(f"  and {len(jobs) - MOST} more: mainspring jobs list", markup=False)
+    console.print(f"  {HOW_TO_STOP}", style="dim")
+
+
+def _next(job: Job) -> str:
+    if not job.enabled:
+        return "paused"
+    if job.next_run_at is None:
+        after = job.policy.after
+        return f"after {', '.join(after)}" if after else "when enqueued"
+    schedule = f": {job.schedule.describe()}" if job.schedule is not None else ""
+    return time_format.relative(job.next_run_at, utcnow()) + schedule

@@ -1,0 +1,186 @@
+"""`mainspring store copy`: everything from one store to another."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.options import Where
+from mainspring.cli.output import Output
+from mainspring.cli.store_access import Found, database_file, find_store
+
+if TYPE_CHECKING:
+    from mainspring.stores.copy import Look
+    from mainspring.stores.protocol import Store
+
+__all__ = ["copy_stores"]
+
+TOLD_EVERY = 100_000
+
+
+async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool) -> None:
+    from mainspring.stores.copy import copy, look
+
+    here, there = _named(source, "FROM"), _named(target, "TO")
+    if _place(source) == _place(target):
+        raise CommandError("FROM and TO are the same store", code=BAD_INPUT)
+    if not await _exists(here.store):
+        raise CommandError(
+            f"there is nothing of Mainspring's in {here.name}",
+            code=BAD_INPUT,
+            advice="FROM comes first, then TO",
+        )
+    async with _opened(here.store):
+        if dry_run:
+            seen = await look(here.store)
+            already = await _holding(there.store)
+            _tell(output, seen, source=here.name, target=there.name, already=already.total)
+            return
+        async with _opened(there.store):
+            with _progress(output) as progress:
+                copied = await copy(here.store, there.store, progress)
+    document = {
+        "from": here.name,
+        "to": there.name,
+        "jobs": copied.jobs,
+        "notes": copied.notes,
+        "runs": {str(state): count for state, count in sorted(copied.runs.items())},
+        "written": copied.written,
+        "there": copied.there,
+        "mended": copied.mended,
+        "jobs_with_secrets": copied.secrets,
+    }
+    if output.as_json:
+        output.document(document)
+        return
+    output.line(f"copied {here.name} to {there.name}")
+    output.fields([("jobs", str(copied.jobs)), *_shown(copied.runs)])
+    if copied.there:
+        output.line(
+            f"{copied.there} runs were there from a copy before, {copied.mended} of them have"
+            " gone on since and were made equal"
+        )
+    output.line("counted on both sides, and equal")
+    if copied.secrets:
+        output.line(
+            f"{copied.secrets} jobs have secrets, encrypted with the key of {here.name}: give every"
+            f" process on {there.name} the same one ({_key_of(source)})"
+        )
+
+
+def _key_of(source: str) -> str:
+    path = database_file(source)
+    variable = "MAINSPRING_SECRET_KEY"
+    if path is None:
+        return variable
+    from mainspring.webhooks.vault import key_files
+
+    file, former = key_files(path)
+    return f"{variable}, or what is in {former if former.exists() else file}"
+
+
+def _tell(output: Output, seen: Look, *, source: str, target: str, already: int) -> None:
+    if output.as_json:
+        runs = {str(state): count for state, count in sorted(seen.runs.items())}
+        document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
+        output.document({**document, "there": already, "dry_run": True})
+        return
+    output.line(f"would copy {source} to {target}")
+    output.fields([("jobs", str(seen.jobs)), *_shown(seen.runs)])
+    output.line(
+        f"TO holds {already} runs; they are compared when it is copied"
+        if already
+        else "TO is empty"
+    )
+
+
+def _shown(runs: Any) -> list[tuple[str, str | None]]:
+    found = [(str(state), str(runs[state])) for state in sorted(runs) if runs[state]]
+    return [("runs", str(sum(runs.values()))), *((f"  {name}", count) for name, count in found)]
+
+
+def _named(url: str, which: str) -> Found:
+    found = find_store(Where(url, None))
+    from mainspring.stores.memory import MemoryStore
+
+    if isinstance(found.store, MemoryStore):
+        raise CommandError(
+            f"{which} is memory://, which lives in the process that made it",
+            code=BAD_INPUT,
+            advice="copy between sqlite:///path and mongodb://host/database",
+        )
+    return found
+
+
+def _place(url: str) -> object:
+    """What two names of one store have in common, as far as names tell."""
+    path = database_file(url)
+    if path is not None:
+        return path.resolve()
+    from mainspring.stores.mongodb.url import Address
+
+    address = Address.of(url)
+    hosts = address.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    return frozenset(hosts.split(",")), address.database, address.prefix
+
+
+async def _exists(store: Store) -> bool:
+    """Whether opening it would find something, or make it."""
+    exists: bool = await store.exists()  # type: ignore[attr-defined]
+    return exists
+
+
+async def _holding(store: Store) -> Look:
+    from mainspring.stores.copy import Look, look
+
+    if not await _exists(store):
+        return Look()
+    async with _opened(store):
+        return await look(store)
+
+
+@contextlib.asynccontextmanager
+async def _opened(store: Store) -> AsyncIterator[None]:
+    await store.open()
+    try:
+        yield
+    finally:
+        await store.close()
+
+
+@contextlib.contextmanager
+def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
+    if output.as_json:
+        yield lambda done, total: None
+    elif not sys.stderr.isatty():
+        yield _Lines(output).tell
+    else:
+        with _bar() as tell:
+            yield tell
+
+
+class _Lines:
+    """In a pipe or a log: a line now and then."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._next = TOLD_EVERY
+
+    def tell(self, done: int, total: int) -> None:
+        if done >= self._next:
+            self._output.note(f"{done} of {total} runs")
+            self._next = done - done % TOLD_EVERY + TOLD_EVERY
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("copy", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

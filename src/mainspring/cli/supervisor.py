@@ -1,0 +1,129 @@
+"""Several worker processes of one command: started, watched over, stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from typing import TYPE_CHECKING
+
+from mainspring.cli.errors import BAD_INPUT, OK
+from mainspring.core.clock import SystemClock
+
+if TYPE_CHECKING:
+    from mainspring.cli.worker import Command
+
+__all__ = ["supervise"]
+
+log = logging.getLogger("mainspring.supervisor")
+
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+STEADY = 60.0
+"""Seconds that a process must live for its next death to count as the first."""
+
+
+def supervise(command: Command, count: int) -> int:
+    """Keep `count` processes of the command alive until a signal; the exit code."""
+    from mainspring.cli import log_format
+
+    log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
+    return asyncio.run(Supervisor(command, count).run())
+
+
+class Supervisor:
+    """The first signal goes on to the children, which end their work; the second kills them.
+
+    A child that dies is started again, after a pause that grows while it keeps dying. One that
+    ends with "bad input" would do so for ever: then all stop.
+    """
+
+    def __init__(self, command: Command, count: int) -> None:
+        self._command = command
+        self._count = count
+        self._clock = SystemClock()
+        self._children: dict[int, Process] = {}
+        self._stopping = asyncio.Event()
+        self._signal = signal.SIGTERM
+        self._code = OK
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._heed, number)
+        log.info("%d processes, watched over by process %d", self._count, os.getpid())
+        await asyncio.gather(*(self._keep(place + 1) for place in range(self._count)))
+        return self._code
+
+    def _heed(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            log.warning("killing all processes; what was running is rescued later")
+            self._code = 128 + number
+            self._tell_all(signal.SIGKILL)
+            return
+        log.info("stopping %d processes (signal again to kill them)", len(self._children))
+        self._stop(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._signal = number
+        self._stopping.set()
+        self._tell_all(number)
+
+    def _tell_all(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            _tell(child, number)
+
+    async def _keep(self, place: int) -> None:
+        """Have a process at this place until all stop."""
+        pause = FIRST_PAUSE
+        while not self._stopping.is_set():
+            began = self._clock.monotonic()
+            code = await self._one_life(place)
+            if self._stopping.is_set():
+                return
+            if code == BAD_INPUT:
+                self._code = BAD_INPUT
+                self._stop(signal.SIGTERM)
+                return
+            if code == OK or self._clock.monotonic() - began > STEADY:
+                pause = FIRST_PAUSE
+            log.warning(
+                "process %d of %d ended %s; another starts in %.1f s",
+                place,
+                self._count,
+                _in_words(code),
+                pause,
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _one_life(self, place: int) -> int:
+        # A group of its own: the terminal's Ctrl+C reaches the supervisor alone, which passes
+        # it on once. Sent twice, it would be the signal that ends at once.
+        child = await asyncio.create_subprocess_exec(
+            *self._command.under(os.getpid(), place).line(), stdin=DEVNULL, process_group=0
+        )
+        self._children[place] = child
+        if self._stopping.is_set():
+            _tell(child, self._signal)
+        try:
+            return await child.wait()
+        finally:
+            del self._children[place]
+
+
+def _tell(child: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"by {signal.Signals(-code).name}"
+    return f"by signal {-code}"

@@ -1,0 +1,288 @@
+"""What a handler is given: facts of its run, its log, its progress, the program's resources."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from mainspring.core import codec
+from mainspring.core.model import Job, Progress, Run
+from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
+
+__all__ = [
+    "MAX_DETAIL_BYTES",
+    "MAX_LOG_BYTES",
+    "MAX_PROGRESS_MESSAGE",
+    "TRANSACTING",
+    "HandlerTransaction",
+    "ProcessResources",
+    "RunContext",
+    "Transact",
+    "leave_detail",
+]
+
+MAX_LOG_BYTES = 64 * 1024
+MAX_DETAIL_BYTES = 128 * 1024
+MAX_PROGRESS_MESSAGE = 1_000
+"""Characters. A renewal carries the progress of all runs of a worker: none may be too large."""
+
+
+class HandlerTransaction(Protocol):
+    """What `ctx.transaction()` gives: `async with` in an async handler, `with` in a plain one."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class RunContext:
+    """One attempt, seen from inside its handler.
+
+    `results` holds the results of the runs this one came after, by job id. `cancelled` turns
+    true when somebody asks for the run to stop; a sync handler in a thread looks at it, an
+    async one is cancelled anyway. `job` is the definition that the attempt was begun under (None
+    in a process of its own).
+    """
+
+    __slots__ = (
+        "_detail",
+        "_lines",
+        "_log",
+        "_result",
+        "_transact",
+        "attempt",
+        "cancelled",
+        "in_transaction",
+        "job",
+        "job_id",
+        "latest_progress",
+        "payload",
+        "resources",
+        "results",
+        "run_id",
+        "scheduled_at",
+        "token",
+        "will_retry",
+    )
+
+    def __init__(
+        self,
+        run: Run,
+        resources: Mapping[str, Any] | None = None,
+        results: Mapping[str, Any] | None = None,
+        job: Job | None = None,
+        transact: Transact | None = None,
+    ) -> None:
+        self.run_id: str = run.id
+        self.job: Job | None = job
+        self.job_id: str = run.job_id
+        self.attempt: int = run.attempt
+        self.scheduled_at: datetime = run.scheduled_at
+        self.token: int = run.token
+        self.payload: Any = run.payload
+        self.resources: Mapping[str, Any] = resources if resources is not None else {}
+        self.results: Mapping[str, Any] = results if results is not None else {}
+        self.cancelled: bool = False
+        self.in_transaction: bool = False
+        self.will_retry: bool = False
+        self.latest_progress: Progress | None = None
+        self._detail: Any = None
+        self._log: logging.Logger | None = None
+        self._lines: _Lines | None = None
+        self._result: Any = None
+        self._transact = transact
+
+    def transaction(self) -> HandlerTransaction:
+        """Writes of the handler that commit together with the run's completion, or not at all.
+
+        `async with ctx.transaction() as session:` (in a plain handler `with`). The session is
+        the store's: a connection to the scheduler's own file on SQLite, a client session on
+        MongoDB. The end of the block ends the run, so it is the handler's last act; the run's
+        result is what the block sets as `ctx.result`. See docs/effect-once.md.
+        """
+        if self._transact is None:
+            raise InvalidState(
+                "there is no transaction here: a worker gives one to handlers on its loop and in"
+                ' its threads, not with isolation="process"; in a test of a handler use'
+                " make_context(transaction=…)"
+            )
+        return self._transact(self)
+
+    @property
+    def result(self) -> Any:
+        return self._result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        """What the run is completed with at the end of its transaction."""
+        if not self.in_transaction:
+            raise InvalidState(
+                "ctx.result is set inside `with ctx.transaction()`; elsewhere return the result"
+            )
+        self._result = value
+
+    @property
+    def log(self) -> logging.Logger:
+        """A logger whose lines stay with the attempt, from INFO on.
+
+        They reach the program's own logging too, under `mainspring.run`, where its level lets
+        them; a lower level there is kept with the attempt as well.
+        """
+        if self._log is None:
+            program = logging.getLogger("mainspring.run")
+            level = min(logging.INFO, program.getEffectiveLevel())
+            # A logger of its own, outside logging's registry, which would keep it for ever.
+            self._log = logging.Logger(f"mainspring.run.{self.job_id}", level)
+            self._lines = _Lines(program)
+            self._log.addHandler(self._lines)
+        return self._log
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        return self._lines.taken() if self._lines is not None else ()
+
+    @property
+    def detail(self) -> Any:
+        """What is kept with the attempt beside its log, however it ends: JSON, at most 128 KiB."""
+        return self._detail
+
+    @detail.setter
+    def detail(self, value: Any) -> None:
+        # Refused here, in the handler that gave it, and copied: what is changed later is not kept.
+        self._detail = msgspec.json.decode(_bounded(value))
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Say how far the work has come; kept with the run at its next renewal. Of the message
+        `MAX_PROGRESS_MESSAGE` characters are kept."""
+        if total is not None:
+            total = _number(total)
+        text = str(message)
+        if len(text) > MAX_PROGRESS_MESSAGE:
+            text = text[: MAX_PROGRESS_MESSAGE - 1] + "…"
+        self.latest_progress = Progress(_number(done), total, text)
+
+
+class ProcessResources(Mapping[str, Any]):
+    """`ctx.resources` in a process of its own. What is JSON is there. Asking for anything else
+    raises `InvalidState` and says why, because a connection cannot be handed to a process."""
+
+    def __init__(self, values: Mapping[str, Any], withheld: Mapping[str, str]) -> None:
+        self._values = values
+        self._withheld = withheld
+
+    @staticmethod
+    def sendable(resources: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """The resources as JSON texts, and of the others why they have none."""
+        texts: dict[str, str] = {}
+        withheld: dict[str, str] = {}
+        for name, value in resources.items():
+            try:
+                texts[name] = codec.encode(value, what="value")
+            except InvalidPayload as error:
+                withheld[name] = str(error).partition(". ")[0]
+        return texts, withheld
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._withheld:
+            raise InvalidState(
+                f"the resource {name!r} cannot be handed to a process of its own"
+                f" ({self._withheld[name]}): make it in the handler or at the top of its module,"
+                ' or use isolation="thread"'
+            )
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting", default=None)
+"""The context of the handler that entered a transaction here, or in what began this."""
+
+Transact = Callable[[RunContext], HandlerTransaction]
+
+
+def leave_detail(context: RunContext, detail: Any) -> None:
+    """Set a context's detail to a value that nobody changes any more: it is not copied."""
+    _bounded(detail)
+    context._detail = detail
+
+
+def _bounded(detail: Any) -> bytes:
+    try:
+        text = msgspec.json.encode(detail)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"the detail of an attempt is not JSON: {error}") from None
+    if len(text) > MAX_DETAIL_BYTES:
+        raise InvalidPayload(
+            f"the detail of an attempt is {len(text):,} bytes of JSON; at most"
+            f" {MAX_DETAIL_BYTES:,} are kept"
+        )
+    return text
+
+
+def _number(given: float) -> float:
+    """Refused here, in the handler that gave it: one renewal carries the progress of all."""
+    try:
+        if math.isfinite(given):
+            return given if isinstance(given, int) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidInput(f"progress is told in numbers, not {given!r}")
+
+
+class _Lines(logging.Handler):
+    """Keeps the newest lines of an attempt, up to `MAX_LOG_BYTES`, and passes them on."""
+
+    def __init__(self, program: logging.Logger) -> None:
+        super().__init__()
+        self.setFormatter(_format)
+        self._program = program
+        self._kept: deque[tuple[str, int]] = deque()
+        self._size = 0
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._keep(*_cut(self.format(record)))
+        if self._program.isEnabledFor(record.levelno):
+            self._program.handle(record)
+
+    def _keep(self, line: str, size: int) -> None:
+        self._kept.append((line, size))
+        self._size += size
+        while self._size > MAX_LOG_BYTES:
+            self._size -= self._kept.popleft()[1]
+            self._dropped += 1
+
+    def taken(self) -> tuple[str, ...]:
+        lines = tuple(line for line, _ in self._kept)
+        return (f"… {self._dropped} earlier lines dropped", *lines) if self._dropped else lines
+
+
+def _cut(line: str) -> tuple[str, int]:
+    """A line that fits, and its size in bytes with the line's end."""
+    data = line.encode(errors="replace")
+    if len(data) >= MAX_LOG_BYTES:
+        data = data[: MAX_LOG_BYTES - 1]
+        line = data.decode(errors="ignore")
+    return line, len(data) + 1
+
+
+_format = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+_format.default_time_format = "%Y-%m-%dT%H:%M:%S"
+_format.default_msec_format = "%s.%03dZ"
+_format.converter = time.gmtime

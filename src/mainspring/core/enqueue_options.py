@@ -1,0 +1,98 @@
+"""What can be said of one enqueue: when, how urgently, under which key, after what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from mainspring.core.durations import duration
+from mainspring.core.job_options import EnqueueOptions, option_names
+from mainspring.core.model import check_key
+from mainspring.core.policy import Policy, Span
+from mainspring.errors import InvalidInput, UnknownOption
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    delay: Span | None = None
+    at: datetime | None = None
+    priority: int | None = None
+    queue: str | None = None
+    dedupe_key: str | list[str] | None = None
+    dedupe_for: Span | None = None
+    after: str | list[str] | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.at is not None:
+            raise InvalidInput("give delay or at, not both")
+        if self.dedupe_for is not None and self.dedupe_key is None:
+            raise InvalidInput("dedupe_for needs a dedupe_key to hold")
+        if self.at is not None and not isinstance(self.at, datetime):
+            raise InvalidInput(f"at is a datetime, not {self.at!r}")
+        keys = self.dedupe_key
+        for key in keys if isinstance(keys, list) else [] if keys is None else [keys]:
+            if not isinstance(key, str) or not 1 <= len(key) <= 500:
+                raise InvalidInput(f"a dedupe_key is text of 1 to 500 characters, not {key!r}")
+            check_key(key, "a dedupe_key")
+        if not isinstance(self.after, str | list | tuple | None):
+            raise InvalidInput(f"after takes a run id or a list of them, not {self.after!r}")
+        given = {"priority": self.priority, "queue": self.queue}
+        Policy.make(**{name: value for name, value in given.items() if value is not None})
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Options by name; `UnknownOption` for a name that is none."""
+        try:
+            return cls().changed(given)
+        except UnknownOption as error:
+            error.add_advice(
+                'a run\'s arguments go in its payload, as in enqueue("job", {"to": "ada"})'
+            )
+            raise
+
+    def changed(self, given: Mapping[str, Any]) -> Options:
+        allowed = option_names(EnqueueOptions)
+        if unknown := given.keys() - allowed:
+            raise UnknownOption(unknown, allowed)
+        return replace(self, **given)
+
+    def run_at(self, now: datetime, zone: tzinfo) -> datetime:
+        if self.delay is not None:
+            return _later(now, self.delay, "delay")
+        if self.at is None:
+            return now
+        at = self.at if self.at.tzinfo else self.at.replace(tzinfo=zone)
+        try:
+            return at.astimezone(UTC)
+        except OverflowError:
+            raise InvalidInput(f"at {self.at} lies outside the calendar") from None
+
+    def held_until(self, now: datetime) -> datetime | None:
+        held = self.dedupe_for
+        return None if held is None else _later(now, held, "dedupe_for")
+
+    def keys(self, count: int) -> list[str | None]:
+        """A dedupe key for each of so many payloads."""
+        if not isinstance(self.dedupe_key, list):
+            if self.dedupe_key is not None and count > 1:
+                raise InvalidInput("give a list of dedupe keys, one for each payload")
+            return [self.dedupe_key] * count
+        if len(self.dedupe_key) != count:
+            raise InvalidInput(
+                f"{len(self.dedupe_key)} dedupe keys were given for {count} payloads"
+            )
+        return list(self.dedupe_key)
+
+    def upstream(self) -> tuple[str, ...]:
+        return (self.after,) if isinstance(self.after, str) else tuple(self.after or ())
+
+
+def _later(now: datetime, span: Span, what: str) -> datetime:
+    try:
+        return now + duration(span, what=what)
+    except OverflowError:
+        raise InvalidInput(f"{what} {span!r} ends outside the calendar") from None

@@ -1,0 +1,255 @@
+"""Handlers: Python callables under a name, and how arguments meet their signatures."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from mainspring.core.arguments import ArgumentTypes, Misfit
+from mainspring.core.context import RunContext
+from mainspring.core.job_options import EnqueueOptions, option_names
+from mainspring.core.model import Job
+from mainspring.errors import (
+    ArgumentsRefused,
+    HandlerNotFound,
+    InvalidArguments,
+    InvalidInput,
+    JobExists,
+)
+
+__all__ = ["Handler", "Hooks", "Registry", "name_of"]
+
+log = logging.getLogger("mainspring")
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Callables around an attempt, sync or async. They are told; they decide nothing."""
+
+    on_start: Callable[[RunContext], Awaitable[None] | None] | None = None
+    on_success: Callable[[RunContext, Any], Awaitable[None] | None] | None = None
+    on_error: Callable[[RunContext, BaseException], Awaitable[None] | None] | None = None
+
+
+class Handler:
+    """A callable under a name, with what its signature says about payloads."""
+
+    built_in = False
+    """Whether it is Mainspring's own: a traceback of its failures would tell a user nothing."""
+
+    reads_job = False
+    """Whether it reads `ctx.job`, and so wants the definition as it is now, not a moment old."""
+
+    def __init__(self, name: str, function: Callable[..., Any], hooks: Hooks | None = None) -> None:
+        if not callable(function):
+            raise InvalidInput(f"a handler is a callable, not {function!r}")
+        self.name = name
+        self.function = function
+        self.hooks = hooks or Hooks()
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
+        )
+        parameters = list(inspect.signature(function).parameters.values())
+        self.takes_context = bool(parameters) and _is_context(parameters[0])
+        if self.takes_context:
+            parameters = parameters[1:]
+        for parameter in parameters:
+            if parameter.kind in _POSITIONAL:
+                raise InvalidInput(
+                    f"handler {name!r} takes {parameter}: arguments are stored by name, so give"
+                    " its parameters names that can be passed as keywords"
+                )
+        self._signature = inspect.Signature(parameters)
+        self._names = frozenset(
+            p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD
+        )
+        self._required = frozenset(
+            p.name
+            for p in parameters
+            if p.default is p.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
+        )
+        self._types = ArgumentTypes(function, self._names)
+        self._any_names = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def group(self, job: Job) -> str | None:
+        """What its attempts share beyond this process: at most `group_limit` attempts of one group
+        run here at once. None: they share nothing."""
+        return None
+
+    def group_limit(self, capacity: int) -> int:
+        """How many attempts of a group may run at once in a process of that capacity."""
+        return capacity
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """A call's arguments by name, as they are stored; InvalidArguments if they do not fit."""
+        arguments = kwargs
+        if args:
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise self._refusal(str(error)) from None
+            arguments = dict(bound.arguments)
+            if self._any_names:
+                variable = next(reversed(self._signature.parameters))
+                arguments.update(arguments.pop(variable, {}))
+        self._check_names(arguments)
+        stored = dict(self._types.stored(arguments))
+        self._check_types(stored)
+        return stored
+
+    def stored(self, payload: Any) -> Any:
+        """The payload as it is stored: what JSON lacks is written out by the annotations."""
+        return self._types.stored(payload) if isinstance(payload, Mapping) else payload
+
+    def check(self, payload: Any) -> None:
+        """Whether a stored payload fits: an object whose keys are the parameters.
+
+        A handler that takes only the context reads any payload from it.
+        """
+        if not self._names and not self._any_names:
+            if payload not in (None, {}) and not self.takes_context:
+                raise self._refusal("it takes no arguments")
+        else:
+            self._check_types(self._named(payload))
+
+    def stored_arguments(self, payload: Any) -> Mapping[str, Any]:
+        """The part of a payload that is passed as arguments; ArgumentsRefused if their names do
+        not fit: who enqueued them may not have had the handler."""
+        if not self._names and not self._any_names:
+            return {}
+        try:
+            return self._named(payload)
+        except InvalidArguments as error:
+            raise ArgumentsRefused(str(error)) from None
+
+    def call(self, context: RunContext, payload: Any) -> Any:
+        try:
+            arguments = self._types.made(self.stored_arguments(payload))
+        except Misfit as error:
+            raise ArgumentsRefused(str(self._refusal(str(error)))) from None
+        given = (context,) if self.takes_context else ()
+        return self.function(*given, **arguments)
+
+    def _named(self, payload: Any) -> Mapping[str, Any]:
+        """A payload whose keys are the parameters; InvalidArguments if they are not."""
+        given = {} if payload is None else payload
+        if not isinstance(given, Mapping):
+            raise self._refusal(f"the payload must be an object, not {type(given).__name__}")
+        self._check_names(given)
+        return given
+
+    def _check_types(self, stored: Mapping[str, Any]) -> None:
+        try:
+            self._types.check(stored)
+        except Misfit as error:
+            raise self._refusal(str(error)) from None
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        names = given.keys()
+        missing = self._required - names
+        extra = frozenset() if self._any_names else names - self._names
+        if not missing and not extra:
+            return
+        told = [f"missing {_listed(missing)}"] if missing else []
+        told += [f"unknown {_listed(extra)}"] if extra else []
+        left = sorted(self._names - names)
+        near = [
+            f"did you mean {found[0]!r} instead of {name!r}?"
+            for name in sorted(map(str, extra))
+            if (found := difflib.get_close_matches(name, left, n=1))
+        ]
+        if options := sorted(extra & option_names(EnqueueOptions)):
+            near.append(f"an option is given by {self.name}.options({options[0]}=…).enqueue(…)")
+        raise self._refusal("; ".join([*told, *near]))
+
+    def _refusal(self, why: str) -> InvalidArguments:
+        return InvalidArguments(f"wrong arguments for {self.name}{self._signature}: {why}")
+
+
+class Registry:
+    """The handlers this process has."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def add(self, handler: Handler) -> None:
+        known = self._handlers.get(handler.name)
+        if known is not None and not _replaces(handler.function, known.function):
+            raise JobExists(
+                f"{handler.name!r} is taken by {_place(known.function)}; {_place(handler.function)}"
+                " needs another name: give it with id=…"
+            )
+        self._handlers[handler.name] = handler
+
+    def find(self, name: str) -> Handler | None:
+        return self._handlers.get(name)
+
+    def get(self, name: str) -> Handler:
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise HandlerNotFound(name, sorted(self._handlers))
+        return handler
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._handlers)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise InvalidInput(f"{function!r} has no name of its own: give the job one with id=…")
+    return name
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return parameter.name in ("ctx", "context")
+    if isinstance(annotation, str):
+        return annotation.strip("\"'").rpartition(".")[2] == RunContext.__name__
+    return annotation is RunContext
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(map(str, names)))
+
+
+def _replaces(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
+    """Whether one function may take the other's place: it is the same, or the same definition of
+    the main module run once more, as in a notebook whose cell is run twice."""
+    if new is old:
+        return True
+    if getattr(new, "__module__", None) != "__main__" or _place(new) != _place(old):
+        return False
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    lines = [code.co_firstlineno for code in map(_code, (old, new)) if code is not None]
+    if script is not None and all(_file(one) == script for one in (old, new)):
+        log.warning(
+            "%s defines %s more than once (lines %s): the last definition is used",
+            script,
+            _place(new),
+            " and ".join(map(str, lines)),
+        )
+    return True
+
+
+def _code(function: Callable[..., Any]) -> CodeType | None:
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def _file(function: Callable[..., Any]) -> str | None:
+    code = _code(function)
+    return None if code is None else code.co_filename
+
+
+def _place(function: Callable[..., Any]) -> str:
+    module = getattr(function, "__module__", "?")
+    return f"{module}.{getattr(function, '__qualname__', function)}"

@@ -1,0 +1,130 @@
+"""The options of jobs and runs as types: what editors complete and type checkers check.
+
+Each name is also what is allowed at run time: `option_names` gives those of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypedDict
+
+from mainspring.core.model import State, Webhook
+from mainspring.core.policy import (
+    Backoff,
+    BackoffKind,
+    Breaker,
+    Delivery,
+    Isolation,
+    Misfire,
+    MisfireKind,
+    Overlap,
+    Span,
+)
+from mainspring.errors import InvalidInput
+
+__all__ = [
+    "EnqueueOptions",
+    "JobChanges",
+    "JobLike",
+    "JobOptions",
+    "JobRef",
+    "PolicyOptions",
+    "RunFilter",
+    "job_id_of",
+    "option_names",
+]
+
+
+class JobLike(Protocol):
+    """A decorated function or a `Job`: it carries the job's id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+JobRef = str | JobLike
+"""A job by its id, or as it was decorated or read."""
+
+
+def job_id_of(job: JobRef) -> str:
+    name = getattr(job, "id", job)
+    if not isinstance(name, str):
+        raise InvalidInput(f"a job is named by its id or its decorated function, not {job!r}")
+    return name
+
+
+Errors = type[BaseException] | str | Iterable[type[BaseException] | str]
+
+
+class PolicyOptions(TypedDict, total=False):
+    """How a job's runs are tried, limited and kept apart (docs/jobs.md)."""
+
+    retries: int
+    backoff: Backoff | BackoffKind | Literal["fixed", "linear", "exponential"]
+    retry_delay: Span
+    retry_on: Errors
+    give_up_on: Errors
+    timeout: Span | None
+    priority: int
+    queue: str
+    concurrency: int | None
+    concurrency_key: str | None
+    overlap: Overlap | Literal["skip", "queue", "replace", "allow"]
+    misfire: Misfire | MisfireKind | Literal["once", "skip", "all"]
+    start_deadline: Span | None
+    delivery: Delivery | Literal["at_least_once", "at_most_once", "effect_once"]
+    isolation: Isolation | Literal["auto", "thread", "process"]
+    memory_limit: int | str | None
+    breaker: Breaker | bool | int | None
+    after: str | JobLike | Iterable[str | JobLike]
+    run_on_start: bool
+
+
+class JobOptions(PolicyOptions, total=False):
+    """What `@scheduler.job(…)` and `add_job` take beside the schedule."""
+
+    payload: Any
+    timezone: str | None
+    jitter: Span | None
+    enabled: bool
+    description: str | None
+    tags: str | Iterable[str]
+    metadata: Mapping[str, Any]
+
+
+class JobChanges(JobOptions, total=False):
+    """What `update_job` takes."""
+
+    handler: str | JobLike
+    webhook: str | Mapping[str, Any] | Webhook
+    schedule: Any
+    signing_secret: str
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """What one enqueue takes: when, how urgently, under which key, after what."""
+
+    delay: Span | None
+    at: datetime | None
+    priority: int | None
+    queue: str | None
+    dedupe_key: str | list[str] | None
+    dedupe_for: Span | None
+    after: str | list[str] | tuple[str, ...] | None
+
+
+class RunFilter(TypedDict, total=False):
+    """Which runs `cancel_runs`, `retry_runs` and `remove_runs` are about."""
+
+    job: str | None
+    state: State | str | Iterable[State | str] | None
+    since: datetime | None
+    until: datetime | None
+    limit: int
+
+
+def option_names(kind: type) -> frozenset[str]:
+    """The names of one of the kinds above."""
+    names: frozenset[str] = kind.__optional_keys__  # type: ignore[attr-defined]
+    return names

@@ -1,0 +1,305 @@
+"""The values that everything else speaks of: runs, attempts, jobs, and pages of them.
+
+All are frozen: a change is a new value. All times are aware and in UTC. Runs and their parts
+are kept out of the cyclic garbage collector (`gc=False`): they hold plain data, which can make
+no cycle, and the collector's walks over thousands of them were a tenth of a worker's time.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from mainspring.core.clock import EPOCH, to_us
+from mainspring.core.policy import Policy
+from mainspring.core.schedules import Schedule
+from mainspring.errors import InvalidInput
+
+__all__ = [
+    "FINISHED",
+    "LIVE",
+    "MAX_ATTEMPTS_KEPT",
+    "Attempt",
+    "Job",
+    "Note",
+    "Outcome",
+    "Owner",
+    "Page",
+    "Progress",
+    "Run",
+    "Sealed",
+    "SigningSecret",
+    "Source",
+    "State",
+    "Webhook",
+    "check_job_id",
+    "check_key",
+    "new_run_id",
+    "replace",
+    "slot_run_id",
+]
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS_KEPT = 20
+_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+class State(StrEnum):
+    """Where a run stands. `due` is no state: it is pending, with `run_at` in the past."""
+
+    WAITING = "waiting"
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+
+LIVE = frozenset({State.WAITING, State.PENDING, State.RUNNING})
+FINISHED = frozenset(State) - LIVE
+
+
+class Source(StrEnum):
+    """What made a run. Only `SCHEDULE` runs are subject to overlap."""
+
+    SCHEDULE = "schedule"
+    ENQUEUE = "enqueue"
+    TRIGGER = "trigger"
+    START = "start"
+    AFTER = "after"
+
+
+class Outcome(StrEnum):
+    """How one attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+class Owner(StrEnum):
+    """Who may edit a job: the code that decorates it, or whoever calls the API."""
+
+    CODE = "code"
+    API = "api"
+
+
+class Progress(Struct, frozen=True, gc=False):
+    done: float
+    total: float | None = None
+    message: str = ""
+
+
+class Attempt(Struct, frozen=True, gc=False):
+    """One try of a run, as it is kept with it.
+
+    `detail` is what the handler left there through its context: a webhook's request and answer.
+    """
+
+    number: int
+    worker: str
+    started_at: datetime
+    finished_at: datetime
+    outcome: Outcome
+    error: str | None = None
+    traceback: str | None = None
+    log: tuple[str, ...] = ()
+    detail: Any = None
+
+
+class Run(Struct, frozen=True, kw_only=True, gc=False):
+    """One occurrence of a job: due once, tried up to `retries + 1` times, ended once."""
+
+    id: str
+    job_id: str
+    handler: str
+    created_at: datetime
+    scheduled_at: datetime
+    run_at: datetime
+    source: Source = Source.ENQUEUE
+    queue: str = "default"
+    priority: int = 5
+    payload: Any = None
+    state: State = State.PENDING
+    attempt: int = 0
+    failures: int = 0
+    lapses: int = 0
+    token: int = 0
+    began: bool | None = None
+    """Whether the begin of the handler is on record. A claim sets False. Only for runs that must
+    not begin unrecorded (see `states.records_begin`) does False mean that the handler did not
+    begin. None: not running, or claimed by a version that kept no such record."""
+    start_by: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str | None = None
+    lease_until: datetime | None = None
+    cancel_requested: bool = False
+    result: Any = None
+    error: str | None = None
+    reason: str | None = None
+    progress: Progress | None = None
+    dedupe_key: str | None = None
+    dedupe_until: datetime | None = None
+    after: tuple[str, ...] = ()
+    after_any: bool = False
+    attempts: tuple[Attempt, ...] = ()
+    duplicate: bool = False
+    unreadable: str | None = None
+    """Why this version cannot read the record (it is damaged, or a newer version wrote it). Such
+    a run is set aside: it never starts, and what could not be read is empty here."""
+    brief: bool = False
+    """Whether it was read for a list: without `payload`, `result` and `attempts`."""
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds of the last attempt, once it is over."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        # The wall clock may have been set back meanwhile.
+        return max(0.0, (self.finished_at - self.started_at).total_seconds())
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+
+class Sealed(Struct, frozen=True):
+    """A secret as it is kept: encrypted under the key of that id (see webhooks/secrets.py)."""
+
+    key: str
+    box: str
+
+    def __repr__(self) -> str:
+        return "********"
+
+
+class SigningSecret(Struct, frozen=True):
+    """What a webhook's requests are signed with; `until` is the end of one that was replaced."""
+
+    sealed: Sealed
+    until: datetime | None = None
+
+
+class Webhook(Struct, frozen=True, kw_only=True):
+    """The request that a webhook job makes, and how its answer is read.
+
+    Made from what people write by `mainspring.webhooks.definition`. Codes are ranges, both ends
+    included; `retry_on=None` retries every answer outside `success`.
+    """
+
+    url: str
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    secret_headers: Mapping[str, Sealed] = field(default_factory=dict)
+    body: Any = None
+    success: tuple[tuple[int, int], ...] = ((200, 299),)
+    retry_on: tuple[tuple[int, int], ...] | None = None
+    signing: tuple[SigningSecret, ...] = ()
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A stored definition: handler, payload, schedule and policy; of a webhook, its request.
+
+    `version` grows with every write and is what `put_job` compares. `unreadable` says why this
+    version cannot read the record, as for a run: such a job fires nothing and none of its runs
+    start until it can be read again.
+    """
+
+    id: str
+    handler: str
+    created_at: datetime
+    updated_at: datetime
+    payload: Any = None
+    schedule: Schedule | None = None
+    policy: Policy = field(default_factory=Policy)
+    enabled: bool = True
+    next_run_at: datetime | None = None
+    last_run_at: datetime | None = None
+    version: int = 0
+    owner: Owner = Owner.API
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    webhook: Webhook | None = None
+    unreadable: str | None = None
+
+    def not_before(self, now: datetime) -> datetime:
+        """The moment after which the next slot is looked for: a clock that was set back must not
+        bring back slots that have fired."""
+        return now if self.last_run_at is None else max(now, self.last_run_at)
+
+    def definition(self) -> Job:
+        """The job without what time and firing do to it: equal until somebody edits it."""
+        return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
+
+
+class Page(Struct, Generic[T], frozen=True):
+    """Some items, and the cursor that fetches the next ones (None at the end). `total`: how many
+    match in all, where that was asked."""
+
+    items: list[T]
+    cursor: str | None = None
+    total: int | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """A small named value kept beside jobs and runs: an API key, an idempotency record.
+
+    `version` is what `put_note` compares. Past `expires_at`, by the store's clock, it is gone.
+    """
+
+    kind: str
+    name: str
+    value: Any
+    version: int = 0
+    expires_at: datetime | None = None
+
+
+def check_job_id(job_id: object) -> str:
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
+        raise InvalidInput(
+            f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}"
+        )
+    if job_id in (".", ".."):
+        raise InvalidInput(
+            f"a job id cannot be {job_id!r}: in an address it means a folder, so no client could"
+            " reach the job"
+        )
+    return job_id
+
+
+def check_key(text: str, what: str) -> str:
+    """For what is looked up by its text: SQLite's JSON ends one at a NUL, and finds another; for a
+    lone surrogate no store has bytes."""
+    if "\0" in text:
+        raise InvalidInput(f"{what} cannot hold the character NUL, as {text!r} does")
+    if not text.isascii() and text != text.encode(errors="replace").decode():
+        raise InvalidInput(f"{what} cannot hold what is no Unicode, as {text!r} does")
+    return text
+
+
+def slot_run_id(job_id: str, slot: datetime) -> str:
+    """The id of the run of a slot: the same slot can never give two (`@` is in no job id)."""
+    slot = slot.astimezone(UTC)  # a wall-clock hour may come twice, its moment only once
+    text = slot.strftime("%Y%m%dT%H%M%S")
+    if slot.microsecond:
+        text += f".{slot.microsecond:06d}".rstrip("0")
+    return f"{job_id}@{text}Z"
+
+
+def new_run_id(now: datetime, rng: random.Random) -> str:
+    """An id for an enqueued run: unguessable, and in order of time, which keeps indexes dense."""
+    return f"{to_us(now) // 1000:012x}{rng.getrandbits(80):020x}"

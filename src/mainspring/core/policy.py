@@ -1,0 +1,365 @@
+"""What a job asks for: retries, backoff, limits, overlap, misfire, breaker. Pure values.
+
+`Policy.make(...)` reads the forms people write (`timeout="10m"`, `backoff="fixed"`) and
+refuses what makes no sense; everything behind it works on checked values.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from mainspring.core.durations import duration
+from mainspring.errors import InvalidInput, UnknownOption
+
+__all__ = [
+    "Backoff",
+    "BackoffKind",
+    "Breaker",
+    "Delivery",
+    "Isolation",
+    "Misfire",
+    "MisfireKind",
+    "Overlap",
+    "Policy",
+    "Span",
+    "error_names",
+]
+
+Span = str | float | timedelta
+E = TypeVar("E", bound=StrEnum)
+
+_SIZES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class BackoffKind(StrEnum):
+    FIXED = "fixed"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+class Overlap(StrEnum):
+    SKIP = "skip"
+    QUEUE = "queue"
+    REPLACE = "replace"
+    ALLOW = "allow"
+
+
+class MisfireKind(StrEnum):
+    ONCE = "once"
+    SKIP = "skip"
+    ALL = "all"
+
+
+class Delivery(StrEnum):
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+    EFFECT_ONCE = "effect_once"
+
+
+class Isolation(StrEnum):
+    AUTO = "auto"
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before the next try.
+
+    `fixed`: always `delay`; `linear`: `delay` times the failures; `exponential`: `delay` times
+    `factor` to their power. At most `cap`; spread by ±10 % unless `jitter=False`.
+    """
+
+    kind: BackoffKind | str = BackoffKind.EXPONENTIAL
+    delay: Span = timedelta(seconds=1)
+    factor: float = 2
+    cap: Span = timedelta(hours=1)
+    jitter: bool | float = True
+
+    def __post_init__(self) -> None:
+        _set(self, "kind", _choice(BackoffKind, self.kind, "backoff"))
+        _set(self, "delay", duration(self.delay, what="backoff delay"))
+        _set(self, "cap", duration(self.cap, what="backoff cap"))
+        if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
+            raise InvalidInput(f"a backoff factor is 1 or more, not {self.factor!r}")
+        if not isinstance(self.jitter, bool | int | float) or not 0 <= self.jitter <= 1:
+            raise InvalidInput(f"backoff jitter is True, False or 0 to 1, not {self.jitter!r}")
+        # A number from here on: True equals 1, which would be a spread of 100 %.
+        _set(self, "jitter", 0.1 if self.jitter is True else float(self.jitter))
+
+    def wait(self, failures: int, rng: random.Random) -> timedelta:
+        """The time before the try that follows the given number of failures (1 or more)."""
+        delay, cap = duration(self.delay).total_seconds(), duration(self.cap).total_seconds()
+        match self.kind:
+            case BackoffKind.FIXED:
+                seconds = delay
+            case BackoffKind.LINEAR:
+                seconds = delay * failures
+            case BackoffKind.EXPONENTIAL:
+                try:
+                    seconds = delay * float(self.factor) ** (failures - 1)
+                except OverflowError:
+                    seconds = cap if delay else 0.0
+        seconds = min(seconds, cap) * (1 + self.jitter * (2 * rng.random() - 1))
+        return timedelta(seconds=min(seconds, cap))
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """After `failures` in a row stop trying for `reset`, then let one run probe."""
+
+    failures: int = 5
+    reset: Span = timedelta(seconds=60)
+
+    def __post_init__(self) -> None:
+        _whole(self.failures, "breaker failures", 1)
+        _set(self, "reset", duration(self.reset, what="breaker reset"))
+
+
+@dataclass(frozen=True, slots=True)
+class Misfire:
+    """What becomes of slots that are more than `grace` late when they can first be fired.
+
+    `once`: the newest runs; `skip`: none does; `all`: the newest `limit` do.
+    """
+
+    kind: MisfireKind | str = MisfireKind.ONCE
+    grace: Span = timedelta(seconds=60)
+    limit: int = 100
+
+    def __post_init__(self) -> None:
+        _set(self, "kind", _choice(MisfireKind, self.kind, "misfire"))
+        _set(self, "grace", duration(self.grace, what="misfire grace"))
+        _whole(self.limit, "misfire limit", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a job's runs are tried, limited and kept apart. See DESIGN words in docs/jobs.md."""
+
+    retries: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+    retry_on: tuple[str, ...] = ()
+    give_up_on: tuple[str, ...] = ()
+    timeout: timedelta | None = None
+    priority: int = 5
+    queue: str = "default"
+    concurrency: int | None = None
+    concurrency_key: str | None = None
+    overlap: Overlap = Overlap.SKIP
+    misfire: Misfire = field(default_factory=Misfire)
+    start_deadline: timedelta | None = None
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    isolation: Isolation = Isolation.AUTO
+    memory_limit: int | None = None
+    breaker: Breaker | None = None
+    after: tuple[str, ...] = ()
+    run_on_start: bool = False
+
+    @classmethod
+    def make(cls, base: Policy | None = None, /, **given: Any) -> Policy:
+        """Read the forms people write, over `base`; refuse what makes no sense."""
+        unknown = given.keys() - _READERS.keys()
+        if unknown:
+            raise UnknownOption(unknown, _READERS)
+        policy = base or cls()
+        if "retry_delay" in given and isinstance(given.get("backoff"), Backoff):
+            raise InvalidInput("give retry_delay or a Backoff with its delay, not both")
+        values = {name: read(given[name]) for name, read in _READERS.items() if name in given}
+        retry_delay = values.pop("retry_delay", None)
+        policy = replace(policy, **values)
+        if retry_delay is not None:
+            policy = replace(policy, backoff=replace(policy.backoff, delay=retry_delay))
+        return _consistent(policy)
+
+    @property
+    def limit_key(self) -> str | None:
+        """What `concurrency` counts over, where it is not the job itself."""
+        return self.concurrency_key if self.concurrency is not None else None
+
+    def retries_error(self, names: Iterable[str]) -> bool:
+        """Whether an error of these class names (its own and its bases') is worth a retry."""
+        kinds = set(names)
+        if kinds & set(self.give_up_on):
+            return False
+        return not self.retry_on or bool(kinds & set(self.retry_on))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the default, in JSON's words."""
+        return {
+            f.name: _plain(getattr(self, f.name))
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(_DEFAULT, f.name)
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Policy:
+        given = dict(data)
+        for name, kind in (("backoff", Backoff), ("misfire", Misfire), ("breaker", Breaker)):
+            if isinstance(given.get(name), Mapping):
+                given[name] = kind(**given[name])
+        return cls.make(**given)
+
+
+def error_names(error: BaseException | type[BaseException]) -> tuple[str, ...]:
+    """The names an error answers to in `retry_on`: plain and dotted, its own and its bases'."""
+    kind = error if isinstance(error, type) else type(error)
+    names = []
+    for base in kind.__mro__[:-1]:
+        names += [base.__name__, f"{base.__module__}.{base.__qualname__}"]
+    return tuple(names)
+
+
+def _set(value: object, name: str, to: object) -> None:
+    object.__setattr__(value, name, to)
+
+
+def _choice(kind: type[E], given: object, what: str) -> E:
+    try:
+        return kind(given)  # type: ignore[arg-type]
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise InvalidInput(f"{what} is one of {allowed}, not {given!r}") from None
+
+
+def _whole(given: object, what: str, least: int, most: int | None = None) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InvalidInput(f"{what} is a whole number, not {given!r}")
+    if given < least or (most is not None and given > most):
+        span = f"{least} or more" if most is None else f"{least} to {most}"
+        raise InvalidInput(f"{what} is {span}, not {given!r}")
+    return given
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def _items(given: Any, what: str) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise InvalidInput(f"{what} takes one name or a list of them, not {given!r}")
+    return list(given)
+
+
+def _positive(given: Any, what: str) -> timedelta | None:
+    if given is None:
+        return None
+    span = duration(given, what=what)
+    if not span:
+        raise InvalidInput(f"{what} is longer than zero (or None for none), not {given!r}")
+    return span
+
+
+def _name(given: object, what: str) -> str:
+    if not isinstance(given, str) or not 1 <= len(given) <= 200 or not given.isprintable():
+        raise InvalidInput(f"{what} is 1 to 200 printable characters, not {given!r}")
+    return given
+
+
+def _flag(given: object, what: str) -> bool:
+    if not isinstance(given, bool):
+        raise InvalidInput(f"{what} is True or False, not {given!r}")
+    return given
+
+
+def _kinds(given: Any, what: str) -> tuple[str, ...]:
+    """Error classes, or their names: names are what is kept, so nothing is ever imported."""
+    items = [given] if isinstance(given, str | type) else _items(given, what)
+    names = []
+    for item in items:
+        if isinstance(item, type) and issubclass(item, BaseException):
+            names.append(f"{item.__module__}.{item.__qualname__}")
+        elif isinstance(item, str) and item:
+            names.append(item)
+        else:
+            raise InvalidInput(f"{what} takes error classes or their names, not {item!r}")
+    return tuple(names)
+
+
+def _job_names(given: Any) -> tuple[str, ...]:
+    """Job ids, or decorated functions, which carry theirs as `.id`."""
+    single = isinstance(given, str) or hasattr(given, "id")
+    items = [given] if single else _items(given, "after")
+    return tuple(_name(getattr(item, "id", item), "after") for item in items)
+
+
+def _size(given: Any) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        number = given.strip().rstrip("BbKkMmGgIi ")
+        unit = given.strip()[len(number) :].strip().lower()
+        try:
+            size = int(float(number) * (_SIZES[unit] if unit else 1))
+        except (ValueError, KeyError, OverflowError):
+            raise InvalidInput(
+                f"memory_limit is bytes or text like '512MiB' or '2GB', not {given!r}"
+            ) from None
+        return _whole(size, "memory_limit", 1)
+    return _whole(given, "memory_limit", 1)
+
+
+def _value(kind: type[Any], given: Any) -> Any:
+    return given if isinstance(given, kind) else kind(given)
+
+
+def _breaker(given: Any) -> Breaker | None:
+    if given is None or given is False:
+        return None
+    if given is True:
+        return Breaker()
+    return given if isinstance(given, Breaker) else Breaker(failures=given)
+
+
+def _limit(given: Any) -> int | None:
+    return None if given is None else _whole(given, "concurrency", 1)
+
+
+_READERS: dict[str, Any] = {
+    "retries": lambda v: _whole(v, "retries", 0),
+    "backoff": lambda v: _value(Backoff, v),
+    "retry_delay": lambda v: duration(v, what="retry_delay"),
+    "retry_on": lambda v: _kinds(v, "retry_on"),
+    "give_up_on": lambda v: _kinds(v, "give_up_on"),
+    "timeout": lambda v: _positive(v, "timeout"),
+    "priority": lambda v: _whole(v, "priority", 0, 9),
+    "queue": lambda v: _name(v, "queue"),
+    "concurrency": _limit,
+    "concurrency_key": lambda v: None if v is None else _name(v, "concurrency_key"),
+    "overlap": lambda v: _choice(Overlap, v, "overlap"),
+    "misfire": lambda v: _value(Misfire, v),
+    "start_deadline": lambda v: _positive(v, "start_deadline"),
+    "delivery": lambda v: _choice(Delivery, v, "delivery"),
+    "isolation": lambda v: _choice(Isolation, v, "isolation"),
+    "memory_limit": _size,
+    "breaker": _breaker,
+    "after": _job_names,
+    "run_on_start": lambda v: _flag(v, "run_on_start"),
+}
+
+
+def _consistent(policy: Policy) -> Policy:
+    if policy.concurrency_key is not None and policy.concurrency is None:
+        raise InvalidInput("concurrency_key needs a concurrency to go with it")
+    if policy.memory_limit is not None and policy.isolation is not Isolation.PROCESS:
+        raise InvalidInput('memory_limit can only be kept with isolation="process"')
+    if policy.delivery is Delivery.AT_MOST_ONCE and policy.retries:
+        raise InvalidInput('delivery="at_most_once" starts a run once: it takes no retries')
+    return policy
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Backoff | Breaker | Misfire):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+_DEFAULT = Policy()

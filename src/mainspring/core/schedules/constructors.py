@@ -1,0 +1,332 @@
+"""Making schedules: the constructors that users call, and `parse` for what they wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.core.durations import duration, humanize, warn_of_bare_number
+from mainspring.core.schedules import dst
+from mainspring.core.schedules.base import Schedule, moment
+from mainspring.core.schedules.cron import Cron
+from mainspring.core.schedules.cron_syntax import LONGEST
+from mainspring.core.schedules.interval import Interval
+from mainspring.core.schedules.once import Once
+from mainspring.core.schedules.recurrence import Recurrence
+from mainspring.core.schedules.rrule_syntax import read_recipe
+from mainspring.core.schedules.zones import zone_named
+from mainspring.errors import InvalidInput, InvalidSchedule
+
+__all__ = ["at", "cron", "every", "from_dict", "parse", "rrule"]
+
+SHORTEST_INTERVAL = timedelta(milliseconds=100)
+"""Each slot is a record in the store, so an interval of 1 ms would flood it. Shorter intervals
+that an earlier version stored are still read and fired."""
+
+_EVERY = re.compile(r"@every\s+(\S.*)", re.IGNORECASE)
+_ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
+_DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}([T ].*)?")
+_RULE = re.compile(r"\s*(RRULE|DTSTART|EXDATE|FREQ)\b", re.IGNORECASE)
+
+_CRON_FIELD = re.compile(
+    r"(?:[0-9*?,/#+()HLW-]|JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC"
+    r"|SUN|MON|TUE|WED|THU|FRI|SAT)+",
+    re.IGNORECASE,
+)
+
+Moment = datetime | str | None
+Span = str | int | float | timedelta
+
+
+def cron(
+    expr: str,
+    tz: str | None = None,
+    *,
+    start: Moment = None,
+    end: Moment = None,
+    jitter: Span | None = None,
+) -> Schedule:
+    """The times that a cron expression matches in a zone: `cron("0 9 * * 1-5", "Asia/Kolkata")`.
+
+    Macros (`@daily`) are expressions too; `@every 5m` gives an interval. A leading
+    `CRON_TZ=Zone` names the zone inside the text. Without a zone it takes the job's, then the
+    scheduler's, and by itself UTC.
+    """
+    text = _short(_text(expr, "a cron expression")).strip()
+    if zoned := _ZONED.fullmatch(text):
+        tz, text = _same_zone(zoned[1], tz), zoned[2]
+    if match := _EVERY.fullmatch(text):
+        interval = every(match[1], start=start, end=end, jitter=jitter)
+        return interval if tz is None else interval.in_zone(_text(tz, "a timezone"))
+    zone = _zone_or_utc(tz)
+    return Cron(
+        expression=text,
+        timezone=zone,
+        start=_moment(start, zone, "start"),
+        end=_moment(end, zone, "end"),
+        jitter=_span(jitter),
+        floating=_floating(tz, start=start, end=end),
+    )
+
+
+def every(
+    interval: Span, *, start: Moment = None, end: Moment = None, jitter: Span | None = None
+) -> Interval:
+    """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`.
+
+    A `start` without an offset is wall time in the job's zone, then the scheduler's; by itself
+    in UTC.
+    """
+    warn_of_bare_number(interval, "interval", timedelta(days=1))
+    span = _interval(interval)
+    if span < SHORTEST_INTERVAL:
+        raise InvalidSchedule(
+            f"an interval of {humanize(span)} is too short: the shortest is"
+            f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
+            field="interval",
+        )
+    return Interval(
+        interval=span,
+        start=_moment(start, "UTC", "start"),
+        end=_moment(end, "UTC", "end"),
+        jitter=_span(jitter),
+        floating=_floating(None, start=start, end=end),
+    )
+
+
+def at(when: datetime | str, *, tz: str | None = None, jitter: Span | None = None) -> Once:
+    """One moment. Without an offset it is wall time in `tz`, else in the job's zone, then the
+    scheduler's; by itself in UTC."""
+    own = getattr(getattr(when, "tzinfo", None), "key", None)
+    name = tz if tz is not None else own
+    zone = _zone_or_utc(name)
+    return Once(
+        when=moment(when, zone, "when"),
+        timezone=zone,
+        jitter=_span(jitter),
+        floating=_floating(name, when=when),
+    )
+
+
+def rrule(
+    rule: object,
+    *,
+    start: Moment = None,
+    tz: str | None = None,
+    end: Moment = None,
+    jitter: Span | None = None,
+) -> Recurrence:
+    """An RFC 5545 rule, as text or as a `dateutil.rrule.rrule`.
+
+    It counts from its DTSTART, else from `start`, else from the moment it is bound. The zone is
+    `tz` or the TZID of its DTSTART; without either it takes the job's, then the scheduler's, and
+    by itself UTC.
+    """
+    text = _rule_text(rule)
+    recipe = read_recipe(text, _zone_or_utc(tz))
+    if recipe.zoned:
+        tz = _same_zone(recipe.timezone, tz)
+    zone = zone_named(recipe.timezone)
+    first = _moment(start, recipe.timezone, "start")
+    dtstart = recipe.dtstart
+    if dtstart is None and first is not None:
+        dtstart = dst.wall_of(first, zone).replace(microsecond=0, fold=0)
+    return Recurrence(
+        rule=recipe.rule,
+        dtstart=dtstart,
+        exdates=recipe.exdates,
+        rdates=recipe.rdates,
+        timezone=recipe.timezone,
+        start=first,
+        end=_moment(end, recipe.timezone, "end"),
+        jitter=_span(jitter),
+        floating=_floating(tz, start=start, end=end),
+        source=text if tz is None else None,
+    )
+
+
+def parse(spec: object, *, timezone: str | None = None, default_timezone: str = "UTC") -> Schedule:
+    """Whatever a user may write for a schedule, as one.
+
+    A `Schedule`; a cron expression or macro; an interval (`"5m"`, `"PT5M"`, a number of seconds,
+    a `timedelta`); a date-time (ISO 8601 text or `datetime`); an RRULE. Where it names no zone
+    itself, its wall times are in `timezone`, else in `default_timezone`. Where it names another
+    than `timezone`, it is refused.
+    """
+    schedule = _read(spec)
+    if timezone is not None:
+        return schedule.in_zone(_text(timezone, "a timezone"))
+    if schedule.floating is None or (isinstance(schedule, Interval) and not schedule.floating):
+        return schedule
+    return schedule.in_zone(default_timezone)
+
+
+def _read(spec: object) -> Schedule:
+    if isinstance(spec, Schedule):
+        return spec
+    if isinstance(spec, datetime):
+        return at(spec)
+    if isinstance(spec, timedelta | int | float) and not isinstance(spec, bool):
+        return every(spec)
+    if isinstance(spec, str):
+        return _parse_text(spec)
+    if type(spec).__module__ == "dateutil.rrule":
+        return rrule(spec)
+    raise InvalidSchedule(f"{_shown(spec)} is no schedule: {_FORMS}")
+
+
+def from_dict(data: Mapping[str, Any]) -> Schedule:
+    """The schedule that `to_dict` wrote. Unknown kinds and damaged fields are refused."""
+    try:
+        common: dict[str, Any] = {
+            "timezone": _text(data.get("tz", "UTC"), "a timezone"),
+            "start": _moment(data.get("start"), "UTC", "start"),
+            "end": _moment(data.get("end"), "UTC", "end"),
+            "jitter": _span(data.get("jitter")),
+            "key": _text(data.get("key", ""), "a key"),
+        }
+        match data["kind"]:
+            case "cron":
+                return Cron(expression=_short(data["expression"]), **common)
+            case "interval":
+                anchor = _moment(data.get("anchor"), "UTC", "anchor")
+                return Interval(interval=_interval(data["interval"]), anchor=anchor, **common)
+            case "once":
+                return Once(when=moment(data["when"], "UTC", "when"), **common)
+            case "rrule":
+                return Recurrence(
+                    rule=data["rule"],
+                    dtstart=data["dtstart"] and datetime.fromisoformat(data["dtstart"]),
+                    exdates=tuple(map(datetime.fromisoformat, data.get("exdates", ()))),
+                    rdates=tuple(map(datetime.fromisoformat, data.get("rdates", ()))),
+                    **common,
+                )
+            case kind:
+                raise InvalidSchedule(f"unknown kind of schedule {kind!r}", field="kind")
+    except InvalidInput:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidSchedule(f"{_shown(data)} is no schedule as to_dict writes it") from error
+
+
+_FORMS = (
+    'write a cron expression ("0 9 * * 1-5"), a macro ("@daily"), an interval ("5m", "PT1H"),'
+    ' a date-time ("2027-03-28T09:00:00+02:00") or a rule ("RRULE:FREQ=DAILY")'
+)
+
+
+def _parse_text(text: str) -> Schedule:
+    if _RULE.match(text):
+        return rrule(text)
+    stripped = _short(text).strip()
+    if stripped.startswith("@") or _ZONED.fullmatch(stripped):
+        return cron(stripped)
+    if _DATE.fullmatch(stripped):
+        return at(stripped)
+    if len(stripped.split()) >= 5 or stripped[:1] in ("*", "?"):
+        return cron(stripped)
+    try:
+        span = duration(stripped, what="interval")
+    except InvalidInput as error:
+        if _looks_like_cron(stripped):
+            return cron(stripped)
+        if stripped[:1].isdigit() or stripped[:1] in "-+.":
+            raise InvalidSchedule(f"{_shown(text)} is no schedule: {error}") from None
+        raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
+    return every(span)
+
+
+def _looks_like_cron(text: str) -> bool:
+    """Whether somebody meant a cron expression, though its number of fields is wrong."""
+    fields = text.split()
+    cron_fields = all(map(_CRON_FIELD.fullmatch, fields))
+    return cron_fields and (len(fields) > 2 or (len(fields) == 2 and "*" in text))
+
+
+def _rule_text(rule: object) -> str:
+    if isinstance(rule, str):
+        return rule
+    from dateutil.rrule import rrule as dateutil_rule  # only for those who use it
+    from dateutil.rrule import rruleset
+
+    if isinstance(rule, rruleset):
+        rules, gaps, more, without = (
+            getattr(rule, name) for name in ("_rrule", "_exrule", "_rdate", "_exdate")
+        )  # dateutil has no public names for them
+        if len(rules) != 1 or gaps:
+            raise InvalidSchedule("of a dateutil rruleset, give one with one rrule and no exrule")
+        lines = [_rule_text(rules[0])]
+        lines += [f"RDATE:{wall:%Y%m%dT%H%M%S}" for wall in more]
+        lines += [f"EXDATE:{wall:%Y%m%dT%H%M%S}" for wall in without]
+        return "\n".join(lines)
+    if not isinstance(rule, dateutil_rule):
+        raise InvalidSchedule(f"{_shown(rule)} is no rule: give a text or a dateutil rrule")
+    dtstart = getattr(rule, "_dtstart", None)  # dateutil has no public name for it
+    if dtstart is not None and dtstart.tzinfo is not None:
+        raise InvalidSchedule("give the rule a naive dtstart, and its zone as tz=")
+    return str(rule)
+
+
+def _interval(value: Span) -> timedelta:
+    try:
+        return duration(value, what="interval")
+    except InvalidSchedule:
+        raise
+    except InvalidInput as error:
+        raise InvalidSchedule(str(error), field="interval") from None
+
+
+def _span(value: Span | None) -> timedelta | None:
+    return None if value is None else duration(value, what="jitter")
+
+
+def _zone_or_utc(tz: str | None) -> str:
+    return "UTC" if tz is None else _text(tz, "a timezone")
+
+
+def _same_zone(named: str, tz: str | None) -> str:
+    """The zone that the text names; another one given beside it is refused."""
+    if tz is not None and zone_named(_text(tz, "a timezone")) is not zone_named(named):
+        raise InvalidSchedule(
+            f"the text names the zone {named}, and {tz} was given beside it: leave out one of them",
+            field="timezone",
+        )
+    return named
+
+
+def _floating(tz: str | None, **moments: Moment) -> frozenset[str] | None:
+    """Which of the moments have no offset, where no zone was given; None where one was."""
+    if tz is not None:
+        return None
+    return frozenset(name for name, value in moments.items() if _is_naive(value))
+
+
+def _is_naive(value: Moment) -> bool:
+    if isinstance(value, str):
+        with suppress(ValueError):  # told where the moment is read
+            value = datetime.fromisoformat(value.strip())
+    return isinstance(value, datetime) and value.utcoffset() is None
+
+
+def _moment(value: Moment, timezone: str, what: str) -> datetime | None:
+    return None if value is None else moment(value, timezone, what)
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidSchedule(f"{what} is a text, not {_shown(value)}")
+    return value
+
+
+def _short(text: str) -> str:
+    if len(text) > LONGEST:
+        raise InvalidSchedule(f"a schedule has at most {LONGEST} characters, not {len(text)}")
+    return text
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

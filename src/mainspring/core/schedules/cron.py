@@ -1,0 +1,69 @@
+"""Cron expressions as schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from mainspring.core.schedules import dst
+from mainspring.core.schedules.base import Wall
+from mainspring.core.schedules.cron_calendar import CronWalls, walls_of
+from mainspring.core.schedules.description import cron_in_words
+from mainspring.core.schedules.zones import zone_named
+from mainspring.errors import InvalidSchedule
+
+__all__ = ["Cron"]
+
+_DAWN = datetime(2, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cron(Wall):
+    """The times that a cron expression matches on the wall clock of `timezone`.
+
+    An expression that cannot be read, an unknown zone, and one that can never fire within its
+    bounds are `InvalidSchedule` when made.
+    """
+
+    kind: ClassVar[str] = "cron"
+
+    expression: str
+    _walls: CronWalls = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        zone_named(self.timezone)
+        object.__setattr__(self, "_walls", walls_of(self.expression, self.key))
+        self._check()
+        if self.next(_DAWN) is None:
+            raise InvalidSchedule(f"{self.expression!r} can never fire: {self._why_never()}")
+
+    def describe(self) -> str:
+        return f"{cron_in_words(self.expression, self.key)}, {self.timezone}"
+
+    @property
+    def follows_clock(self) -> bool:
+        return self._walls.fields.follows_clock
+
+    def _wall_later(self, wall: datetime) -> datetime | None:
+        return self._walls.later(wall)
+
+    def _wall_earlier(self, wall: datetime) -> datetime | None:
+        return self._walls.earlier(wall)
+
+    def _count(self, after: datetime, until: datetime) -> int | None:
+        if until - after > dst.TEN_YEARS:
+            return None
+        zone = zone_named(self.timezone)
+        return dst.count_instants(after, until, zone, self._walls.count, repeats=self.follows_clock)
+
+    def _own_dict(self) -> dict[str, Any]:
+        return {"expression": self.expression}
+
+    def _why_never(self) -> str:
+        bounded = self.start is not None or self.end is not None
+        if bounded and self._walls.later(datetime.min) is not None:
+            return f"no time of it lies {self._bounds_text()}"
+        if self._walls.fields.years is not None:
+            return "no day of its years matches its day and month fields"
+        return "no month of it has such a day"

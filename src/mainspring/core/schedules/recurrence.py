@@ -1,0 +1,116 @@
+"""Recurrence rules (RFC 5545) as schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Self
+
+from mainspring.core.schedules import dst
+from mainspring.core.schedules.base import Wall, in_utc, iso
+from mainspring.core.schedules.description import rule_in_words
+from mainspring.core.schedules.rrule_calendar import RuleWalls, rule_walls
+from mainspring.core.schedules.rrule_syntax import Freq, read_recipe
+from mainspring.core.schedules.zones import zone_named
+from mainspring.errors import InvalidSchedule
+
+__all__ = ["Recurrence"]
+
+_UNBOUND = datetime(1970, 1, 1)
+_EARLIEST = datetime(1900, 1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence(Wall):
+    """The times of an RRULE on the wall clock of `timezone`, counted from `dtstart`.
+
+    `dtstart`, `exdates` and `rdates` (times beside the rule) are naive wall times there. Without
+    a `dtstart` a rule counts from the anchor it is bound to, and until then from 1970. Rules of
+    hours, minutes and seconds follow the clock through a repeated hour; all others name fixed
+    times.
+    """
+
+    kind: ClassVar[str] = "rrule"
+
+    rule: str
+    dtstart: datetime | None = None
+    exdates: tuple[datetime, ...] = ()
+    rdates: tuple[datetime, ...] = ()
+    source: str | None = field(default=None, compare=False, repr=False)
+    """The text it was read from, where no zone was given: its UTC times are read once more."""
+    _walls: RuleWalls = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        zone_named(self.timezone)
+        self._check()
+        dtstart = self.dtstart or _UNBOUND
+        if dtstart.tzinfo is not None or dtstart.microsecond or dtstart < _EARLIEST:
+            raise InvalidSchedule(
+                f"dtstart {dtstart} must be wall time (naive), in whole seconds, from 1900 on",
+                field="dtstart",
+            )
+        walls = rule_walls(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
+        object.__setattr__(self, "_walls", walls)
+        if self.next(_EARLIEST.replace(tzinfo=UTC)) is None:
+            raise InvalidSchedule(
+                f"{self.rule!r} can never fire: no time of it was found"
+                f" {self._bounds_text() or f'from {dtstart} on'}"
+            )
+
+    def _moved(self, timezone: str) -> dict[str, Any]:
+        moved = Wall._moved(self, timezone)
+        if self.source is None:
+            return moved
+        recipe = read_recipe(self.source, timezone)
+        dtstart = recipe.dtstart
+        start = moved.get("start", self.start)
+        if dtstart is None and start is not None:
+            dtstart = dst.wall_of(start, zone_named(timezone)).replace(microsecond=0, fold=0)
+        stamps = {"dtstart": dtstart, "exdates": recipe.exdates, "rdates": recipe.rdates}
+        return {**moved, **stamps, "source": None}
+
+    def bind(self, key: str, anchor: datetime) -> Self:
+        wall = dst.wall_of(in_utc(anchor, "anchor"), zone_named(self.timezone))
+        return replace(self, key=key, dtstart=self.dtstart or wall.replace(microsecond=0, fold=0))
+
+    def describe(self) -> str:
+        more = f", and {len(self.rdates)} more times" if self.rdates else ""
+        return f"{rule_in_words(self._walls.rule, self.dtstart)}{more}, {self.timezone}"
+
+    @property
+    def text(self) -> str:
+        """The lines that give it back when they are read in its zone."""
+        lines = [f"RRULE:{self.rule}"]
+        if self.dtstart is not None:
+            lines.insert(0, f"DTSTART:{_stamp(self.dtstart)}")
+        for name, walls in (("EXDATE", self.exdates), ("RDATE", self.rdates)):
+            if walls:
+                lines.append(f"{name}:{','.join(map(_stamp, walls))}")
+        return "\n".join(lines)
+
+    @property
+    def most_times(self) -> int | None:
+        """How many times it fires in all; None if that is not limited."""
+        return self._walls.rule.count
+
+    @property
+    def follows_clock(self) -> bool:
+        return self._walls.rule.freq >= Freq.HOURLY
+
+    def _wall_later(self, wall: datetime) -> datetime | None:
+        return self._walls.later(wall)
+
+    def _wall_earlier(self, wall: datetime) -> datetime | None:
+        return self._walls.earlier(wall)
+
+    def _own_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "dtstart": iso(self.dtstart),
+            "exdates": [iso(wall) for wall in self.exdates],
+            **({"rdates": [iso(wall) for wall in self.rdates]} if self.rdates else {}),
+        }
+
+
+def _stamp(wall: datetime) -> str:
+    return f"{wall:%Y%m%dT%H%M%S}"

@@ -1,0 +1,503 @@
+"""From a recurrence rule to its wall times, without counting from the beginning.
+
+A rule is a set of times on a set of days (bit masks, as for cron), thinned out by its interval:
+only each nth year, month, week, day, hour, minute or second ("period") from DTSTART counts. A
+search looks for the next time in the masks, and where that lies in a period that does not count
+it goes on from the next one that does. So a rule of seconds from 1990 answers at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from calendar import isleap
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from functools import lru_cache
+
+from mainspring.core.schedules.calendar import Days, Walls, bits, mask_of
+from mainspring.core.schedules.rrule_days import matching_days, month_lengths
+from mainspring.core.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
+from mainspring.errors import InvalidSchedule
+
+__all__ = ["MOST_STEPS", "RuleWalls", "rule_walls"]
+
+MOST_STEPS = 1_000
+"""Steps of search for one answer, about 4 µs each. A search that needs more is an error."""
+
+MOST_STEPS_MADE = 200
+"""The same while a rule is made. One that needs more is refused: with
+`FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0` each answer, five weeks on, takes 907."""
+
+MOST_STEPS_COUNTED = 1_000
+"""Steps to find the last time of a rule with COUNT, where that cannot be leapt to."""
+
+_PROBED_DAYS = (1, 30, 400, 4_000, 40_000)
+"""Days after DTSTART at which a new rule is tried in both directions: an INTERVAL that nearly
+agrees with the rest of the rule answers at once for years, and then not at all."""
+
+_UNITS = {
+    Freq.WEEKLY: timedelta(weeks=1),
+    Freq.DAILY: timedelta(days=1),
+    Freq.HOURLY: timedelta(hours=1),
+    Freq.MINUTELY: timedelta(minutes=1),
+    Freq.SECONDLY: timedelta(seconds=1),
+}
+_SECOND = timedelta(seconds=1)
+_CYCLE = 400  # years after which the calendar repeats
+
+
+@lru_cache(maxsize=1024)
+def rule_walls(
+    text: str,
+    dtstart: datetime,
+    timezone: str,
+    exdates: tuple[datetime, ...],
+    rdates: tuple[datetime, ...],
+) -> RuleWalls:
+    rule = parse_rule(text)
+    until = read_stamp(rule.until, timezone, "UNTIL", whole_day=True) if rule.until else None
+    extra = sorted(set(rdates) - set(exdates))
+    return RuleWalls(rule, dtstart, until, frozenset(exdates), extra)
+
+
+class _OutOfSteps(Exception):
+    """A search took more steps than it may."""
+
+
+class _Steps:
+    """What is left of a search's budget."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def take(self, count: int = 1) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise _OutOfSteps
+
+
+class RuleWalls:
+    """The wall times of a rule from DTSTART on, nearest first in either direction; and `extra`
+    ones (RDATE), which no rule names."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        dtstart: datetime,
+        until: datetime | None,
+        exdates: frozenset[datetime],
+        extra: Sequence[datetime],
+    ) -> None:
+        self.rule = rule
+        self._dtstart = dtstart
+        self._exdates = exdates
+        self._extra = extra
+        self._most_steps = MOST_STEPS_MADE
+        self._walls = _RuleMasks(rule, dtstart)
+        self._periods = _Periods(rule, dtstart)
+        self._last = until
+        # One period of BYSETPOS costs as much as several steps without.
+        self._step_cost = 4 + len(rule.positions) // 8 if rule.positions else 1
+        # A position that no period has is never reached.
+        self._never = bool(rule.positions) and min(map(abs, rule.positions)) > self._walls.most(
+            rule.freq
+        )
+        if rule.count is not None and not self._never:
+            self._last = self._leapt() if self._can_leap else self._stepped()
+        if not self._can_leap and not self._never:
+            self._probe()
+        self._most_steps = MOST_STEPS
+
+    def later(self, wall: datetime) -> datetime | None:
+        """The first time strictly later. `InvalidSchedule` if that takes too many steps."""
+        steps = _Steps(self._most_steps + len(self._exdates))
+        try:
+            found = self._later(wall, steps)
+            while found is not None and found in self._exdates:
+                found = self._later(found, steps)
+        except _OutOfSteps:
+            raise self._too_rare() from None
+        at = bisect_right(self._extra, wall)
+        if at < len(self._extra) and (found is None or self._extra[at] < found):
+            return self._extra[at]
+        return found
+
+    def earlier(self, wall: datetime) -> datetime | None:
+        """The last time strictly earlier. `InvalidSchedule` if that takes too many steps."""
+        steps = _Steps(self._most_steps + len(self._exdates))
+        try:
+            found = self._earlier(wall, steps)
+            while found is not None and found in self._exdates:
+                found = self._earlier(found, steps)
+        except _OutOfSteps:
+            raise self._too_rare() from None
+        at = bisect_left(self._extra, wall)
+        if at > 0 and (found is None or self._extra[at - 1] > found):
+            return self._extra[at - 1]
+        return found
+
+    def _probe(self) -> None:
+        """Refuse a rule whose answers cannot be found in a few steps."""
+        self.later(self._dtstart - timedelta.resolution)
+        for days in _PROBED_DAYS:
+            try:
+                wall = self._dtstart + timedelta(days=days)
+            except OverflowError:
+                return
+            self.later(wall)
+            self.earlier(wall)
+
+    def _too_rare(self) -> InvalidSchedule:
+        return InvalidSchedule(
+            "the rule can never fire, or so rarely that it would take too long to work out: its"
+            f" INTERVAL={self.rule.interval} hardly ever agrees with its other parts. Choose"
+            " another INTERVAL, or fewer BY… parts",
+            field="INTERVAL",
+        )
+
+    @property
+    def _can_leap(self) -> bool:
+        """Whether the last of many times is found without going through them one by one."""
+        return not self.rule.positions and (self.rule.interval == 1 or self._plain)
+
+    @property
+    def _plain(self) -> bool:
+        """Nothing but a frequency of fixed length: DTSTART, and then every so often."""
+        rule = self.rule
+        return rule.freq in _UNITS and rule == Rule(
+            freq=rule.freq,
+            interval=rule.interval,
+            count=rule.count,
+            until=rule.until,
+            week_start=rule.week_start,
+        )
+
+    def _leapt(self) -> datetime | None:
+        """The COUNTth time by arithmetic; None if that is past the year 9999."""
+        count = self.rule.count or 1
+        if not self._plain:
+            return self._walls.nth(self._dtstart, count)
+        try:
+            return self._dtstart + _UNITS[self.rule.freq] * self.rule.interval * (count - 1)
+        except OverflowError:
+            return None
+
+    def _stepped(self) -> datetime:
+        """The COUNTth time, one by one."""
+        wall = self._dtstart - timedelta.resolution
+        steps = _Steps(MOST_STEPS_COUNTED)
+        try:
+            for _ in range(self.rule.count or 0):
+                before = steps.left
+                found = self._later(wall, steps)
+                if before - steps.left > MOST_STEPS_MADE:
+                    raise self._too_rare()
+                if found is None:
+                    break
+                wall = found
+        except _OutOfSteps:
+            if wall < self._dtstart:  # not even the first time was found
+                raise self._too_rare() from None
+            raise InvalidSchedule(
+                f"COUNT {self.rule.count} is too large for a rule with INTERVAL and BY… parts or"
+                " with BYSETPOS, whose times must be counted one by one: use UNTIL",
+                field="COUNT",
+            ) from None
+        return wall
+
+    def _later(self, wall: datetime, steps: _Steps) -> datetime | None:
+        wall = max(wall, self._dtstart - timedelta.resolution)
+        while not self._never:
+            found = self._walls.later(wall)
+            if found is None or (self._last is not None and found > self._last):
+                return None
+            steps.take(self._step_cost + (found.year - wall.year) // 8)
+            period = self._periods.of(found)
+            ahead = -period % self.rule.interval
+            if ahead == 0:
+                if not self.rule.positions:
+                    return found
+                chosen = self._chosen_after(period, wall)
+                if chosen is not None:
+                    in_time = self._last is None or chosen <= self._last
+                    return chosen if in_time else None
+                ahead = self.rule.interval
+            start = self._periods.start(period + ahead)
+            if start is None:
+                return None
+            wall = start - timedelta.resolution
+        return None
+
+    def _earlier(self, wall: datetime, steps: _Steps) -> datetime | None:
+        if self._last is not None and wall > self._last:
+            wall = self._last.replace(microsecond=1)  # times are whole seconds
+        while not self._never:
+            found = self._walls.earlier(wall)
+            if found is None or found < self._dtstart:
+                return None
+            steps.take(self._step_cost + (wall.year - found.year) // 8)
+            period = self._periods.of(found)
+            behind = period % self.rule.interval
+            if behind == 0:
+                if not self.rule.positions:
+                    return found
+                chosen = self._chosen_before(period, wall)
+                if chosen is not None:
+                    return chosen if chosen >= self._dtstart else None
+                behind = self.rule.interval
+            end = self._periods.start(period - behind + 1)
+            if end is None:
+                return None
+            wall = end
+        return None
+
+    def _chosen_after(self, period: int, wall: datetime) -> datetime | None:
+        """The first time of a period past a moment that BYSETPOS chooses."""
+        times = self._times_of(period)
+        at = 0 if times is None else bisect_right(times.chosen, wall, key=times.at)
+        return None if times is None or at == len(times.chosen) else times.at(times.chosen[at])
+
+    def _chosen_before(self, period: int, wall: datetime) -> datetime | None:
+        times = self._times_of(period)
+        at = 0 if times is None else bisect_left(times.chosen, wall, key=times.at)
+        return None if times is None or at == 0 else times.at(times.chosen[at - 1])
+
+    def _times_of(self, period: int) -> _PeriodTimes | None:
+        start, end = self._periods.start(period), self._periods.start(period + 1)
+        if start is None or end is None:
+            return None
+        return _PeriodTimes(
+            self._walls.months_between(start, end),
+            self._walls.times_between(start, end),
+            self.rule.positions,
+        )
+
+
+class _PeriodTimes:
+    """The times of one period, days × hours × minutes × seconds, numbered from 0; `chosen` are
+    the numbers that BYSETPOS names, in order."""
+
+    def __init__(
+        self,
+        months: list[tuple[int, int, int]],
+        times: tuple[list[int], ...],
+        positions: tuple[int, ...],
+    ) -> None:
+        self._months = months
+        self._hours, self._minutes, self._seconds = times
+        self._in_day = len(self._hours) * len(self._minutes) * len(self._seconds)
+        size = self._in_day * sum(days.bit_count() for _, _, days in months)
+        numbers = {place - 1 if place > 0 else size + place for place in positions}
+        self.chosen = sorted(number for number in numbers if 0 <= number < size)
+
+    def at(self, number: int) -> datetime:
+        day, rest = divmod(number, self._in_day)
+        rest, second = divmod(rest, len(self._seconds))
+        hour, minute = divmod(rest, len(self._minutes))
+        return datetime(
+            *_nth_day(self._months, day),
+            self._hours[hour],
+            self._minutes[minute],
+            self._seconds[second],
+        )
+
+
+class _Periods:
+    """The years, months, weeks … of a rule, numbered from the one that DTSTART lies in."""
+
+    def __init__(self, rule: Rule, dtstart: datetime) -> None:
+        self._freq = rule.freq
+        self._base = dtstart.replace(second=0) if rule.freq < Freq.SECONDLY else dtstart
+        if rule.freq < Freq.MINUTELY:
+            self._base = self._base.replace(minute=0)
+        if rule.freq < Freq.HOURLY:
+            self._base = self._base.replace(hour=0)
+        if rule.freq is Freq.WEEKLY:
+            self._base -= timedelta(days=(dtstart.weekday() - rule.week_start) % 7)
+
+    def of(self, wall: datetime) -> int:
+        if self._freq is Freq.YEARLY:
+            return wall.year - self._base.year
+        if self._freq is Freq.MONTHLY:
+            return (wall.year - self._base.year) * 12 + wall.month - self._base.month
+        return (wall - self._base) // _UNITS[self._freq]
+
+    def start(self, number: int) -> datetime | None:
+        """The first moment of a period; None outside the calendar."""
+        try:
+            if self._freq is Freq.YEARLY:
+                return datetime(self._base.year + number, 1, 1)
+            if self._freq is Freq.MONTHLY:
+                years, month = divmod(self._base.month - 1 + number, 12)
+                return datetime(self._base.year + years, month + 1, 1)
+            return self._base + _UNITS[self._freq] * number
+        except (ValueError, OverflowError):
+            return None
+
+
+class _RuleMasks(Walls):
+    """A rule's times of day and days, as if its interval were one.
+
+    Parts that are absent come from DTSTART, as RFC 5545 says.
+    """
+
+    def __init__(self, rule: Rule, dtstart: datetime) -> None:
+        freq = rule.freq
+        super().__init__(
+            mask_of(rule.hours or _default(freq >= Freq.HOURLY, 24, dtstart.hour)),
+            mask_of(rule.minutes or _default(freq >= Freq.MINUTELY, 60, dtstart.minute)),
+            mask_of(rule.seconds or _default(freq >= Freq.SECONDLY, 60, dtstart.second)),
+        )
+        self._rule = rule
+        self._months, self._month_days = rule.months, rule.month_days
+        self._weekdays = rule.weekdays
+        if freq is not Freq.YEARLY or rule.months:  # counted within months, which have five at most
+            in_month = tuple(day for day in rule.weekdays if abs(day[0]) <= 5)
+            self._weekdays = in_month or rule.weekdays[:1]
+        if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays):
+            if freq is Freq.YEARLY:
+                self._months = rule.months or (dtstart.month,)
+            if freq in (Freq.YEARLY, Freq.MONTHLY):
+                self._month_days = (dtstart.day,)
+            if freq is Freq.WEEKLY:
+                self._weekdays = ((0, dtstart.weekday()),)
+        self._listed = bits(self.hours), bits(self.minutes), bits(self.seconds)
+        self._years: dict[int, Days] = {}
+        self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
+
+    def days_of(self, year: int) -> Days:
+        days = self._years.get(year % _CYCLE)
+        if days is None:
+            days = self._years[year % _CYCLE] = self._like(year)
+        return days
+
+    def _like(self, year: int) -> Days:
+        """The days of a year, worked out once for all years of the same calendar."""
+        # Weeks that reach over New Year depend on the years on either side, too.
+        leap = isleap(year - 1), isleap(year), isleap(year + 1)
+        calendar = date(year, 1, 1).weekday(), leap
+        days = self._calendars.get(calendar)
+        if days is None:
+            days = self._calendars[calendar] = self._matching(year)
+        return days
+
+    def months_between(self, start: datetime, end: datetime) -> list[tuple[int, int, int]]:
+        """Year, month and mask of days for each month that a period `[start, end)` touches."""
+        last = end - _SECOND
+        found = []
+        for year in range(start.year, last.year + 1):
+            masks = self.days_of(year)
+            first_month = start.month if year == start.year else 1
+            last_month = last.month if year == last.year else 12
+            for month in range(first_month, last_month + 1):
+                days = masks[month]
+                if days:
+                    found.append((year, month, days))
+        if found and found[0][:2] == (start.year, start.month):
+            found[0] = (start.year, start.month, found[0][2] & -1 << start.day)
+        if found and found[-1][:2] == (last.year, last.month):
+            found[-1] = (last.year, last.month, found[-1][2] & (2 << last.day) - 1)
+        return found
+
+    def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
+        """The hours, minutes and seconds that a period holds: one of each where it is so short."""
+        span = end - start
+        hours, minutes, seconds = self._listed
+        return (
+            hours if span > timedelta(hours=1) else [start.hour],
+            minutes if span > timedelta(minutes=1) else [start.minute],
+            seconds if span > _SECOND else [start.second],
+        )
+
+    def nth(self, start: datetime, count: int) -> datetime | None:
+        """The `count`th match at or after a time: by whole years, then months, then its day."""
+        hours, minutes, seconds = self._listed
+        in_hour = len(minutes) * len(seconds)
+        in_day = len(hours) * in_hour
+        skipped, masks = count - 1, self.days_of(start.year)
+        if masks[start.month] >> start.day & 1:  # those of its day that come before it
+            skipped += sum(1 for hour in hours if hour < start.hour) * in_hour
+            if start.hour in hours:
+                skipped += sum(1 for minute in minutes if minute < start.minute) * len(seconds)
+                if start.minute in minutes:
+                    skipped += sum(1 for second in seconds if second < start.second)
+        day, rest = divmod(skipped, in_day)
+        months = self._months_from(start)
+        if day >= (size := sum(map(int.bit_count, months))):
+            day -= size
+            year = start.year + 1
+            in_cycle = sum(self._size_of(year + n) for n in range(_CYCLE))
+            if in_cycle == 0:
+                return None
+            cycles, day = divmod(day, in_cycle)
+            year += cycles * _CYCLE
+            while year < 10_000 and day >= (size := self._size_of(year)):
+                day -= size
+                year += 1
+            if year >= 10_000:
+                return None
+            months = list(self.days_of(year)[1:])
+        else:
+            year = start.year
+        found = _nth_day([(year, n, mask) for n, mask in enumerate(months, 1)], day)
+        hour, rest = divmod(rest, in_hour)
+        minute, second = divmod(rest, len(seconds))
+        return datetime(*found, hours[hour], minutes[minute], seconds[second])
+
+    def _months_from(self, start: datetime) -> list[int]:
+        """The masks of a year's months, without the days before a moment's."""
+        months = list(self.days_of(start.year)[1:])
+        months[: start.month - 1] = [0] * (start.month - 1)
+        months[start.month - 1] &= -1 << start.day
+        return months
+
+    def _size_of(self, year: int) -> int:
+        return sum(map(int.bit_count, self.days_of(_like_year(year))[1:]))
+
+    def most(self, freq: Freq) -> int:
+        """More times than this no period of the rule can have."""
+        hours, minutes, seconds = map(len, self._listed)
+        in_day = hours * minutes * seconds
+        return {
+            Freq.YEARLY: 366 * in_day,
+            Freq.MONTHLY: 31 * in_day,
+            Freq.WEEKLY: 7 * in_day,
+            Freq.DAILY: in_day,
+            Freq.HOURLY: minutes * seconds,
+            Freq.MINUTELY: seconds,
+            Freq.SECONDLY: 1,
+        }[freq]
+
+    def _matching(self, year: int) -> Days:
+        matching = matching_days(
+            year,
+            self._rule,
+            months=self._months,
+            month_days=self._month_days,
+            weekdays=self._weekdays,
+        )
+        months, offset = [], 0
+        for length in month_lengths(year):
+            months.append(matching >> offset & (2 << length) - 2)
+            offset += length
+        return (int(any(months)), *months)
+
+
+def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]:
+    """The nth day (from 0) of some months' masks; there must be one."""
+    for year, month, days in months:
+        if n < days.bit_count():
+            return year, month, bits(days)[n]
+        n -= days.bit_count()
+    raise AssertionError("there are fewer days than were counted")
+
+
+def _like_year(year: int) -> int:
+    """A year of the calendar that has the same days as one past its end."""
+    return year if year < 9_990 else year - _CYCLE
+
+
+def _default(every: bool, size: int, value: int) -> range:
+    return range(size) if every else range(value, value + 1)

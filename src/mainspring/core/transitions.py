@@ -1,0 +1,397 @@
+"""Every transition of a run, as a pure function that gives a `Change`.
+
+A change names what it expects to find (`expect`) and what it writes (`set`); a store applies
+it only where all that is expected still stands. That is the fence: a worker whose lease was
+taken over finds another token there, and loses. Stores know `commit` alone, so a new outcome
+needs no store code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from mainspring.core.model import (
+    FINISHED,
+    MAX_ATTEMPTS_KEPT,
+    Attempt,
+    Job,
+    Outcome,
+    Run,
+    State,
+    replace,
+)
+from mainspring.core.policy import Delivery
+
+__all__ = [
+    "EDIT_GRACE",
+    "MAX_LAPSES",
+    "SUSPECT_AFTER",
+    "Change",
+    "Failure",
+    "aborted",
+    "beginning",
+    "cancelled",
+    "cancelling",
+    "failed",
+    "is_suspect",
+    "never_began",
+    "records_begin",
+    "released",
+    "request_cancel",
+    "rescued",
+    "retrying",
+    "revived",
+    "skipped",
+    "snoozed",
+    "succeeded",
+    "unblocked",
+]
+
+MAX_LAPSES = 4
+"""The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
+
+SUSPECT_AFTER = 2
+"""Lapses after which a run is a suspect: it may kill its workers, or it was beside one that does.
+From then on it runs alone and its begin is recorded first, so that a lapse tells which."""
+
+EDIT_GRACE = timedelta(seconds=10)
+"""A worker knows an edit of a job within a second, and its time may be off by some: a run that was
+claimed so long after the last edit was begun under the definition that is stored now."""
+
+
+class Change(Struct, frozen=True, gc=False):
+    """Write `set` to the run `id` if every field of `expect` still has the value given."""
+
+    id: str
+    expect: Mapping[str, Any]
+    set: Mapping[str, Any]
+
+    def after(self, run: Run) -> Run:
+        return replace(run, **self.set)
+
+
+class Failure(Struct, frozen=True):
+    """What went wrong in an attempt, in a form that can be kept."""
+
+    error: str
+    traceback: str | None = None
+    outcome: Outcome = Outcome.FAILED
+
+
+def succeeded(
+    run: Run, now: datetime, result: Any, log: tuple[str, ...] = (), detail: Any = None
+) -> Change:
+    return Change(
+        run.id,
+        _mine(run),
+        {
+            **_over(run, now, State.SUCCEEDED),
+            **_without_reason(run),
+            "result": result,
+            "error": None,
+            "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, log=log, detail=detail),
+        },
+    )
+
+
+def retrying(
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    run_at: datetime,
+    log: tuple[str, ...] = (),
+    detail: Any = None,
+) -> Change:
+    """The attempt failed and another follows at `run_at`."""
+    return Change(
+        run.id,
+        _mine(run),
+        {
+            **_pending(run, run_at),
+            "failures": run.failures + 1,
+            "error": failure.error,
+            "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
+        },
+    )
+
+
+def failed(
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    log: tuple[str, ...] = (),
+    reason: str | None = None,
+    detail: Any = None,
+) -> Change:
+    """The last attempt failed: the run joins the dead letters."""
+    return Change(
+        run.id,
+        _mine(run),
+        {
+            **_over(run, now, State.FAILED),
+            "failures": run.failures + 1,
+            "error": failure.error,
+            "reason": reason,
+            "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
+        },
+    )
+
+
+def request_cancel(run: Run, reason: str) -> Change:
+    """Ask the worker that holds the run to stop it; its lease stands until it has."""
+    return Change(run.id, _mine(run), {"cancel_requested": True, "reason": reason})
+
+
+def cancelling(run: Run, now: datetime, reason: str) -> Change:
+    """Cancel a live run: at once, or by asking its handler where it runs."""
+    if run.state is State.RUNNING:
+        return request_cancel(run, reason)
+    return cancelled(run, now, reason)
+
+
+def cancelled(
+    run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = (), detail: Any = None
+) -> Change:
+    """End a run that nobody holds, or that its own worker has stopped."""
+    put = {**_over(run, now, State.CANCELLED), "reason": reason}
+    if run.state is State.RUNNING:
+        put["attempts"] = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
+    return Change(run.id, {"state": run.state, "token": run.token}, _known(run, put))
+
+
+def skipped(run: Run, now: datetime, reason: str) -> Change:
+    """End a run that will not be tried, and keep why."""
+    over = _known(run, {**_over(run, now, State.SKIPPED), "reason": reason})
+    if run.state is State.RUNNING:  # claimed, but too late to start
+        return Change(run.id, _mine(run), {**over, **_unstarted(run)})
+    return Change(run.id, {"state": run.state, "token": run.token}, over)
+
+
+def is_suspect(run: Run) -> bool:
+    """Whether its workers died so often that it runs alone from now on."""
+    return run.lapses >= SUSPECT_AFTER
+
+
+def records_begin(run: Run, job: Job) -> bool:
+    """Whether a worker records that the handler begins before it begins it.
+
+    Only where somebody has to know: it is one more commit. An at-most-once run that did not begin
+    may be given again, and a suspect that did not begin is not guilty.
+    """
+    return job.policy.delivery is Delivery.AT_MOST_ONCE or is_suspect(run)
+
+
+def beginning(run: Run) -> Change:
+    """Record that the handler is about to begin. Refused where the run is to be cancelled, or is no
+    longer the caller's."""
+    return Change(run.id, _mine(run), {"began": True})
+
+
+def never_began(run: Run, job: Job | None) -> bool:
+    """Whether the handler of a lapsed run certainly did not begin: its worker would have recorded
+    that first, and there is no record. After a recent edit the worker may have known another
+    policy, under which it records nothing."""
+    if run.began is not False:
+        return False
+    if is_suspect(run):
+        return True
+    if job is None or run.started_at is None or not records_begin(run, job):
+        return False
+    if job.updated_at == job.created_at <= run.created_at:  # it was never edited
+        return True
+    return job.updated_at + EDIT_GRACE < run.started_at
+
+
+def rescued(
+    run: Run,
+    now: datetime,
+    delivery: Delivery,
+    *,
+    unbegun: bool = False,
+    blameless: bool = False,
+) -> Change:
+    """Take a run back from a worker whose lease has lapsed.
+
+    The lapse is guarded by the lease seen: an owner that renewed in between keeps its run.
+    So are the wish to cancel and the record of a begin: one that came in between is found by the
+    next rescue.
+
+    `unbegun`: its handler certainly did not begin (`never_began`). Then no attempt is counted and
+    no lapse, and an at-most-once run may be given again. `blameless`: the handler may have begun,
+    but it is known that something else ended its worker, so the lapse does not count.
+    """
+    expect = {
+        "state": State.RUNNING,
+        "token": run.token,
+        "lease_until": run.lease_until,
+        "cancel_requested": run.cancel_requested,
+    }
+    if unbegun:  # its owner may record the begin in between
+        expect["began"] = False
+    attempts = run.attempts if unbegun else _with_attempt(run, now, Outcome.LOST)
+    lapses = run.lapses + (0 if unbegun or blameless else 1)
+    if run.cancel_requested:
+        end = {**_over(run, now, State.CANCELLED), "reason": run.reason}
+    elif unbegun:
+        end = _pending(run, _was_due(run, now))
+    elif delivery is Delivery.AT_MOST_ONCE:
+        end = {**_over(run, now, State.FAILED), "reason": "lost", "error": _LOST.format(run.worker)}
+    elif lapses >= MAX_LAPSES:
+        end = {
+            **_over(run, now, State.FAILED),
+            "reason": "poison",
+            "error": _LOST.format(run.worker),
+        }
+    else:
+        end = _pending(run, _was_due(run, now))
+    if unbegun:
+        end |= _unstarted(run)
+    return Change(run.id, expect, _known(run, {**end, "lapses": lapses, "attempts": attempts}))
+
+
+def aborted(
+    run: Run,
+    now: datetime,
+    failure: Failure,
+    run_at: datetime,
+    log: tuple[str, ...] = (),
+    detail: Any = None,
+) -> Change:
+    """Give back a run whose transaction was rolled back by no fault of its handler."""
+    attempts = _with_attempt(run, now, Outcome.RELEASED, failure, log, detail)
+    return Change(run.id, _mine(run), {**_pending(run, run_at), "attempts": attempts})
+
+
+def released(
+    run: Run, now: datetime, *, began: bool, log: tuple[str, ...] = (), detail: Any = None
+) -> Change:
+    """Give back a run that this worker holds but will not finish (it is draining)."""
+    if not began:
+        return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), **_unstarted(run)})
+    attempts = _with_attempt(run, now, Outcome.RELEASED, log=log, detail=detail)
+    return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), "attempts": attempts})
+
+
+def snoozed(run: Run, until: datetime, reason: str | None = None) -> Change:
+    """Give back a run for a later time without burning an attempt (its breaker is open). The
+    reason is kept while the run is pending."""
+    later = {**_pending(run, until), **_unstarted(run)}
+    return Change(run.id, _mine(run), later if reason is None else {**later, "reason": reason})
+
+
+def revived(run: Run, now: datetime) -> Change:
+    """Try a failed or cancelled run again: the same run, its failures forgotten."""
+    return Change(
+        run.id,
+        {"state": run.state, "token": run.token},
+        {
+            "state": State.PENDING,
+            "run_at": now,
+            "start_by": None,
+            "failures": 0,
+            "lapses": 0,
+            "finished_at": None,
+            "result": None,
+            "error": None,
+            "reason": None,
+            "progress": None,
+            "cancel_requested": False,
+        },
+    )
+
+
+def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> Change | None:
+    """What becomes of a waiting run, given the states of the runs it waits for.
+
+    A run that is gone (pruned, so it finished long ago) counts as succeeded.
+    """
+    states = [upstream.get(run_id) or State.SUCCEEDED for run_id in run.after]
+    if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
+        return skipped(run, now, "upstream failed")
+    if not all(s in FINISHED for s in states):
+        return None
+    expect = {"state": State.WAITING, "token": run.token}
+    return Change(run.id, expect, {"state": State.PENDING, "run_at": max(run.run_at, now)})
+
+
+_LOST = "the worker {} died or lost its lease while it held the run"
+
+
+def _mine(run: Run) -> dict[str, Any]:
+    """What a worker expects of a run it holds. A cancel that came first wins."""
+    return {"state": State.RUNNING, "token": run.token, "cancel_requested": False}
+
+
+def _over(run: Run, now: datetime, state: State) -> dict[str, Any]:
+    return {
+        "state": state,
+        "started_at": run.started_at,
+        "finished_at": now,
+        "lease_until": None,
+        "progress": run.progress,
+    }
+
+
+def _known(run: Run, put: dict[str, Any]) -> dict[str, Any]:
+    """What may be written to the run: of one that cannot be read, the parts that hang on what
+    could not be read stay as they are."""
+    if run.unreadable is None:
+        return put
+    return {name: value for name, value in put.items() if name not in _FROM_THE_RECORD}
+
+
+_FROM_THE_RECORD = frozenset({"attempts", "progress", "started_at", "run_at", "lapses"})
+
+
+def _was_due(run: Run, now: datetime) -> datetime:
+    """When a claimed run fell due: never later than now, even if the clock was set back since."""
+    return min(run.run_at, now)
+
+
+def _pending(run: Run, run_at: datetime) -> dict[str, Any]:
+    later = {
+        "state": State.PENDING,
+        "run_at": run_at,
+        "lease_until": None,
+        "worker": None,
+        "began": None,
+    }
+    return {**later, **_without_reason(run)}
+
+
+def _without_reason(run: Run) -> dict[str, Any]:
+    """Why a run was pending is over. Most runs have no reason, and then nothing is written."""
+    return {} if run.reason is None else {"reason": None}
+
+
+def _unstarted(run: Run) -> dict[str, Any]:
+    last = run.attempts[-1].started_at if run.attempts else None
+    return {"attempt": run.attempt - 1, "started_at": last}
+
+
+def _with_attempt(
+    run: Run,
+    now: datetime,
+    outcome: Outcome,
+    failure: Failure | None = None,
+    log: tuple[str, ...] = (),
+    detail: Any = None,
+) -> tuple[Attempt, ...]:
+    if run.brief:  # it would overwrite the attempts that were not read
+        raise ValueError(f"run {run.id} was read without its attempts; read it whole first")
+    attempt = Attempt(
+        number=run.attempt,
+        worker=run.worker or "",
+        started_at=run.started_at or now,
+        finished_at=now,
+        outcome=outcome,
+        error=failure.error if failure else None,
+        traceback=failure.traceback if failure else None,
+        log=log,
+        detail=detail,
+    )
+    return (*run.attempts, attempt)[-MAX_ATTEMPTS_KEPT:]

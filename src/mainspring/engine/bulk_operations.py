@@ -1,0 +1,131 @@
+"""The same asked of many runs: cancel, retry or delete all that match.
+
+A page of runs is one commit. A run that changed under our hands is asked once more, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+
+from msgspec import Struct
+
+from mainspring.core import transitions
+from mainspring.core.model import FINISHED, LIVE, Run, State, replace
+from mainspring.core.transitions import Change
+from mainspring.engine.context import Parts
+from mainspring.engine.operations import Control
+from mainspring.errors import Conflict, NotFound
+from mainspring.stores.protocol import RunQuery
+
+__all__ = ["Bulk", "Matched"]
+
+PAGE = 500
+_REVIVABLE = frozenset({State.FAILED, State.CANCELLED})
+
+
+class Matched(Struct, frozen=True):
+    """How many runs matched, for how many it was done, and whether more match than were asked."""
+
+    matched: int
+    done: int
+    more: bool
+
+
+async def _none(runs: list[Run]) -> set[str]:
+    return set()
+
+
+class Bulk:
+    """`query.limit` is how many runs are taken at most; `ids` are runs named one by one."""
+
+    def __init__(self, parts: Parts, control: Control) -> None:
+        self._parts = parts
+        self._control = control
+
+    async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
+        return await self._all(
+            _Chosen(query, ids, LIVE),
+            change=lambda run, now: transitions.cancelling(run, now, reason),
+            tell=self._control.tell_cancelled,
+            alone=lambda run_id: self._control.cancel(run_id, reason),
+        )
+
+    async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:
+        return await self._all(
+            _Chosen(query, ids, _REVIVABLE),
+            change=transitions.revived,
+            tell=lambda run: self._parts.emit("run.enqueued", run),
+            alone=self._control.retry,
+            left=self._control.not_revivable,
+        )
+
+    async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
+        matched = done = 0
+        chosen = _Chosen(query, ids, FINISHED)
+        async for runs in self._pages(chosen, brief=True):
+            matched += len(runs)
+            done += await self._parts.store.drop_runs([run.id for run in runs])
+        return Matched(matched, done, chosen.more)
+
+    async def _all(
+        self,
+        chosen: _Chosen,
+        *,
+        change: Callable[[Run, datetime], Change],
+        tell: Callable[[Run], None],
+        alone: Callable[[str], Awaitable[object]],
+        left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
+    ) -> Matched:
+        """`left`: those that it cannot be done for, of the runs that match."""
+        matched = done = 0
+        async for runs in self._pages(chosen):
+            matched += len(runs)
+            without = await left(runs)
+            runs = [run for run in runs if run.id not in without]
+            now = await self._parts.store.now()
+            changes = [change(run, now) for run in runs]
+            kept = await self._parts.store.commit(changes)
+            for run, made, was_kept in zip(runs, changes, kept, strict=True):
+                if was_kept:
+                    tell(made.after(run))
+                done += was_kept or await _once_more(alone, run.id)
+        return Matched(matched, done, chosen.more)
+
+    async def _pages(self, chosen: _Chosen, *, brief: bool = False) -> AsyncIterator[list[Run]]:
+        if chosen.ids is not None:
+            for start in range(0, len(chosen.ids), PAGE):
+                found = await self._parts.store.get(chosen.ids[start : start + PAGE], brief=brief)
+                yield [run for run in found.values() if run.state in chosen.states]
+            return
+        query, left = chosen.query, chosen.query.limit
+        cursor = query.cursor
+        while left > 0 and chosen.states:
+            asked = min(PAGE, left)
+            page = await self._parts.store.find(
+                replace(query, states=chosen.states, brief=brief, limit=asked, cursor=cursor)
+            )
+            left -= len(page.items)
+            yield page.items
+            if (cursor := page.cursor) is None:
+                return
+        chosen.more = cursor is not None and bool(
+            (await self._parts.store.find(replace(query, brief=True, limit=1, cursor=cursor))).items
+        )
+
+
+class _Chosen:
+    """The runs that are meant, of those that the action is for."""
+
+    def __init__(self, query: RunQuery, ids: list[str] | None, fit: frozenset[State]) -> None:
+        self.states = fit if query.states is None else fit & query.states
+        self.query = replace(query, states=self.states)
+        self.ids = None if ids is None else list(dict.fromkeys(ids))
+        self.more = False
+
+
+async def _once_more(alone: Callable[[str], Awaitable[object]], run_id: str) -> bool:
+    try:
+        return bool(await alone(run_id))
+    except (Conflict, NotFound):
+        return False

@@ -1,0 +1,323 @@
+"""One child process as its parent sees it, from its start until it and its group are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from mainspring.core.codec import decode
+from mainspring.core.context import RunContext
+from mainspring.engine.executors.child_main import HEADER
+from mainspring.engine.executors.procfs import any_alive, footprint
+from mainspring.errors import MainspringError, MemoryExceeded, ProcessDied, RunCancelled
+
+__all__ = ["Child", "RemoteError", "Reply"]
+
+GRACE: Final = 1.0  # seconds between SIGTERM and SIGKILL, and for what should end by itself
+SAMPLE: Final = 0.05  # seconds between two looks at the memory in use
+_POLL: Final = 0.01
+_MAX_FRAME: Final = 4 * 2**20  # from a child: a result or a traceback, escaped, fits with room
+# The parent's own `sys.path` comes first, so that the child finds the very same modules.
+_BOOT: Final = (
+    "import json, sys; fd, path, sys.argv[:] = json.loads(sys.argv[1]); sys.path[:] = path;"
+    " from mainspring.engine.executors.child_main import main; main(fd)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteError:
+    """A handler's exception, as far as it can be kept.
+
+    `names` are those of `policy.error_names`; `retry_after` is in seconds.
+    """
+
+    names: tuple[str, ...]
+    message: str
+    traceback: str
+    kind: Literal["error", "retry", "give_up", "snooze"] = "error"
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a handler ended: with a result, or with an error."""
+
+    result: Any = None
+    error: RemoteError | None = None
+
+
+class Child:
+    """One process: started, given runs one after another, ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], wire: socket.socket) -> None:
+        self.pid = process.pid
+        self.spent = False  # the last run left it in doubt: it must not serve another
+        self.closing = False
+        self.began = False  # the run it has now: no handler's code has run before it says so
+        self.served = 0  # runs before this one
+        self._outgrown: int | None = None
+        self._process = process
+        self._wire = wire
+        self._buffer = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._exited = asyncio.Event()
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
+        self._watch_exit()
+
+    @classmethod
+    def start(cls) -> Child:
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _no_start(error) from error
+        try:
+            ours.setblocking(False)
+            boot = json.dumps([theirs.fileno(), [str(entry) for entry in sys.path], sys.argv])
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, boot],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError as error:
+            ours.close()
+            raise _no_start(error) from error
+        finally:
+            theirs.close()
+        return cls(process, ours)
+
+    def fits(self, memory_limit: int | None) -> bool:
+        """Whether it lives, and earlier runs left enough of the next one's memory."""
+        if self._exited.is_set():
+            return False
+        used = None if memory_limit is None else footprint(self.pid)
+        return memory_limit is None or used is None or used <= memory_limit / 2
+
+    async def serve(self, order: bytes, context: RunContext, memory_limit: int | None) -> Reply:
+        guard = None
+        self._at_rest.clear()
+        self.began = False
+        if memory_limit is not None:
+            guard = self._loop.create_task(self._guard_memory(memory_limit))
+        try:
+            with contextlib.suppress(ConnectionError):  # reading tells how it died
+                await self._loop.sock_sendall(self._wire, order)
+            while True:
+                message = await self._message()
+                reply = self._taken(message, context)
+                if reply is not None:
+                    break
+            self.served += 1
+            if memory_limit is not None and message.get("memory"):
+                raise _no_memory(reply, memory_limit)
+            return reply
+        except EOFError:
+            raise await self._obituary(memory_limit) from None
+        finally:
+            self._at_rest.set()
+            if guard is not None:
+                guard.cancel()
+
+    async def end(self) -> None:
+        """SIGTERM to the whole group, SIGKILL to what is left, and wait until it is gone."""
+        self._signal(signal.SIGTERM)
+        if not await self._exits(GRACE):
+            self._signal(signal.SIGKILL)
+            await self._exited.wait()
+        await self._group_gone()
+        self._hang_up()
+        await self._at_rest.wait()  # who still reads must see the end, not a closed descriptor
+        self._wire.close()
+
+    def _watch_exit(self) -> None:
+        """Notice the exit without a signal handler or a thread."""
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not Linux, or a sandbox without it
+            self._poller = self._loop.create_task(self._poll_exit())
+        else:
+            self._loop.add_reader(self._pidfd, self._on_pidfd)
+
+    def _on_pidfd(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # Before it is reaped: until then nobody else can be given its group's number.
+        self._kill(signal.SIGKILL)
+        self._on_exit()
+
+    async def _poll_exit(self) -> None:
+        while self._process.poll() is None:
+            await asyncio.sleep(_POLL)
+        self._kill(signal.SIGKILL)
+        self._on_exit()
+
+    def _on_exit(self) -> None:
+        self._process.wait()
+        self._exited.set()
+        # The wire ends with the group, unless a fork that left the group still holds it.
+        self._loop.call_later(GRACE, self._hang_up)
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.shutdown(socket.SHUT_RDWR)
+
+    async def _exits(self, within: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._exited.wait()
+        return self._exited.is_set()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._exited.is_set():
+            self._kill(number)
+
+    def _kill(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def _group_gone(self) -> None:
+        """Wait for the rest of the group, which has had its SIGKILL."""
+        with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
+            async with asyncio.timeout(GRACE):
+                while True:
+                    os.killpg(self.pid, 0)
+                    if not any_alive(self.pid):
+                        return
+                    await asyncio.sleep(_POLL)
+
+    async def _message(self) -> dict[str, Any]:
+        (size,) = HEADER.unpack(await self._exactly(HEADER.size))
+        if size > _MAX_FRAME:
+            raise _garbled(f"a frame of {size:,} bytes")
+        try:
+            message = decode((await self._exactly(size)).decode())
+        except (ValueError, ArithmeticError, TypeError, RecursionError) as error:
+            raise _garbled(f"no JSON ({error})") from error
+        if not isinstance(message, dict):
+            raise _garbled(f"a {type(message).__name__}")
+        return message
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            try:
+                chunk = await self._loop.sock_recv(self._wire, 2**16)
+            except ConnectionResetError:
+                continue  # it died with an order unread: what it sent before comes next
+            if not chunk:
+                raise EOFError
+            self._buffer += chunk
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    def _taken(self, message: dict[str, Any], context: RunContext) -> Reply | None:
+        """What a message says, kept in the context; the reply if it is the last one."""
+        try:
+            match message["type"]:
+                case "started":
+                    self.began = True
+                    return None
+                case "log":
+                    context.log.handle(_log_record(message, context))
+                    return None
+                case "progress":
+                    context.progress(message["done"], message["total"], message["message"])
+                    return None
+                case "detail":
+                    context.detail = message["value"]
+                    return None
+                case "done":
+                    reply = Reply(result=decode(message["result"]))
+                case "failed":
+                    reply = Reply(error=_remote_error(message))
+                case other:
+                    raise _garbled(f"a message of type {other!r}")
+            self.spent = self.spent or bool(message["spent"])
+        except (KeyError, ValueError, ArithmeticError, TypeError) as error:
+            raise _garbled(f"a message that lacks something ({error!r})") from error
+        return reply
+
+    async def _obituary(self, memory_limit: int | None) -> MainspringError:
+        """Why the wire ended before a reply came."""
+        exited = await self._exits(GRACE)
+        if self._outgrown is not None and memory_limit is not None:
+            return MemoryExceeded(
+                f"the run's processes used {_mib(self._outgrown)} of memory;"
+                f" its limit is {_mib(memory_limit)}"
+            )
+        if self.closing:
+            return RunCancelled("the process pool was closed while the handler ran")
+        if not exited:
+            return ProcessDied("the process closed its connection to the worker")
+        return ProcessDied(_cause(self._process.returncode, self.began))
+
+    async def _guard_memory(self, limit: int) -> None:
+        """End the group at once when it outgrows the limit: a moment later may be too late."""
+        while (used := footprint(self.pid, limit)) is not None:
+            if used > limit:
+                self._outgrown = used
+                self.spent = True
+                self._signal(signal.SIGKILL)
+                return
+            await asyncio.sleep(SAMPLE)
+
+
+def _log_record(message: dict[str, Any], context: RunContext) -> logging.LogRecord:
+    """The child's record with its own time, already formatted."""
+    record = logging.LogRecord(
+        context.log.name, message["level"], "", 0, str(message["text"]), None, None
+    )
+    record.created = message["time"]
+    record.msecs = int(record.created % 1 * 1000)
+    return record
+
+
+def _remote_error(message: dict[str, Any]) -> RemoteError:
+    return RemoteError(
+        names=tuple(message["names"]),
+        message=message["message"],
+        traceback=message["traceback"],
+        kind=message["kind"],
+        retry_after=message["retry_after"],
+    )
+
+
+def _no_memory(reply: Reply, limit: int) -> MemoryExceeded:
+    error = MemoryExceeded(f"the handler wanted more memory than its limit of {_mib(limit)}")
+    if reply.error is not None:
+        error.add_note(reply.error.traceback)
+    return error
+
+
+def _no_start(error: OSError) -> ProcessDied:
+    return ProcessDied(f"no process could be started: {error}")
+
+
+def _garbled(what: str) -> ProcessDied:
+    return ProcessDied(f"the process sent what no process of ours sends: {what}; it was ended")
+
+
+def _cause(code: int, began: bool) -> str:
+    when = "under its handler" if began else "before its handler began"
+    if code >= 0:
+        return f"the process ended with exit code {code} {when}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (sent from outside, or by the kernel when memory ran out)" if code == -9 else ""
+    return f"the process was ended by {name} {when}{hint}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

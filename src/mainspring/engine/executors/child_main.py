@@ -1,0 +1,387 @@
+"""The child's side of process isolation: takes orders from its parent, one run after another.
+
+`processes.py` starts it as the leader of its own session, with one end of a socket pair. Orders
+come in and events go out as frames: four bytes of length, then JSON (`mainspring.core.codec`).
+Nothing is pickled; which function runs is named by the parent's code, never by what is stored.
+
+The main thread runs handlers, so that SIGTERM can unwind them. A second thread reads the
+socket, and ends the whole process group once the parent is gone, whatever the handler does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from mainspring.core.arguments import ArgumentTypes, Misfit
+from mainspring.core.codec import decode, encode
+from mainspring.core.context import MAX_LOG_BYTES, ProcessResources, RunContext
+from mainspring.core.durations import duration
+from mainspring.core.model import Run
+from mainspring.core.policy import error_names
+from mainspring.engine.results import storable_result
+from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
+
+__all__ = ["HEADER", "framed", "main", "refuse_while_loading"]
+
+HEADER: Final = struct.Struct("!I")
+MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__` guard fires
+_NO_LIMIT: Final = 2**32 - 1  # of a frame; what may be kept is checked where it is made
+_PARENT_CHECK_MS: Final = 5_000
+_SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
+
+_loading: str | None = None
+
+
+def framed(message: Mapping[str, Any]) -> bytes:
+    body = encode(message, what="message", limit=_NO_LIMIT).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def refuse_while_loading() -> None:
+    """Refuse to start a scheduler in a child that imports the user's module for its handler.
+
+    A module that starts its scheduler when it is imported would make every child a worker.
+    """
+    if _loading is not None:
+        raise MainspringError(
+            f"this process only loads {_loading}, and importing it started a scheduler. Put the"
+            ' code that starts it under `if __name__ == "__main__":`, or into a function that your'
+            " program calls"
+        )
+
+
+def main(fd: int) -> None:
+    """Serve the parent at the other end of `fd` until it is gone or says SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started us may block some
+    _adopt_orphans()
+    channel = _Channel(fd)
+    threading.Thread(target=channel.listen, name="mainspring-parent", daemon=True).start()
+    _Server(channel).serve()
+
+
+def _adopt_orphans() -> None:
+    """Have grandchildren whose parent ended become ours, so that none is overlooked (Linux)."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_group() -> None:
+    """The parent is gone: end this process and all that its handler started, at once and without a
+    word. There is nobody left to report to; whoever holds the lease next repeats the run."""
+    os.killpg(0, signal.SIGKILL)
+
+
+class _Channel:
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        # Commands that a handler starts must not hold the channel open.
+        self._socket.set_inheritable(False)
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self.orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.current: RunContext | None = None
+
+    def turn(self, context: RunContext | None) -> None:
+        with self._lock:
+            self.current = context
+
+    def send(self, message: Mapping[str, Any], sender: RunContext | None = None) -> None:
+        """Send it, unless the run it comes from is over: its threads may outlive it."""
+        if os.getpid() != self._owner:
+            return  # a fork of us has no share in the lock: its frames would land inside ours
+        frame = framed(message)
+        with self._lock:
+            if sender is not self.current:
+                return
+            try:
+                self._socket.sendall(frame)
+            except OSError:
+                _end_group()
+
+    def listen(self) -> None:
+        """Pass orders to the main thread; take the whole group down when the parent is gone."""
+        with contextlib.suppress(OSError):
+            parent = os.getppid()
+            while (head := self._exactly(HEADER.size, parent)) is not None:
+                body = self._exactly(HEADER.unpack(head)[0], parent)
+                if body is None:
+                    break
+                self.orders.put(body)
+        _end_group()
+
+    def _exactly(self, size: int, parent: int) -> bytes | None:
+        # A fork of the parent may hold the other end open, and then its death is no end of
+        # file: hence the look at who our parent is.
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        taken = bytearray()
+        while len(taken) < size:
+            if not ready.poll(_PARENT_CHECK_MS):
+                if os.getppid() != parent:
+                    return None
+                continue
+            chunk = self._socket.recv(size - len(taken))
+            if not chunk:
+                return None
+            taken += chunk
+        return bytes(taken)
+
+
+class _Context(RunContext):
+    """A run's context whose log lines and progress go to the parent, which keeps them."""
+
+    __slots__ = ("_channel",)
+
+    def __init__(self, order: Mapping[str, Any], channel: _Channel) -> None:
+        run = Run(**order["run"], payload=decode(order["payload"]))
+        values = {name: decode(text) for name, text in order["resources"].items()}
+        resources = ProcessResources(values, order["withheld"])
+        super().__init__(run, resources, results=decode(order["results"]))
+        self._channel = channel
+        self._log = logging.Logger(f"mainspring.run.{self.job_id}", order["log_level"])
+        self._log.addHandler(_Forward(self))
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        super().progress(done, total, message)
+        said = self.latest_progress
+        assert said is not None
+        self.send(
+            {"type": "progress", "done": said.done, "total": said.total, "message": said.message}
+        )
+
+    @property
+    def detail(self) -> Any:
+        return self._detail
+
+    @detail.setter
+    def detail(self, value: Any) -> None:
+        RunContext.detail.fset(self, value)  # type: ignore[attr-defined]
+        self.send({"type": "detail", "value": self._detail})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._channel.send(message, self)
+
+
+class _Forward(logging.Handler):
+    def __init__(self, context: _Context) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))
+        self._context = context
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)[:MAX_LOG_BYTES]
+        self._context.send(
+            {"type": "log", "level": record.levelno, "time": record.created, "text": text}
+        )
+
+
+class _Server:
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+        self._home = os.open(".", os.O_RDONLY)
+        self._pid = os.getpid()
+        self._stopping = False
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGTERM, self._stop)
+        while not self._stopping:
+            order = decode(self._channel.orders.get().decode())
+            self._restore()
+            answer = self._answer(order)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a fork that came back from its handler: only one of us may answer
+            _flush()
+            self._channel.send(answer | {"spent": answer.get("memory", False) or _has_children()})
+
+    def _restore(self) -> None:
+        """Undo what the last handler may have changed for the next."""
+        os.fchdir(self._home)
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        context = _Context(order, self._channel)
+        self._channel.turn(context)
+        context.send({"type": "started"})
+        try:
+            handler = _load(**order["target"])
+            with _memory_limit(order["memory_limit"]):
+                result = _call(handler, context if order["takes_context"] else None, order)
+            result = storable_result(result, context)
+            return {"type": "done", "result": encode(result, what="result")}
+        except BaseException as error:
+            if self._stopping:
+                raise SystemExit(128 + signal.SIGTERM) from None
+            return _failure(error)
+        finally:
+            self._channel.turn(None)
+
+    def _stop(self, *_: object) -> None:
+        """SIGTERM: unwind the handler, so that its `finally` blocks run, and leave.
+
+        SystemExit passes through `except Exception`, and through `asyncio.run`, which cancels
+        its tasks on the way. A second SIGTERM must not break off the clean-up.
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._stopping = True
+        if self._channel.current is not None:
+            self._channel.current.cancelled = True
+        raise SystemExit(128 + signal.SIGTERM)
+
+
+def _load(
+    module: str, qualname: str, main_path: str | None, package: str | None, layers: int
+) -> Callable[..., Any]:
+    global _loading
+    _loading = f"{main_path or module}:{qualname}"
+    try:
+        found: Any = _script(main_path, package) if main_path else importlib.import_module(module)
+        for name in qualname.split("."):
+            found = getattr(found, name)
+        for _ in range(layers):
+            found = found.__wrapped__
+        return found  # type: ignore[no-any-return]
+    except BaseException as error:
+        raise ImportError(
+            f"the handler {_loading} cannot be loaded in its process: {_message(error)}"
+        ) from error
+    finally:
+        _loading = None
+
+
+def _script(path: str, package: str | None) -> types.ModuleType:
+    """The parent's script as a module, run once, under another name than `__main__`."""
+    if MAIN not in sys.modules:
+        module = types.ModuleType(MAIN)
+        module.__file__ = path
+        module.__package__ = package
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec")
+        before = sys.modules["__main__"]
+        sys.modules[MAIN] = sys.modules["__main__"] = module
+        try:
+            exec(code, module.__dict__)
+        except BaseException:
+            del sys.modules[MAIN]
+            sys.modules["__main__"] = before
+            raise
+    return sys.modules[MAIN]
+
+
+def _call(handler: Callable[..., Any], context: RunContext | None, order: Mapping[str, Any]) -> Any:
+    try:
+        arguments = ArgumentTypes(handler).made(decode(order["arguments"]))
+    except Misfit as error:
+        name = getattr(handler, "__name__", order["target"]["qualname"])
+        raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
+    result = handler(**arguments) if context is None else handler(context, **arguments)
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio  # late: a third of a cold start, and only async handlers need it
+
+    async def awaited() -> Any:
+        return await result
+
+    return asyncio.run(awaited())
+
+
+@contextlib.contextmanager
+def _memory_limit(limit: int | None) -> Iterator[None]:
+    """A ceiling on the memory that this process may add, while the handler runs.
+
+    The parent measures what is truly in use; this stops what grows faster than it looks, and
+    turns it into a MemoryError where the handler can see it.
+    """
+    if limit is None:
+        yield
+        return
+    import resource
+
+    try:
+        with open("/proc/self/statm") as file:
+            base = int(file.read().split()[5]) * resource.getpagesize()
+        kind = resource.RLIMIT_DATA
+    except OSError:
+        base, kind = 0, resource.RLIMIT_AS
+    soft, hard = resource.getrlimit(kind)
+    wanted = base + limit
+    for bound in (soft, hard):
+        wanted = wanted if bound == resource.RLIM_INFINITY else min(wanted, bound)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (wanted, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (soft, hard))
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    kind, after = "error", None
+    if isinstance(error, GiveUp):
+        kind = "give_up"
+    elif isinstance(error, Retry | Snooze):
+        kind = "retry" if isinstance(error, Retry) else "snooze"
+        try:
+            after = None if error.after is None else duration(error.after).total_seconds()
+        except Exception as wrong:
+            return _failure(wrong)
+    # As the parent names them, or `retry_on` would not know a class of its own script.
+    names = [name.replace(f"{MAIN}.", "__main__.") for name in error_names(error)]
+    return {
+        "type": "failed",
+        "kind": kind,
+        "names": names,
+        "message": _message(error),
+        "traceback": "" if isinstance(error, ArgumentsRefused) else _traceback(error),
+        "retry_after": after,
+        "memory": isinstance(error, MemoryError),
+    }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its text cannot be made)"
+    return f"{type(error).__name__}: {text}"[:8_000] if text else type(error).__name__
+
+
+def _traceback(error: BaseException) -> str:
+    """From the handler's own frame on, and no more of it than the newest part."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return text.replace(f"{MAIN}.", "")[-MAX_LOG_BYTES:]
+
+
+def _has_children() -> bool:
+    """Whether processes are left that the handler started (or their unread remains)."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

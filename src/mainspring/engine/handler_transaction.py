@@ -1,0 +1,174 @@
+"""`ctx.transaction()`: a handler's own writes and its run's completion, committed as one.
+
+The store does the committing; here is decided when it may, and what the handler hears if it may
+not. It happens where the handler runs, beside the engine's loop. The work's `completion` is there
+from the moment the commit is sent; `committed` once it is known to stand. Where the answer is lost,
+the attempt ends as aborted: that change is fenced, so it stands only if the transaction does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from mainspring.core.context import TRANSACTING
+from mainspring.engine.attempt import Work
+from mainspring.engine.context import Parts
+from mainspring.engine.outcome import completed
+from mainspring.errors import (
+    InvalidInput,
+    InvalidState,
+    MainspringError,
+    StoreUnavailable,
+    TransactionAborted,
+    TransactionExpired,
+)
+from mainspring.stores.protocol import Held, Transaction
+
+__all__ = ["Transacting"]
+
+T = TypeVar("T")
+
+
+class Transacting:
+    """One use of `ctx.transaction()`. Implements `context.HandlerTransaction`."""
+
+    def __init__(self, parts: Parts, work: Work) -> None:
+        self._parts = parts
+        self._work = work
+        self._limit = parts.settings.lease / 3
+        self._transaction: Transaction
+        self._timer: asyncio.Timeout
+        self._began = 0.0
+
+    async def __aenter__(self) -> Any:
+        self._make(blocking=False)
+        session = await self._begun()
+        self._timer = asyncio.timeout(self._limit.total_seconds())
+        await self._timer.__aenter__()
+        return session
+
+    async def __aexit__(self, *given: Any) -> None:
+        kind, error, trace = given
+        with contextlib.suppress(TimeoutError):  # it says itself whether it is over
+            await self._timer.__aexit__(kind, error, trace)
+        await _to_the_end(self._end(error, expired=self._timer.expired()))
+
+    def __enter__(self) -> Any:
+        if self._work.handler.is_async:
+            raise InvalidState("an async handler writes `async with ctx.transaction()`")
+        self._make(blocking=True)
+        return _driven(self._begun())
+
+    def __exit__(self, *given: Any) -> None:
+        _driven(self._end(given[1], expired=False))
+
+    # Steps
+
+    def _make(self, *, blocking: bool) -> None:
+        run, store = self._work.run, self._parts.store
+        if self._work.committed:
+            raise InvalidState(f"run {run.id} was completed by its transaction: it has had its one")
+        if self._work.context.in_transaction:
+            raise InvalidState(f"run {run.id} is in a transaction already: they do not nest")
+        if store.no_transactions is not None:
+            raise InvalidState(f"there is no transaction here: {store.no_transactions}")
+        self._unless_stopped()
+        held = Held(run.id, run.token)
+        self._transaction = store.transaction(held, self._limit, blocking=blocking)
+
+    async def _begun(self) -> Any:
+        try:
+            session = await self._transaction.begin()
+        except BaseException as error:
+            await self._transaction.rollback()
+            self._tell(error)
+            raise
+        self._began = self._parts.clock.monotonic()
+        self._work.context.in_transaction = True
+        TRANSACTING.set(self._work.context)
+        return session
+
+    async def _end(self, error: BaseException | None, *, expired: bool) -> None:
+        """Complete the run, or undo everything and say why."""
+        lasted = self._parts.clock.monotonic() - self._began
+        expired = expired or lasted > self._limit.total_seconds()
+        try:
+            if error is None and not expired:
+                await self._complete()
+                return
+            await self._transaction.rollback()
+        except BaseException as reason:
+            await self._transaction.rollback()
+            self._tell(reason)
+            raise
+        finally:
+            self._work.context.in_transaction = False
+        if expired:
+            raise self._expired() from error
+        if error is not None and self._transaction.transient(error):
+            self._tell(TransactionAborted(f"{type(error).__name__}: {error}"[:500]))
+
+    async def _complete(self) -> None:
+        self._unless_stopped()
+        work = self._work
+        work.completion = completed(work, self._parts.time.now())
+        try:
+            kept = await self._transaction.commit(work.completion)
+        except (InvalidInput, TransactionExpired):
+            work.completion = None
+            raise
+        # After any other error it may stand all the same: whoever settles this attempt will see.
+        if not kept:
+            work.completion = None
+            raise TransactionAborted("a cancel came first, or another worker has it by now")
+        work.committed = True
+
+    def _unless_stopped(self) -> None:
+        if self._work.stop is not None:
+            raise TransactionAborted(f"its handler was told to stop ({self._work.stop.value})")
+
+    def _expired(self) -> TransactionExpired:
+        seconds = self._limit.total_seconds()
+        return TransactionExpired(
+            f"the transaction of run {self._work.run.id} lasted longer than {seconds:g} s, a third"
+            " of the lease, and was rolled back: do what is slow before the block"
+        )
+
+    def _tell(self, error: BaseException) -> None:
+        """What the store says, as the handler is to hear it."""
+        what = f"the transaction of run {self._work.run.id}"
+        if isinstance(error, TransactionAborted):
+            raise TransactionAborted(f"{what} was rolled back: {error}") from error
+        if isinstance(error, StoreUnavailable):
+            raise TransactionAborted(f"{what} was not heard of again: {error}") from error
+        if isinstance(error, TransactionExpired):
+            raise self._expired() from error
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Its outcome must be known, so it is awaited whatever is cancelled meanwhile; that is
+    heeded afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _driven(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that does not suspend, in plain code."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise MainspringError("a blocking transaction of this store waits for an event loop")

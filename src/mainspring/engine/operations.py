@@ -1,0 +1,673 @@
+"""What is asked of jobs and runs from outside: add, change, enqueue, cancel, retry.
+
+Everything here happens on the engine's loop and goes straight to the store. Errors of the
+store reach the caller: unlike the engine's own loops, a caller can decide to try again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any
+
+from mainspring.core import codec, transitions
+from mainspring.core.durations import duration
+from mainspring.core.enqueue_options import Options
+from mainspring.core.handlers import Handler
+from mainspring.core.model import (
+    Job,
+    Owner,
+    Page,
+    Run,
+    Source,
+    State,
+    new_run_id,
+    replace,
+)
+from mainspring.core.policy import Delivery
+from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
+from mainspring.core.schedules.zones import zone_named
+from mainspring.core.transitions import Change
+from mainspring.engine.context import Parts
+from mainspring.engine.leader import Keeper
+from mainspring.engine.run_waiters import Awaited
+from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
+from mainspring.engine.worker import Worker
+from mainspring.engine.workflow import refuse_disorder, upstream_of
+from mainspring.errors import (
+    Conflict,
+    InvalidInput,
+    InvalidSchedule,
+    InvalidState,
+    JobChanged,
+    JobExists,
+    JobNotFound,
+    JobOwnedByCode,
+    MainspringError,
+    RecordUnreadable,
+    StoreError,
+)
+from mainspring.stores.protocol import Counts, JobQuery, JobWrite, RunQuery
+
+__all__ = ["Control"]
+
+log = logging.getLogger("mainspring")
+
+TRIES = 20
+"""How often a compare-and-set is tried before somebody else's writes are said to be in the way."""
+
+MANY_AT_ONCE = 1000
+"""Jobs that are written in one commit."""
+
+START_HELD = timedelta(seconds=60)
+
+Edit = Callable[[Job, datetime], Job]
+Adapt = Callable[[Job, Job], Job]
+
+
+class Control:
+    def __init__(self, parts: Parts, worker: Worker, keeper: Keeper, awaited: Awaited) -> None:
+        self._parts = parts
+        self._worker = worker
+        self._keeper = keeper
+        self._awaited = awaited
+
+    # Runs
+
+    async def enqueue(
+        self,
+        job_id: str,
+        payloads: Sequence[Any],
+        options: Options,
+        zone: tzinfo,
+        source: Source,
+        checked_by: Handler | None = None,
+    ) -> list[Run]:
+        """Add a run for each payload, in one commit, or none. A payload of None is the job's.
+        `checked_by`: the handler that the caller has checked them with, on its own thread."""
+        job = await self.known_job(job_id)
+        handler = self._parts.registry.find(job.handler)
+        known = handler is not None and handler is checked_by
+        if handler is not None and not known:
+            payloads = [handler.stored(payload) for payload in payloads]
+        for payload in payloads:
+            if payload is not None:
+                codec.encode(payload)
+            if handler is not None and (payload is None or not known):
+                handler.check(job.payload if payload is None else payload)
+        for upstream in options.upstream():
+            await self.run(upstream)
+        now = await self._parts.store.now()
+        roots = self._made_runs(job, payloads, options, zone, source, now)
+        followers = await self._parts.jobs.followers()
+        instances = [with_followers(root, followers, now) for root in roots]
+        added = await self._parts.store.add(_flat(instances))
+        if options.after:  # it may have ended before its follower was there to be found
+            with contextlib.suppress(StoreError):  # it is added; the next sweep frees it
+                await self._keeper.free_followers(options.upstream())
+        stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
+        answers = [stands[root.id] for root in roots]
+        for one in answers:
+            if not one.duplicate:
+                self._parts.emit("run.enqueued", one.run)
+        return [one.run for one in answers]
+
+    async def cancel(self, run_id: str, reason: str) -> bool:
+        """Cancel a run that has not ended. One that is running is told to stop, and stays
+        cancelled whatever its handler does. False if it had ended."""
+        for _ in range(TRIES):
+            run = await self.run(run_id)
+            if run.finished:
+                return False
+            if run.cancel_requested:
+                return True
+            change = transitions.cancelling(run, await self._parts.store.now(), reason)
+            if await self._committed(change):
+                self.tell_cancelled(change.after(run))
+                return True
+        raise _contended(f"run {run_id}")
+
+    def tell_cancelled(self, after: Run) -> None:
+        """A cancel was committed: the run has ended, or is to be told to."""
+        if after.finished:
+            self._awaited.finished(after.id)
+            self._keeper.unblock(after.id)
+            self._parts.emit("run.cancelled", after)
+        else:
+            self._worker.leases.heed([after])
+
+    async def retry(self, run_id: str) -> Run:
+        """Bring a failed or cancelled run back: the same run, pending again."""
+        run = await self.run(run_id)
+        if run.state not in (State.FAILED, State.CANCELLED):
+            raise InvalidState(
+                f"only a failed or cancelled run can be tried again; {run_id} is {run.state}"
+            )
+        if run.unreadable is not None:
+            raise RecordUnreadable("run", run_id, run.unreadable)
+        if await self.orphans([run]):
+            raise InvalidState(
+                f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
+            )
+        change = transitions.revived(run, await self._parts.store.now())
+        if not await self._committed(change):
+            now = await self.run(run_id)
+            held = f"its dedupe key {run.dedupe_key!r} is held by another run"
+            raise InvalidState(
+                f"run {run_id} cannot be tried again: "
+                + (held if now.state is run.state else f"it is {now.state} by now")
+            )
+        after = change.after(run)
+        self._parts.emit("run.enqueued", after)
+        return after
+
+    async def orphans(self, runs: Sequence[Run]) -> set[str]:
+        """Those of the runs whose job was removed: tried again, they would only be cancelled."""
+        ids = {run.job_id for run in runs}
+        jobs = await self._parts.jobs.get(ids, newest=ids)
+        return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
+
+    async def not_revivable(self, runs: Sequence[Run]) -> set[str]:
+        """Those of the runs that cannot be tried again, whatever their state."""
+        unreadable = {run.id for run in runs if run.unreadable is not None}
+        return unreadable | await self.orphans(runs)
+
+    async def run(self, run_id: str) -> Run:
+        return await self._awaited.look(run_id)
+
+    async def runs(self, query: RunQuery) -> Page[Run]:
+        return await self._parts.store.find(query)
+
+    async def unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
+        """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
+        looked at; of runs those that were set aside, those that are lapsed, and the newest 1,000
+        of each other kind."""
+        jobs = [job async for job in self._all_jobs() if job.unreadable is not None][:limit]
+        looks = [RunQuery(set_aside=True), RunQuery(lapsed=True)]
+        looks += [RunQuery(states=frozenset({state})) for state in State]
+        runs: dict[str, Run] = {}
+        for look in looks:
+            page = await self._parts.store.find(replace(look, limit=1000))
+            runs |= {run.id: run for run in page.items if run.unreadable is not None}
+        return jobs, list(runs.values())[:limit]
+
+    async def _all_jobs(self) -> AsyncIterator[Job]:
+        cursor: str | None = None
+        while True:
+            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            for job in page.items:
+                yield job
+            if (cursor := page.cursor) is None:
+                return
+
+    async def counts(self, since: datetime | None = None) -> Counts:
+        return await self._parts.store.counts(since)
+
+    # Jobs
+
+    async def job(self, job_id: str) -> Job:
+        page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        if not page.items:
+            raise JobNotFound(job_id)
+        return page.items[0]
+
+    async def known_job(self, job_id: str) -> Job:
+        """The job as it was at most a second ago."""
+        job = (await self._parts.jobs.get([job_id]))[job_id]
+        if job is None:
+            raise JobNotFound(job_id, self._parts.registry.names())
+        _refuse_unreadable(job)
+        return job
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self._parts.store.jobs(query)
+
+    async def refuse_disorder(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
+        """Refuse jobs that could never run for what they come after. `all_known`: what they
+        name must be there, or among them."""
+        if not any(job.policy.after for job in jobs):
+            return
+        order = {job.id: job.policy.after for job in await self._parts.jobs.followers()}
+        order |= {job.id: job.policy.after for job in jobs}
+        names = frozenset(name for after in order.values() for name in after)
+        page = await self._parts.store.jobs(JobQuery(ids=names, limit=len(names)))
+        known = {job.id for job in page.items} | order.keys()
+        refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
+
+    async def create(self, draft: Job, *, keep: bool = True) -> Job:
+        """Store a new job; one of that id is an error, and so is a schedule that is over. Not to
+        `keep` it: only see whether it could be."""
+        await self.refuse_disorder([draft])
+        self._refuse_effect_once(draft)
+        now = await self._parts.store.now()
+        job = _fresh(draft, now)
+        _refuse_over(job, now)
+        free = await (self._parts.store.put_job(job) if keep else self._free(job.id))
+        if not free:
+            raise JobExists(
+                f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
+                " place, update_job changes parts of it",
+                job_id=job.id,
+            )
+        return self._changed(job, "job.created") if keep else job
+
+    async def put(self, draft: Job, adapt: Adapt, *, keep: bool = True) -> Job:
+        """Store a new job, or put it in the place of the one that has its id, whose `enabled` and
+        creation stay. `adapt(draft, stored)` says what else of that one stays, or refuses.
+        An equal definition changes nothing. Not to `keep` it: only see whether it could be."""
+        stored = await self._stored(draft.id)
+        if stored is None or stored.policy.after != draft.policy.after:
+            await self._refuse_reorder(draft)
+        now = await self._parts.store.now()
+        job = _fresh(draft, now)
+        if stored is not None:
+            job = _merged(adapt(draft, stored), stored, now)
+        if stored is None or job.schedule != stored.schedule:
+            _refuse_over(job, now)
+        return await self.define(draft, adapt) if keep else job
+
+    async def _free(self, job_id: str) -> bool:
+        return await self._stored(job_id) is None
+
+    async def define_late(self, draft: Job) -> Job:
+        """Store a job that was decorated after the start: others may be on their way."""
+        await self.refuse_disorder([draft], all_known=False)
+        return await self.define(draft)
+
+    async def define(self, draft: Job, adapt: Adapt | None = None) -> Job:
+        """Store a job as given; one that is there is replaced, but for what belongs to the
+        operator (`enabled`) and to time (creation, slots already named). `adapt` is as for `put`.
+        """
+        self._refuse_effect_once(draft)
+        for _ in range(TRIES):
+            now = await self._parts.store.now()
+            stored = await self._stored(draft.id)
+            if stored is not None:
+                _refuse_unreadable(stored)
+            wanted = adapt(draft, stored) if adapt is not None and stored is not None else draft
+            job = _fresh(draft, now) if stored is None else _merged(wanted, stored, now)
+            if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
+                return stored
+            if await self._parts.store.put_job(job):
+                changed = self._changed(job, "job.updated" if stored else "job.created")
+                if stored is None or stored.schedule != job.schedule:
+                    await self._tell_over(changed, now)
+                return changed
+        raise _contended(f"job {draft.id}")
+
+    async def _tell_over(self, job: Job, now: datetime) -> None:
+        """Where a job was defined after its last slot: it never runs by itself, so say that, and
+        leave a skipped run that answers why."""
+        if job.schedule is None or not job.enabled or job.next_run_at is not None:
+            return
+        missed = over_before(job, now)
+        if missed is None:
+            return
+        firing, gap = missed
+        log.warning(
+            "job %s will not run: its schedule was over (%s) when it was first stored; trigger it,"
+            " or give it another schedule",
+            job.id,
+            gap.last,
+        )
+        [fired] = await self._parts.store.fire([firing])
+        for run in fired.runs:
+            self._parts.emit("schedule.missed", run, **gap.data())
+
+    async def edit(
+        self, job_id: str, edit: Edit, *, operator: bool = False, seen: Job | None = None
+    ) -> Job:
+        """Change a stored job. What code owns only an operator's switch may change. `seen`: only
+        while the job is still defined as it was in there, whatever it has fired meanwhile."""
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            _refuse_unreadable(job)
+            _unchanged(job, seen)
+            now = await self._parts.store.now()
+            edited = replace(edit(job, now), updated_at=now)
+            if job.owner is Owner.CODE and not operator and not _switched(job, edited):
+                raise JobOwnedByCode(job_id)
+            if edited.policy.after != job.policy.after:
+                await self._refuse_reorder(edited)
+            if edited.policy != job.policy:
+                self._refuse_effect_once(edited)
+            if await self._parts.store.put_job(edited):
+                return self._changed(edited, "job.updated")
+        raise _contended(f"job {job_id}")
+
+    async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
+        """Change every job that needs it; say how many did. A job removed meanwhile needs none."""
+        count, cursor = 0, None
+        while True:
+            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            for job in filter(needed, [job for job in page.items if job.unreadable is None]):
+                with contextlib.suppress(JobNotFound):
+                    await self.edit(job.id, lambda job, now: edit(job), operator=True)
+                    count += 1
+            if (cursor := page.cursor) is None:
+                return count
+
+    async def switch(self, job_id: str, enabled: bool, *, seen: Job | None = None) -> Job:
+        """Pause or resume: a paused job has no next slot, a resumed one none in the past, and one
+        whose schedule is over cannot be resumed. `seen` is as for `edit`."""
+
+        def flip(job: Job, now: datetime) -> Job:
+            if job.enabled is enabled:
+                return job
+            if enabled:
+                _refuse_over(job, now)
+            return replace(job, enabled=enabled, next_run_at=_upcoming(job, enabled, now))
+
+        return await self.edit(job_id, flip, operator=True, seen=seen)
+
+    async def switch_many(
+        self, job_ids: Iterable[str], enabled: bool
+    ) -> dict[str, MainspringError | None]:
+        """Pause or resume many jobs, a thousand in one commit; what went wrong, by job."""
+
+        def written(job: Job, now: datetime) -> JobWrite | None:
+            _refuse_unreadable(job)
+            if job.enabled is enabled:
+                return None
+            if enabled:
+                _refuse_over(job, now)
+            slot = _upcoming(job, enabled, now)
+            return JobWrite.put(replace(job, enabled=enabled, next_run_at=slot, updated_at=now))
+
+        return await self._write_many(job_ids, written)
+
+    async def remove_many(
+        self, job_ids: Iterable[str], *, force: bool
+    ) -> dict[str, MainspringError | None]:
+        """Delete many jobs, a thousand in one commit; what went wrong, by job."""
+
+        def written(job: Job, now: datetime) -> JobWrite:
+            if job.owner is Owner.CODE and not force:
+                raise JobOwnedByCode(job.id)
+            return JobWrite.drop(job.id, job.version)
+
+        return await self._write_many(job_ids, written)
+
+    async def _write_many(
+        self, job_ids: Iterable[str], written: Callable[[Job, datetime], JobWrite | None]
+    ) -> dict[str, MainspringError | None]:
+        """Read jobs, work out what to write of each, and write; again for those that somebody
+        else changed meanwhile. `written` gives None where there is nothing to do."""
+        outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
+        ids = list(outcome)
+        for start in range(0, len(ids), MANY_AT_ONCE):
+            left = ids[start : start + MANY_AT_ONCE]
+            for _ in range(TRIES):
+                if not left:
+                    break
+                query = JobQuery(ids=frozenset(left), limit=len(left))
+                jobs = {job.id: job for job in (await self._parts.store.jobs(query)).items}
+                now = await self._parts.store.now()
+                writes = []
+                for job_id in left:
+                    try:
+                        if job_id not in jobs:
+                            raise JobNotFound(job_id)
+                        if (write := written(jobs[job_id], now)) is not None:
+                            writes.append(write)
+                    except MainspringError as error:
+                        outcome[job_id] = error
+                done = await self._parts.store.put_jobs(writes)
+                await self._tell_written([w for w, kept in zip(writes, done, strict=True) if kept])
+                left = [w.id for w, kept in zip(writes, done, strict=True) if not kept]
+            for job_id in left:
+                outcome[job_id] = _contended(f"job {job_id}")
+        return outcome
+
+    async def _tell_written(self, writes: Sequence[JobWrite]) -> None:
+        for write in writes:
+            self._parts.jobs.forget(write.id)
+            if write.job is not None:
+                self._parts.emit("job.updated", job_id=write.id, job=write.job)
+        removed = {write.id for write in writes if write.job is None}
+        if len(removed) < len(writes):
+            self._keeper.changed()
+        if not removed:
+            return
+        counts = (await self._parts.store.counts()).runs
+        for job_id in removed:
+            if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
+                await self._cancel_unstarted(job_id)
+            self._parts.emit("job.removed", job_id=job_id)
+
+    async def remove(self, job_id: str, *, force: bool, seen: Job | None = None) -> None:
+        """Delete a job, cancel its pending runs, let running ones end: with this attempt, for a
+        retry is cancelled when it is claimed. `seen` is as for `edit`."""
+        for _ in range(TRIES):
+            job = await self.job(job_id)
+            _unchanged(job, seen)
+            if job.owner is Owner.CODE and not force:
+                raise JobOwnedByCode(job_id)
+            if await self._parts.store.drop_job(job_id, job.version):
+                break
+        else:
+            raise _contended(f"job {job_id}")
+        self._parts.jobs.forget(job_id)
+        await self._cancel_unstarted(job_id)
+        self._parts.emit("job.removed", job_id=job_id)
+
+    async def run_on_start(self, job_ids: Sequence[str]) -> None:
+        """One run each, also for several nodes that start within the same minute."""
+        for job_id in job_ids:
+            job = await self._stored(job_id)
+            if job is not None and job.unreadable is None and job.enabled:
+                once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
+                await self.enqueue(job_id, [None], once, UTC, Source.START)
+
+    # Steps
+
+    async def _cancel_unstarted(self, job_id: str) -> None:
+        """Cancel what a removed job left. A job may take its id meanwhile: its runs are its own."""
+        unstarted = frozenset({State.PENDING, State.WAITING})
+        until: datetime | None = None
+        while True:
+            query = RunQuery(job=job_id, states=unstarted, until=until, limit=1000)
+            if not (found := (await self._parts.store.find(query)).items):
+                return
+            anew = await self._stored(job_id)  # asked after the runs: it is there before its first
+            if anew is not None:
+                until = anew.created_at
+            now = await self._parts.store.now()
+            left = [run for run in found if until is None or run.created_at < until]
+            changes = [transitions.cancelled(run, now, "job removed") for run in left]
+            done = await self._parts.store.commit(changes)
+            for run, change, kept in zip(left, changes, done, strict=True):
+                if kept:
+                    self._awaited.finished(run.id)
+                    self._keeper.unblock(run.id)
+                    self._parts.emit("run.cancelled", change.after(run))
+
+    async def _refuse_reorder(self, job: Job) -> None:
+        """What a job comes after also matters to those that come after it."""
+        followers = await self._parts.jobs.followers()
+        order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
+        behind = [one for one in followers if job.id in upstream_of(one.id, order)]
+        await self.refuse_disorder([job])
+        await self.refuse_disorder([job, *behind], all_known=False)
+
+    def _made_runs(
+        self,
+        job: Job,
+        payloads: Sequence[Any],
+        options: Options,
+        zone: tzinfo,
+        source: Source,
+        now: datetime,
+    ) -> list[Run]:
+        run_at, held_until = options.run_at(now, zone), options.held_until(now)
+        after = options.upstream()
+        runs = []
+        for at, (payload, key) in enumerate(
+            zip(payloads, options.keys(len(payloads)), strict=True)
+        ):
+            run = make_run(
+                job,
+                run_id=new_run_id(now, self._parts.rng),
+                now=now + timedelta(microseconds=at),  # they run, and are listed, in this order
+                source=source,
+                scheduled_at=run_at,
+                run_at=run_at,
+                payload=payload,
+                priority=options.priority,
+                queue=options.queue,
+                dedupe_key=key,
+                dedupe_until=held_until,
+            )
+            if after:
+                run = replace(run, state=State.WAITING, after=after, start_by=None)
+            runs.append(run)
+        return runs
+
+    def _refuse_effect_once(self, job: Job) -> None:
+        why = self._parts.store.no_transactions
+        if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
+            raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
+
+    async def _stored(self, job_id: str) -> Job | None:
+        page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        return page.items[0] if page.items else None
+
+    async def _committed(self, change: Change) -> bool:
+        [kept] = await self._parts.store.commit([change])
+        return kept
+
+    def _changed(self, job: Job, event: str) -> Job:
+        job = replace(job, version=job.version + 1)
+        self._parts.jobs.forget(job.id)
+        self._keeper.changed()
+        self._parts.emit(event, job_id=job.id, job=job)
+        return job
+
+
+def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
+    return [run for runs in instances for run in runs]
+
+
+def _fresh(draft: Job, now: datetime) -> Job:
+    schedule = draft.schedule.bind(draft.id, now) if draft.schedule else None
+    job = replace(draft, schedule=schedule, created_at=now, updated_at=now)
+    return replace(job, next_run_at=_first_slot(job, now))
+
+
+def _first_slot(job: Job, now: datetime) -> datetime | None:
+    """The first slot of a new job. Where there is none, its last one may be so fresh that it still
+    runs: `at` a moment that passed while the program started."""
+    upcoming = _upcoming(job, job.enabled, now)
+    if upcoming is not None or job.schedule is None or not job.enabled:
+        return upcoming
+    last = job.schedule.previous(now)
+    fresh = last is not None and now - last <= duration(job.policy.misfire.grace)
+    return last if fresh else None
+
+
+def _merged(draft: Job, stored: Job, now: datetime) -> Job:
+    """The draft over what is stored. An unchanged schedule keeps its anchor and its next slot,
+    so that slots missed while nothing ran are noticed."""
+    if stored.handler != draft.handler and stored.owner is not draft.owner:
+        raise JobExists(
+            f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"
+            f" {draft.handler!r}. Give one of them another id"
+        )
+    schedule, next_run_at = None, None
+    if draft.schedule is not None:
+        schedule = draft.schedule.bind(draft.id, _anchor_of(stored))
+        if schedule == stored.schedule:
+            next_run_at = stored.next_run_at
+        else:
+            # The start of the stored schedule may be to come; what replaces it begins now.
+            anchor = min(_anchor_of(stored), now) if _keeps_anchor(draft.schedule) else now
+            schedule = draft.schedule.bind(draft.id, anchor)
+            kept = _kept_slot(draft.schedule, schedule, stored, now)
+            next_run_at = kept if stored.enabled else None
+    return replace(
+        draft,
+        schedule=schedule,
+        next_run_at=next_run_at,
+        enabled=stored.enabled,
+        last_run_at=stored.last_run_at,
+        created_at=stored.created_at,
+        updated_at=now,
+        version=stored.version,
+    )
+
+
+def _anchor_of(stored: Job) -> datetime:
+    """The moment that a schedule without a start of its own is counted from."""
+    match stored.schedule:
+        case Interval(anchor=datetime() as anchor):
+            return anchor
+        case Recurrence(dtstart=datetime() as dtstart, timezone=timezone):
+            return dst.instant_of(dtstart, zone_named(timezone))
+        case _:
+            return stored.created_at
+
+
+def _counts_from_anchor(schedule: Schedule | None) -> bool:
+    """Whether a schedule, as given, counts from the moment that it is bound to."""
+    match schedule:
+        case Interval():
+            return True
+        case Recurrence(dtstart=dtstart):
+            return dtstart is None
+        case _:
+            return False
+
+
+def _keeps_anchor(schedule: Schedule) -> bool:
+    """Whether a changed schedule goes on from the anchor of the stored one. A rule with COUNT
+    does not: its times would be used up from the beginning."""
+    ends_by_count = isinstance(schedule, Recurrence) and schedule.most_times is not None
+    return _counts_from_anchor(schedule) and not ends_by_count
+
+
+def _kept_slot(given: Schedule, schedule: Schedule, stored: Job, now: datetime) -> datetime | None:
+    """The next slot of a job whose schedule has changed to `schedule` (`given`: before it was
+    bound), but that had one before.
+
+    A slot that is due stays. Where both schedules count from an anchor (intervals, and rules
+    without a DTSTART), the next slot never moves to a later time: two versions of a program that
+    register the same job by turns, as a rolling deploy has them, would otherwise postpone it again
+    and again. Of a stored rule it is not known whether its DTSTART was given.
+    """
+    upcoming, kept = schedule.next(stored.not_before(now)), stored.next_run_at
+    if kept is None:
+        return upcoming
+    if kept <= now:
+        return kept
+    both = _counts_from_anchor(given) and isinstance(stored.schedule, Interval | Recurrence)
+    return min(kept, upcoming) if both and upcoming is not None else upcoming
+
+
+def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
+    return job.schedule.next(job.not_before(now)) if enabled and job.schedule is not None else None
+
+
+def _refuse_over(job: Job, now: datetime) -> None:
+    if job.schedule is not None and job.schedule.next(now) is None:
+        raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+
+
+def _switched(job: Job, edited: Job) -> bool:
+    """Whether the operator's switch is all that differs, if anything does."""
+    return replace(edited, enabled=job.enabled).definition() == job.definition()
+
+
+def _unchanged(job: Job, seen: Job | None) -> None:
+    if seen is not None and job.definition() != seen.definition():
+        raise JobChanged(job.id)
+
+
+def _refuse_unreadable(job: Job) -> None:
+    if job.unreadable is not None:
+        raise RecordUnreadable("job", job.id, job.unreadable)
+
+
+def _contended(what: str) -> Conflict:
+    return Conflict(f"{what} is being changed by others all the time; try again")

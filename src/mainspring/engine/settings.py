@@ -1,0 +1,129 @@
+"""How one process works: checked once, when the scheduler is made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TypedDict
+
+from mainspring.core.durations import duration
+from mainspring.core.policy import Policy, Span
+from mainspring.engine.worker_ids import make_worker_id
+from mainspring.errors import InvalidInput
+
+__all__ = ["Choices", "Settings"]
+
+
+class Choices(TypedDict, total=False):
+    """What an operator may choose over the code; None leaves it."""
+
+    workers: int | None
+    queues: Iterable[str] | None
+    poll: Span | None
+    retention: Span | None
+    wait_for_store: Span | None
+    log_each_run: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one process works."""
+
+    worker_id: str
+    workers: int = 10
+    queues: frozenset[str] | None = None
+    lease: timedelta = timedelta(seconds=30)
+    poll: timedelta = timedelta(seconds=1)
+    retention: timedelta = timedelta(days=30)
+    leader_election: bool = True
+    wait_for_store: timedelta = timedelta(seconds=30)
+    log_each_run: bool = True
+    """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
+
+    @classmethod
+    def make(
+        cls,
+        rng: random.Random,
+        *,
+        workers: int,
+        queues: str | Iterable[str] | None,
+        lease: Span,
+        poll: Span,
+        retention: Span,
+        leader_election: bool,
+        wait_for_store: Span,
+    ) -> Settings:
+        """Read the forms people write; refuse what makes no sense."""
+        return cls(
+            worker_id=make_worker_id(rng),
+            workers=_workers(workers),
+            queues=_queues(queues),
+            lease=_lease(lease),
+            poll=_poll(poll),
+            retention=duration(retention, what="retention"),
+            leader_election=_leader_election(leader_election),
+            wait_for_store=duration(wait_for_store, what="wait_for_store"),
+        )
+
+    def changed(
+        self,
+        *,
+        workers: int | None = None,
+        queues: str | Iterable[str] | None = None,
+        poll: Span | None = None,
+        retention: Span | None = None,
+        wait_for_store: Span | None = None,
+        log_each_run: bool | None = None,
+    ) -> Settings:
+        """These settings with others in their place; None leaves what is there."""
+        keep = self.retention if retention is None else retention
+        wait = self.wait_for_store if wait_for_store is None else wait_for_store
+        return replace(
+            self,
+            workers=self.workers if workers is None else _workers(workers),
+            queues=self.queues if queues is None else _queues(queues),
+            poll=self.poll if poll is None else _poll(poll),
+            retention=duration(keep, what="retention"),
+            wait_for_store=duration(wait, what="wait_for_store"),
+            log_each_run=self.log_each_run if log_each_run is None else log_each_run,
+        )
+
+
+def _workers(given: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
+        raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
+    return given
+
+
+def _leader_election(given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise InvalidInput(
+            f"leader_election is True or False, not {given!r}: the leader is elected in the"
+            " scheduler's own store, and no other service takes part"
+        )
+    return given
+
+
+def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
+    if given is None:
+        return None
+    names = frozenset([given] if isinstance(given, str) else given)
+    for name in names:
+        Policy.make(queue=name)  # refuses what no queue can be called
+    return names
+
+
+def _lease(given: Span) -> timedelta:
+    lease = duration(given, what="lease")
+    if lease < timedelta(seconds=1):
+        raise InvalidInput(f"the shortest lease is 1 s, not {given!r}")
+    return lease
+
+
+def _poll(given: Span) -> timedelta:
+    poll = duration(given, what="poll")
+    if not timedelta(milliseconds=10) <= poll <= timedelta(minutes=1):
+        raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}")
+    return poll

@@ -1,0 +1,285 @@
+"""Which slots of a job fire now, and the runs that are made of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.core.durations import duration
+from mainspring.core.model import (
+    Job,
+    Run,
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
+from mainspring.core.policy import MisfireKind, Overlap
+from mainspring.core.schedules import Schedule
+from mainspring.stores.protocol import Firing
+
+__all__ = ["PLAN_HOLDS", "Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
+
+MOST_COUNTED = 100
+"""Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to here:
+a longer gap is said to be of at least so many."""
+
+MOST_STEPPED = 1000
+"""The same for the slots that `misfire="all"` runs."""
+
+PLAN_HOLDS = timedelta(seconds=5)
+"""A plan older than this is refused by the store: its slots may be missed by now."""
+
+_INSTANT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Slots that were missed and will not run."""
+
+    first: datetime
+    last: datetime
+    count: int
+
+    def data(self) -> dict[str, Any]:
+        return {"first": self.first, "last": self.last, "count": self.count}
+
+
+def plan(
+    job: Job, now: datetime, followers: Iterable[Job] = (), most: int = 1000
+) -> tuple[list[Firing], Gap | None]:
+    """What to fire for a job whose `next_run_at` has come.
+
+    Of several slots that are due at once only the newest runs, unless `misfire="all"`; those
+    passed over leave one skipped record, made by the first firing. Each firing advances the job,
+    so the versions chain.
+    A chain ends once it makes `most` runs; the job is due again behind it, for the next plan.
+    """
+    assert job.schedule is not None
+    assert job.next_run_at is not None
+    now = max(now, job.next_run_at)  # a clock that was set back brings back no slots
+    slots, gap, left = _chosen(job, now, most)
+    passed_over = () if gap is None else (_gap_run(job, gap, now),)
+    if gap is not None and not slots:
+        upcoming = job.schedule.next(now)
+        return [_firing(job, job.version, passed_over, gap.last, upcoming, now)], gap
+    firings: list[Firing] = []
+    catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) + left > 1
+    made = 0
+    for at, slot in enumerate(slots):
+        runs = with_followers(_slot_run(job, slot, now), followers, now)
+        if at == 0:
+            runs += passed_over
+        made += len(runs)
+        # A chain never leaves one slot alone: that would no longer look like catching up.
+        full = made >= most and len(slots) - at - 1 + left > 1
+        ahead = slots[at + 1] if at + 1 < len(slots) else None
+        following = ahead or job.schedule.next(slot if left else now)
+        firing = _firing(job, job.version + len(firings), runs, slot, following, now)
+        if catching_up and firing.overlap is Overlap.SKIP:
+            firing = replace(firing, overlap=Overlap.QUEUE)  # "all" means all: one by one
+        firings.append(firing)
+        if full:
+            break
+    return firings, gap
+
+
+def over_before(job: Job, now: datetime) -> tuple[Firing, Gap] | None:
+    """What to record of a job whose schedule was over when it was stored: its last slot, missed."""
+    assert job.schedule is not None
+    last = job.schedule.previous(now + _INSTANT)
+    if last is None:
+        return None
+    gap = Gap(last, last, 1)
+    return _firing(job, job.version, (_gap_run(job, gap, now),), last, None, now), gap
+
+
+def make_run(
+    job: Job,
+    *,
+    run_id: str,
+    now: datetime,
+    source: Source,
+    scheduled_at: datetime,
+    run_at: datetime,
+    **fields: Any,
+) -> Run:
+    """A run of a job, with what its policy says of queue, priority and deadline.
+
+    It is never older than its job: by that a worker tells the runs of a job that was removed from
+    those of the one that took its id.
+    """
+    policy = job.policy
+    deadline = policy.start_deadline
+    values: dict[str, Any] = {
+        "queue": policy.queue,
+        "priority": policy.priority,
+        "payload": job.payload,
+        **{name: value for name, value in fields.items() if value is not None},
+    }
+    return Run(
+        id=run_id,
+        job_id=job.id,
+        handler=job.handler,
+        created_at=max(now, job.created_at),  # also where a clock was set back since
+        source=source,
+        scheduled_at=scheduled_at,
+        run_at=run_at,
+        start_by=None if deadline is None else run_at + deadline,
+        **values,
+    )
+
+
+def is_orphan(run: Run, job: Job | None) -> bool:
+    """Whether the run's job was removed, given the one that has its id now."""
+    return job is None or job.created_at > run.created_at
+
+
+def with_followers(root: Run, followers: Iterable[Job], now: datetime) -> tuple[Run, ...]:
+    """A run, and waiting runs of all jobs that come after its job: one workflow instance.
+
+    A follower's id is made from its job and the instance (the root's slot, or the root's id),
+    so an instance can never give two.
+    """
+    made = {root.job_id: root}
+    pending = [job for job in followers if job.enabled and job.id != root.job_id]
+    grown = True
+    while grown:
+        grown = False
+        for job in list(pending):
+            upstream = [made[name].id for name in job.policy.after if name in made]
+            others = {name for name in job.policy.after if name not in made}
+            if not upstream or others & {other.id for other in pending}:
+                continue
+            pending.remove(job)
+            made[job.id] = _follower_run(job, root, tuple(upstream), now)
+            grown = True
+    return tuple(made.values())
+
+
+def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime) -> Run:
+    scheduled = root.source is Source.SCHEDULE
+    run_id = slot_run_id(job.id, root.scheduled_at) if scheduled else f"{job.id}@{root.id}"
+    run = make_run(
+        job,
+        run_id=run_id,
+        now=now,
+        source=Source.AFTER,
+        scheduled_at=root.scheduled_at,
+        run_at=root.run_at,
+    )
+    return replace(run, state=State.WAITING, after=upstream, start_by=None)
+
+
+def _chosen(job: Job, now: datetime, most: int) -> tuple[list[datetime], Gap | None, int]:
+    """The slots to run, earliest first; those passed over; and how many more are to run behind
+    these, where they are more than `most`."""
+    schedule, misfire, first = job.schedule, job.policy.misfire, job.next_run_at
+    assert schedule is not None
+    assert first is not None
+    newest = max(schedule.previous(now + _INSTANT) or first, first)
+    if misfire.kind is MisfireKind.ALL:
+        return _all_slots(job, first, newest, misfire.limit, most)
+    late = now - newest > duration(misfire.grace)
+    if late and misfire.kind is MisfireKind.SKIP:
+        return [], _gap(job, first, newest), 0
+    if newest == first:
+        return [newest], None, 0
+    last = schedule.previous(newest)
+    return [newest], _gap(job, first, max(last or first, first)), 0
+
+
+def _all_slots(
+    job: Job, first: datetime, newest: datetime, limit: int, most: int
+) -> tuple[list[datetime], Gap | None, int]:
+    """The newest `limit` slots of those from `first` to `newest`, or the first `most` of them."""
+    schedule = job.schedule
+    assert schedule is not None
+    behind = schedule.count(first, newest)
+    if behind is None:  # no more than these can be run: they are found one by one
+        slots = _newest_slots(job, first, newest, min(limit, MOST_STEPPED))
+        start, count = slots[0], len(slots)
+    else:
+        count = min(behind + 1, limit)
+        start = first if count > behind else _nth_from_last(schedule, first, newest, count)
+        slots = [start]
+        while len(slots) < min(count, most + 1):
+            following = schedule.next(slots[-1])
+            assert following is not None
+            slots.append(following)
+    before = schedule.previous(start) if start > first else None
+    gap = None if start == first else _gap(job, first, max(before or first, first))
+    return slots, gap, count - len(slots)
+
+
+def _newest_slots(job: Job, first: datetime, newest: datetime, limit: int) -> list[datetime]:
+    assert job.schedule is not None
+    slots = [newest]
+    while slots[-1] > first and len(slots) < limit:
+        earlier = job.schedule.previous(slots[-1])
+        slots.append(max(earlier or first, first))
+    return slots[::-1]
+
+
+def _nth_from_last(schedule: Schedule, first: datetime, newest: datetime, n: int) -> datetime:
+    """The slot that has `n - 1` behind it up to `newest`, found by halving the time between."""
+    low, high = first, newest  # more than n - 1 lie behind `low`, at most so many behind `high`
+    while high - low > _INSTANT:
+        middle = low + (high - low) // 2
+        if (schedule.count(middle, newest) or 0) >= n:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _gap(job: Job, first: datetime, last: datetime) -> Gap:
+    assert job.schedule is not None
+    behind = job.schedule.count(first, last)
+    if behind is not None:
+        return Gap(first, last, 1 + behind)
+    count, slot = 1, first
+    while slot < last and count < MOST_COUNTED:
+        following = job.schedule.next(slot)
+        if following is None or following > last:
+            break
+        slot, count = following, count + 1
+    return Gap(first, last, count)
+
+
+def _slot_run(job: Job, slot: datetime, now: datetime) -> Run:
+    assert job.schedule is not None
+    return make_run(
+        job,
+        run_id=slot_run_id(job.id, slot),
+        now=now,
+        source=Source.SCHEDULE,
+        scheduled_at=slot,
+        run_at=slot + job.schedule.delay(slot),
+    )
+
+
+def _gap_run(job: Job, gap: Gap, now: datetime) -> Run:
+    run = _slot_run(job, gap.first, now)
+    return replace(run, state=State.SKIPPED, finished_at=now, reason="misfire", result=gap.data())
+
+
+def _firing(
+    job: Job,
+    version: int,
+    runs: tuple[Run, ...],
+    slot: datetime,
+    following: datetime | None,
+    now: datetime,
+) -> Firing:
+    return Firing(
+        job_id=job.id,
+        version=version,
+        runs=runs,
+        overlap=job.policy.overlap,
+        next_run_at=following,
+        last_run_at=slot,
+        valid_until=now + PLAN_HOLDS,
+    )

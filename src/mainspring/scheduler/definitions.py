@@ -1,0 +1,325 @@
+"""Jobs as people write them: what `add_job`, `update_job` and the decorator take, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.core import codec, schedules
+from mainspring.core.clock import EPOCH
+from mainspring.core.durations import duration, warn_of_bare_number
+from mainspring.core.handlers import Handler, Registry
+from mainspring.core.job_options import JobChanges, JobOptions, option_names
+from mainspring.core.model import (
+    Job,
+    Owner,
+    Webhook,
+    check_job_id,
+    check_key,
+    replace,
+)
+from mainspring.core.policy import Delivery, Isolation, Policy
+from mainspring.core.schedules import Interval, Schedule
+from mainspring.engine.executors.process_pool import Target
+from mainspring.errors import (
+    InvalidArguments,
+    InvalidInput,
+    InvalidSchedule,
+    JobOwnedByCode,
+    UnknownOption,
+)
+from mainspring.webhooks.service import HANDLER, Webhooks
+
+__all__ = [
+    "draft_job",
+    "edited",
+    "new_job",
+    "refuse_unknown",
+    "replaced",
+    "stored_as",
+    "zone_after",
+]
+
+_WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
+_ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
+
+WEBHOOK_TIMEOUT = timedelta(seconds=30)
+USUAL = timedelta(hours=4)
+"""A timeout or a delay longer than this, given as a bare number, may be meant in milliseconds."""
+
+LONGEST_WEBHOOK = timedelta(hours=1)
+
+
+def refuse_unknown(given: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()) -> None:
+    """Refuse options that are none of `kind`; those `beside` are taken too, by other ways."""
+    allowed = option_names(kind)
+    if unknown := given.keys() - allowed:
+        raise UnknownOption(unknown, allowed.union(beside))
+
+
+def draft_job(
+    job_id: str,
+    handler: Handler | str,
+    owner: Owner,
+    default_zone: str,
+    *,
+    schedule: Any = None,
+    payload: Any = None,
+    enabled: bool = True,
+    timezone: str | None = None,
+    jitter: Any = None,
+    webhook: Webhook | None = None,
+    **given: Any,
+) -> Job:
+    """A job that was never stored: no times, no version. A handler that another process has is
+    given by its name, and what its signature asks for is checked there."""
+    if webhook is not None:
+        given.setdefault("timeout", WEBHOOK_TIMEOUT)
+    _warn_of_bare_numbers({**given, "jitter": jitter})
+    about = {name: given.pop(name) for name in _ABOUT if name in given}
+    job = Job(
+        id=check_job_id(job_id),
+        handler=handler if isinstance(handler, str) else handler.name,
+        created_at=EPOCH,
+        updated_at=EPOCH,
+        payload=payload if isinstance(handler, str) else handler.stored(payload),
+        schedule=_schedule(schedule, timezone, default_zone, jitter),
+        policy=Policy.make(**given),
+        enabled=enabled,
+        owner=owner,
+        webhook=webhook,
+        **_about(about),
+    )
+    _check(job, None if isinstance(handler, str) else handler)
+    return job
+
+
+def new_job(
+    job_id: str,
+    registry: Registry,
+    webhooks: Webhooks,
+    default_zone: str,
+    *,
+    elsewhere: bool = False,
+    handler: Any = None,
+    webhook: Any = None,
+    **given: Any,
+) -> Job:
+    """A draft for a registered handler, by its name or as it was decorated, or for a webhook.
+    `elsewhere`: handlers may be in other processes, so any name will do."""
+    beside = ("schedule", "handler", "webhook", "replace", "dry_run")
+    refuse_unknown({name: given[name] for name in given if name not in beside}, JobOptions, beside)
+    if webhook is not None and handler in (None, HANDLER):
+        handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
+    elif webhook is not None or handler in (None, HANDLER):
+        raise InvalidInput("give a job a handler, or a webhook=… to call")
+    found = _handler(registry, handler, elsewhere=elsewhere)
+    return draft_job(job_id, found, Owner.API, default_zone, **given)
+
+
+def replaced(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
+    """The draft as `add_job(replace=True)` puts it in the place of a stored job. It keeps the
+    signing secret, unless it brings its `own_secret`: receivers have the former one."""
+    if stored.owner is Owner.CODE:
+        raise JobOwnedByCode(stored.id)
+    if (draft.webhook is None) is not (stored.webhook is None):
+        raise _other_kind(stored)
+    if draft.webhook is None:
+        return draft
+    return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
+
+
+def edited(
+    job: Job,
+    changes: Mapping[str, Any],
+    registry: Registry,
+    webhooks: Webhooks,
+    default_zone: str,
+    now: datetime,
+    *,
+    elsewhere: bool = False,
+) -> Job:
+    """A stored job with changes; what is not named stays. A new schedule starts afresh.
+    `elsewhere` is as for `new_job`."""
+    refuse_unknown(changes, JobChanges)
+    given = dict(changes)
+    _warn_of_bare_numbers(given)
+    if "webhook" in given:
+        job = replace(job, webhook=webhooks.changed(job, given.pop("webhook")))
+    if "signing_secret" in given:
+        rotated, _ = webhooks.rotated(job, now, secret=given.pop("signing_secret"))
+        job = replace(job, webhook=rotated)
+    about = _about({name: given.pop(name) for name in _ABOUT if name in given})
+    handler = registry.find(job.handler)
+    if "handler" in given:
+        found = _handler(registry, given.pop("handler"), elsewhere=elsewhere)
+        handler = None if isinstance(found, str) else found
+        job = replace(job, handler=found if isinstance(found, str) else found.name)
+        if (job.handler == HANDLER) is not (job.webhook is not None):
+            raise _other_kind(job)
+    fresh = {name: given.pop(name) for name in _WHEN if name in given}
+    enabled = given.pop("enabled", job.enabled)
+    payload = given.pop("payload", job.payload)
+    if handler is not None:
+        payload = handler.stored(payload)
+    after = replace(
+        job,
+        payload=payload,
+        policy=Policy.make(job.policy, **given),
+        enabled=enabled,
+        **about,
+    )
+    if fresh:
+        after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
+    # The same schedule named once more must not step over a slot that is due.
+    if after.schedule != job.schedule or enabled is not job.enabled:
+        upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
+        if after.schedule and enabled is True and upcoming is None:
+            raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        after = replace(after, next_run_at=upcoming)
+    _check(after, handler)
+    return after
+
+
+def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
+    """Whether the job is what storing the draft would have made, and nobody has edited it since."""
+    schedule = draft.schedule
+    if schedule is not None:
+        anchor = getattr(job.schedule, "anchor", None) or job.created_at
+        schedule = schedule.bind(draft.id, anchor)
+    made = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
+    same = made.definition() == replace(job, webhook=None).definition()
+    return same and webhooks.alike(draft, job)
+
+
+def _warn_of_bare_numbers(given: Mapping[str, Any]) -> None:
+    for name in ("timeout", "start_deadline", "retry_delay", "jitter"):
+        warn_of_bare_number(given.get(name), name, USUAL)
+
+
+def _handler(registry: Registry, asked: Any, *, elsewhere: bool) -> Handler | str:
+    name = getattr(asked, "id", asked)
+    found = registry.find(name) if isinstance(name, str) else None
+    if found is not None:
+        return found
+    return check_job_id(name) if elsewhere and isinstance(name, str) else registry.get(name)
+
+
+def _other_kind(job: Job) -> InvalidInput:
+    kind = "a webhook job" if job.webhook is not None else "a job with a Python handler"
+    return InvalidInput(
+        f"job {job.id!r} is {kind}, and a job's kind cannot change: remove it and add a new one"
+    )
+
+
+def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -> Schedule | None:
+    """What was given as a schedule: in its own zone, else in the job's, else in the default."""
+    if spec is None:
+        if jitter is not None:
+            raise InvalidInput("jitter spreads a schedule's slots: it needs a schedule")
+        return None
+    schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
+    if jitter is not None:
+        schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
+    return schedule
+
+
+def _rescheduled(
+    job: Job, fresh: Mapping[str, Any], default_zone: str, now: datetime
+) -> Schedule | None:
+    """The schedule after an edit. Another schedule that names no zone stays in the job's, and
+    another zone alone moves the wall times that the schedule names."""
+    old, timezone = job.schedule, fresh.get("timezone")
+    if "schedule" in fresh:
+        zone = zone_after(old, default_zone)
+        schedule = _schedule(fresh["schedule"], timezone, zone, None)
+    else:
+        schedule = old
+        if old is not None and timezone is not None:
+            schedule = dataclasses.replace(old, timezone=timezone)
+    if schedule is None:
+        return None
+    jitter = fresh.get("jitter", old.jitter if old and "schedule" not in fresh else None)
+    if jitter is not None:
+        schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
+    return schedule.bind(job.id, now) if "schedule" in fresh else schedule
+
+
+def zone_after(old: Schedule | None, default_zone: str) -> str:
+    """The zone of a schedule that takes the place of `old` and names none: that of `old`, if it
+    has one of its own (an interval in UTC was given none)."""
+    if old is None or (isinstance(old, Interval) and old.timezone == "UTC"):
+        return default_zone
+    return old.timezone
+
+
+def _about(given: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if "description" in given:
+        made["description"] = str(given["description"] or "")
+    if "tags" in given:
+        tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
+        made["tags"] = tuple(check_key(str(tag), "a tag") for tag in tags)
+    if "metadata" in given:
+        if not isinstance(given["metadata"], Mapping):
+            raise InvalidInput(f"metadata is an object, not {given['metadata']!r}")
+        made["metadata"] = codec.decode(codec.encode(dict(given["metadata"]), what="metadata"))
+    return made
+
+
+def _check(job: Job, handler: Handler | None) -> None:
+    if not isinstance(job.enabled, bool):
+        raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
+    codec.encode(job.payload)
+    if job.policy.delivery is Delivery.EFFECT_ONCE:
+        _check_effect_once(job, handler)
+    if job.schedule is not None and job.policy.after:
+        raise InvalidInput(
+            f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
+            " it can have one or the other"
+        )
+    if job.id in job.policy.after:
+        raise InvalidInput(f"job {job.id!r} cannot come after itself")
+    if job.webhook is not None:
+        _check_webhook(job)
+    if handler is None:
+        return
+    if job.schedule is not None or job.policy.after or job.policy.run_on_start:
+        try:
+            handler.check(job.payload)
+        except InvalidArguments as error:
+            raise InvalidArguments(
+                f"{error}; a job that runs by itself needs them in payload=…"
+            ) from None
+    if job.policy.isolation is Isolation.PROCESS:
+        Target.check(handler.function)  # refused here, not when the first run is due
+
+
+def _check_effect_once(job: Job, handler: Handler | None) -> None:
+    if job.policy.isolation is Isolation.PROCESS:
+        raise InvalidInput(
+            f"job {job.id!r}: a transaction cannot be shared with another process, so"
+            ' delivery="effect_once" and isolation="process" do not go together'
+        )
+    if handler is not None and not handler.takes_context:
+        raise InvalidInput(
+            f'job {job.id!r}: with delivery="effect_once" the handler writes inside'
+            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`"
+        )
+
+
+def _check_webhook(job: Job) -> None:
+    timeout = job.policy.timeout
+    if timeout is None or timeout > LONGEST_WEBHOOK:
+        raise InvalidInput(f"a webhook's timeout is at most {LONGEST_WEBHOOK}, not {timeout}")
+    if job.payload is not None:
+        raise InvalidInput("a webhook sends its body: give it there, not as payload")
+    if job.policy.delivery is Delivery.EFFECT_ONCE:
+        raise InvalidInput(
+            "an endpoint has no share in our transactions: a webhook is delivered at_least_once (it"
+            " can know a repeat by its webhook-id) or at_most_once"
+        )
+    if job.policy.isolation is not Isolation.AUTO:
+        raise InvalidInput(f"a webhook needs no isolation: {job.policy.isolation} is for handlers")

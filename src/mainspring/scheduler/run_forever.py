@@ -1,0 +1,130 @@
+"""Working until a signal says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from mainspring.engine.loop_thread import soon
+
+if TYPE_CHECKING:
+    from mainspring.scheduler import Scheduler
+
+__all__ = ["run_until_signal"]
+
+NEARLY_STARTED = 1.0
+"""Seconds that a start is given after a signal before it is given up."""
+
+LATEST_END = 60.0
+"""Seconds after the drain timeout in which the process ends, whatever it waits for."""
+
+BLOCKED_END = 3.0
+"""Seconds after the drain in which the process ends if a handler blocks the program's loop."""
+
+log = logging.getLogger("mainspring")
+
+
+async def run_until_signal(
+    scheduler: Scheduler,
+    *,
+    watch: Callable[[], Awaitable[None]] | None = None,
+    started: Callable[[], None] | None = None,
+    drain_timeout: timedelta = timedelta(seconds=30),
+) -> bool:
+    """Run until SIGTERM or SIGINT, then drain for at most `drain_timeout`. A second signal ends the
+    process at once, also while a handler blocks the loop: what was running is rescued when its
+    lease lapses.
+
+    `started` is called once the scheduler runs. `watch` goes on beside it; when it returns, the
+    scheduler drains too. Gives whether a signal came, be it during that drain.
+    """
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    signals: list[int] = []
+    timers: list[threading.Timer] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            sys.stderr.flush()
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(asked.set)
+        seconds = drain_timeout.total_seconds()
+        end_after(seconds + LATEST_END, "could not stop in time")
+        # The program's loop may be blocked: the engine stops firing and claiming by itself.
+        drained = scheduler._drain_soon(seconds)
+        if drained is not None:
+            drained.add_done_callback(end_if_blocked)
+
+    def end_after(seconds: float, why: str) -> threading.Timer:
+        timer = threading.Timer(seconds, end_anyway, [why])
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+        return timer
+
+    def end_if_blocked(drained: object) -> None:
+        timer = end_after(BLOCKED_END, "a handler blocks the event loop and does not stop")
+        soon(loop, timer.cancel)
+
+    def end_anyway(why: str) -> None:
+        log.error("%s; the process ends now", why)
+        logging.shutdown()
+        os._exit(128 + signals[0])
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, on_signal)
+    try:
+        if await _started(scheduler, asked):
+            try:
+                if started is not None:
+                    started()
+                await _first(asked, watch)
+                log.info("stopping: waiting for running work (signal again to end at once)")
+            finally:
+                await scheduler.stop(timeout=drain_timeout)
+    finally:
+        for timer in timers:
+            timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return bool(signals)
+
+
+async def _started(scheduler: Scheduler, asked: asyncio.Event) -> bool:
+    """Start, unless a signal comes meanwhile: the store may be long in coming. A start that is
+    nearly through is let through, because runs may have begun: they are drained like all others."""
+    starting = asyncio.ensure_future(scheduler.start())
+    stopping = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await asyncio.wait({starting}, timeout=NEARLY_STARTED)
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
+
+
+async def _first(asked: asyncio.Event, watch: Callable[[], Awaitable[None]] | None) -> None:
+    if watch is None:
+        await asked.wait()
+        return
+    tasks = {asyncio.ensure_future(asked.wait()), asyncio.ensure_future(watch())}
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()

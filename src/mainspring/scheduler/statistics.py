@@ -1,0 +1,236 @@
+"""How things stand: statistics and health of the scheduler and of single jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from mainspring.core.model import Job, Page, Run, State, replace
+from mainspring.engine.engine import Engine
+from mainspring.engine.live_workers import LiveWorker, without_worker
+from mainspring.engine.settings import Settings
+from mainspring.errors import StoreError
+from mainspring.scheduler.explanation import explain_run
+from mainspring.stores.protocol import JobQuery, RunQuery
+
+__all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
+
+LOOKUPS_AT_ONCE = 50
+
+RECENT = 200
+"""Runs that a job's figures look back on."""
+
+
+JobStatus = Literal["healthy", "failing", "paused", "no_worker", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    jobs: int
+    enabled_jobs: int
+    runs: Mapping[str, int]
+    due: int
+    running_here: int
+    workers: int
+    is_leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerHealth:
+    """`store` is "ok", or says what is wrong with it; one may answer, and yet fail at what the
+    engine asks of it (a file that another program has locked): `failing` names that."""
+
+    status: Literal["healthy", "degraded"]
+    store: str
+    failing: tuple[str, ...]
+    running_here: int
+    workers: int
+    stuck_threads: int
+    is_leader: bool
+    jobs_without_worker: tuple[str, ...] = ()
+    """Jobs that this process does not fire, because no live worker has their handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHealth:
+    """`no_worker`: no live worker has the job's handler, so none of its runs can start.
+
+    A breaker is counted by each process for itself. `breaker` is what this process knows: "closed",
+    "open" or "half_open" where it works on the job, "unknown" where it does not, "none" where the
+    job has no breaker.
+    """
+
+    job_id: str
+    status: JobStatus
+    enabled: bool
+    last_run_at: datetime | None
+    next_run_at: datetime | None
+    consecutive_failures: int
+    breaker: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobMetrics:
+    """Counts and rates are over all of the job's runs that are kept and succeeded or failed; rates
+    are 0 to 1, or None. `average_duration` (seconds) and `consecutive_failures` look at the newest
+    `RECENT` of them."""
+
+    job_id: str
+    total: int
+    succeeded: int
+    failed: int
+    success_rate: float | None
+    failure_rate: float | None
+    average_duration: float | None
+    consecutive_failures: int
+
+
+async def stats(engine: Engine, settings: Settings) -> Stats:
+    counts = await engine.control.counts()
+    jobs = enabled = 0
+    cursor: str | None = None
+    while True:
+        page = await engine.control.jobs(JobQuery(limit=1000, cursor=cursor))
+        jobs += len(page.items)
+        enabled += sum(job.enabled for job in page.items)
+        if (cursor := page.cursor) is None:
+            break
+    return Stats(
+        jobs=jobs,
+        enabled_jobs=enabled,
+        runs={state.value: counts.total(state) for state in State},
+        due=sum(due.count for due in counts.due.values()),
+        running_here=engine.worker.running,
+        workers=settings.workers,
+        is_leader=engine.keeper.leads,
+    )
+
+
+async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
+    failing = engine.failing
+    store = "ok" if not failing else f"it fails at {', '.join(failing)}"
+    try:
+        await engine.control.jobs(JobQuery(limit=1))
+    except StoreError as error:
+        store = str(error)
+    orphaned = engine.live_workers.not_fired
+    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1) and not orphaned
+    return SchedulerHealth(
+        status="healthy" if fine else "degraded",
+        store=store,
+        failing=failing,
+        running_here=engine.worker.running,
+        workers=settings.workers,
+        stuck_threads=engine.worker.stuck,
+        is_leader=engine.keeper.leads,
+        jobs_without_worker=orphaned,
+    )
+
+
+async def list_workers(engine: Engine) -> list[LiveWorker]:
+    return await engine.live_workers.current()
+
+
+async def explain(engine: Engine, run_id: str) -> str | None:
+    return await explain_run(engine, await engine.control.run(run_id))
+
+
+async def get_job(engine: Engine, job_id: str) -> Job:
+    [job] = await with_last_runs(engine, [await engine.control.job(job_id)])
+    return job
+
+
+async def list_jobs(engine: Engine, query: JobQuery, *, last_runs: bool) -> Page[Job]:
+    page = await engine.control.jobs(query)
+    return replace(page, items=await with_last_runs(engine, page.items)) if last_runs else page
+
+
+async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs with `last_run_at` as it is true for all their runs, triggered and enqueued ones
+    too: when their newest run that was tried was started.
+
+    The store keeps only the last slot with the job, because a write for every run would cost too
+    much. So the newest run is looked up, by index. Where there is none, it may be older than what
+    is kept; then the last slot is the best that is known.
+    """
+    kept_since = engine.time.now() - engine.retention
+    found: list[Job] = []
+    for at in range(0, len(jobs), LOOKUPS_AT_ONCE):
+        chunk = jobs[at : at + LOOKUPS_AT_ONCE]
+        newest = await asyncio.gather(*(_newest_tried(engine, job) for job in chunk))
+        for job, run in zip(chunk, newest, strict=True):
+            last = job.last_run_at
+            if run is not None:
+                last = run.started_at
+            elif last is not None and (last > kept_since or last < job.created_at):
+                last = None  # the slot was skipped, or its run has not started yet
+            found.append(job if last == job.last_run_at else replace(job, last_run_at=last))
+    return found
+
+
+async def _newest_tried(engine: Engine, job: Job) -> Run | None:
+    page = await engine.control.runs(RunQuery(job=job.id, tried=True, brief=True, limit=1))
+    # One that is older than the job was left by another job that had its id.
+    return page.items[0] if page.items and page.items[0].created_at >= job.created_at else None
+
+
+async def job_health(engine: Engine, job_id: str) -> JobHealth:
+    job = await get_job(engine, job_id)
+    recent = await _newest_ended(engine, job_id)
+    status: JobStatus = "healthy"
+    if not job.enabled:
+        status = "paused"
+    elif without_worker([job], await list_workers(engine)):
+        status = "no_worker"
+    elif not recent:
+        status = "unknown"
+    elif recent[0].state is State.FAILED:
+        status = "failing"
+    return JobHealth(
+        job_id=job_id,
+        status=status,
+        enabled=job.enabled,
+        last_run_at=job.last_run_at,
+        next_run_at=job.next_run_at,
+        consecutive_failures=_consecutive_failures(recent),
+        breaker=_breaker(engine, job),
+    )
+
+
+def _breaker(engine: Engine, job: Job) -> str:
+    if job.policy.breaker is None:
+        return "none"
+    return engine.worker.breaker_state(job.id) if engine.can_run(job) else "unknown"
+
+
+async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
+    await engine.control.job(job_id)
+    counts = (await engine.control.counts()).runs.get(job_id, {})
+    succeeded, failed = counts.get(State.SUCCEEDED, 0), counts.get(State.FAILED, 0)
+    total = succeeded + failed
+    recent = await _newest_ended(engine, job_id)
+    durations = [run.duration for run in recent if run.duration is not None]
+    return JobMetrics(
+        job_id=job_id,
+        total=total,
+        succeeded=succeeded,
+        failed=failed,
+        success_rate=succeeded / total if total else None,
+        failure_rate=failed / total if total else None,
+        average_duration=sum(durations) / len(durations) if durations else None,
+        consecutive_failures=_consecutive_failures(recent),
+    )
+
+
+async def _newest_ended(engine: Engine, job_id: str) -> list[Run]:
+    ended = frozenset({State.SUCCEEDED, State.FAILED})
+    query = RunQuery(job=job_id, states=ended, brief=True, limit=RECENT)
+    return (await engine.control.runs(query)).items
+
+
+def _consecutive_failures(newest: list[Run]) -> int:
+    failed = [run.state is State.FAILED for run in newest]
+    return failed.index(False) if False in failed else len(failed)

@@ -1,0 +1,228 @@
+"""API keys: shown once, kept as a hash, read by every instance from the store.
+
+A key is `ms_ID_SECRET`. The id finds its note; the secret has 256 random bits, so that a plain
+SHA-256 of it is as good as a slow hash, and is compared in constant time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Protocol, TypeVar
+
+from msgspec import Struct
+
+from mainspring.core.clock import CarriedClock, Clock, SystemClock
+from mainspring.core.model import Note, Page
+from mainspring.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+
+__all__ = ["SCOPES", "Key", "Keys", "Notes", "Scope"]
+
+Scope = Literal["read", "write", "admin"]
+SCOPES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
+"""Each scope may do what those before it may."""
+
+KIND = "api-key"
+FRESH = 5.0
+"""Seconds that what was read of a key holds: the longest that a revoked one still opens."""
+
+ASK_SECONDS = 2.0
+"""How long who may come in by what is known waits for what the store says. Drivers wait longer for
+a store that is away, and Prometheus ends a scrape after ten seconds."""
+
+T = TypeVar("T")
+
+
+class Notes(Protocol):
+    """Where keys are kept: a scheduler."""
+
+    async def note(self, kind: str, name: str) -> Note | None: ...
+
+    async def list_notes(
+        self, kind: str, *, limit: int = 1000, cursor: str | None = None
+    ) -> Page[Note]: ...
+
+    async def put_note(self, note: Note) -> int | None: ...
+
+    async def now(self) -> datetime: ...
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    """What is known of a key; never the key itself."""
+
+    id: str
+    name: str
+    scope: str
+    hash: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def usable(self, now: datetime) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
+    def state(self, now: datetime) -> str:
+        if self.revoked_at is not None:
+            return "revoked"
+        return "active" if self.usable(now) else "expired"
+
+    def allows(self, scope: Scope) -> bool:
+        return SCOPES.get(self.scope, -1) >= SCOPES[scope]
+
+
+class Keys:
+    """The keys of a store. What was read is remembered for a few seconds."""
+
+    def __init__(self, notes: Notes, clock: Clock | None = None) -> None:
+        self._notes = notes
+        self._clock = clock or SystemClock()
+        self._time = CarriedClock(self._clock)
+        self._known: dict[str, tuple[float, Key]] = {}
+        self._any: tuple[float, bool] | None = None
+
+    async def create(
+        self, name: str, scope: str, expires_in: timedelta | None = None
+    ) -> tuple[Key, str]:
+        """A new key, and its text: nobody can be told it again."""
+        if scope not in SCOPES:
+            raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
+        if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+            raise InvalidInput(f"a key's name is 1 to 200 printable characters, not {name!r}")
+        now = await self._notes.now()
+        secret = secrets.token_urlsafe(32)
+        key = Key(
+            id=secrets.token_hex(6),
+            name=name,
+            scope=scope,
+            hash=_hash(secret),
+            created_at=now,
+            expires_at=None if expires_in is None else now + expires_in,
+        )
+        if await self._notes.put_note(Note(kind=KIND, name=key.id, value=_value(key))) is None:
+            raise Conflict("a key of that id is there already; try again")
+        self._any = (self._clock.monotonic(), True)
+        return key, f"ms_{key.id}_{secret}"
+
+    async def list(self) -> list[Key]:
+        found: list[Key] = []
+        cursor: str | None = None
+        while True:
+            page = await self._notes.list_notes(KIND, cursor=cursor)
+            found += [_read(note) for note in page.items]
+            if (cursor := page.cursor) is None:
+                return sorted(found, key=lambda key: key.created_at)
+
+    async def revoke(self, key_id: str) -> Key:
+        """It opens nothing any more, and stays in the list: a store that once had keys is not
+        open again when the last of them goes."""
+        while True:
+            note = await self._notes.note(KIND, key_id)
+            if note is None:
+                raise NotFound(f"there is no key {key_id!r}")
+            key = _read(note)
+            if key.revoked_at is not None:
+                self._known[key_id] = (self._clock.monotonic(), key)
+                return key
+            key = _replaced(key, await self._notes.now())
+            if await self._notes.put_note(
+                Note(kind=KIND, name=key_id, value=_value(key), version=note.version)
+            ):
+                self._known[key_id] = (self._clock.monotonic(), key)
+                return key
+
+    async def exist(self, fresh: float = FRESH, *, away: bool = False) -> bool:
+        """Whether a key was ever made: from then on none may be left out. `away` as in `check`."""
+        known = self._any
+        if known is None:
+            return await self._read_any()
+        if self._clock.monotonic() - known[0] <= fresh:
+            return known[1]
+        return await (_asked(self._read_any(), known[1]) if away else self._read_any())
+
+    async def _read_any(self) -> bool:
+        now = self._clock.monotonic()
+        page = await self._notes.list_notes(KIND, limit=1)
+        if self._any is None or self._any[0] <= now:  # else it was overtaken
+            self._any = (now, bool(page.items))
+        return self._any[1]
+
+    async def now(self) -> datetime:
+        """The store's clock, by which keys expire."""
+        return await self._notes.now()
+
+    async def any_usable(self) -> bool:
+        now = await self._notes.now()
+        return any(key.usable(now) for key in await self.list())
+
+    async def check(self, text: str, *, away: bool = False) -> Key | None:
+        """The key that a text is, if it opens anything now. With `away`, what was last read of it
+        stands for as long as the store does not answer, but never beyond its expiry."""
+        prefix, _, rest = text.partition("_")
+        key_id, _, secret = rest.partition("_")
+        fits = prefix == "ms" and key_id.isascii()
+        known = await self._key(key_id, away=away) if fits else None
+        # Compared in any case, so that the time taken tells nothing of which ids there are.
+        same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
+        return known if same and known is not None and known.usable(self._time.now()) else None
+
+    async def opens_still(self, key_id: str | None, fresh: float) -> bool:
+        """Whether who came in with that key, or with none, might come in now, by what was read at
+        most `fresh` seconds ago."""
+        if key_id is None:
+            return not await self.exist(fresh)
+        known = await self._key(key_id, fresh)
+        return known is not None and known.usable(self._time.now())
+
+    async def _key(self, key_id: str, fresh: float = FRESH, *, away: bool = False) -> Key | None:
+        if len(key_id) != 12:
+            return None
+        read_at, known = self._known.get(key_id, (None, None))
+        if read_at is not None and self._clock.monotonic() - read_at <= fresh:
+            return known
+        if away and known is not None:
+            return await _asked(self._read_key(key_id), known)
+        return await self._read_key(key_id)
+
+    async def _read_key(self, key_id: str) -> Key | None:
+        now = self._clock.monotonic()
+        note = await self._notes.note(KIND, key_id)
+        if note is None:
+            # Not remembered: made-up ids would push out the keys that are in use.
+            self._known.pop(key_id, None)
+            return None
+        self._time.correct(await self._notes.now())
+        known = self._known.get(key_id)
+        if known is None or known[0] <= now:  # else a later read overtook this one
+            known = self._known[key_id] = (now, _read(note))
+        return known[1]
+
+
+async def _asked(asking: Coroutine[Any, Any, T], known: T) -> T:
+    """What the store says, or what is known where it says nothing. One that is only slow is heard
+    to the end, so that the next who asks knows better."""
+    task = asyncio.ensure_future(asking)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([task], timeout=ASK_SECONDS)
+    if not task.done() or isinstance(task.exception(), StoreUnavailable):
+        return known
+    return task.result()
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+def _value(key: Key) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in key.__struct_fields__ if name != "id"}
+
+
+def _read(note: Note) -> Key:
+    return Key(id=note.name, **note.value)
+
+
+def _replaced(key: Key, now: datetime) -> Key:
+    return Key(id=key.id, **{**_value(key), "revoked_at": now.astimezone(UTC)})

@@ -1,0 +1,65 @@
+"""`/`: what this is and how it is. `/docs`: the API's reference, drawn from `/openapi.json`.
+
+Nothing is loaded from elsewhere, and no bundle of somebody else's is shipped.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+
+from mainspring import __version__
+from mainspring.service.dependencies import ServiceDep
+from mainspring.service.routes.health import why_not_ready
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False)
+
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HERE = Path(__file__).parent / "pages"
+
+
+@router.head("/")
+@router.get("/")
+async def home(service: ServiceDep) -> Response:
+    """For a person who opens the service's address in a browser. Shows what `/readyz` says."""
+    why = await why_not_ready(service)
+    status = "ready" if why is None else f"not ready: {why}"
+    text = _read("home.html").decode().format(version=__version__, status=escape(status))
+    return _page(text.encode(), "text/html; charset=utf-8")
+
+
+@router.get("/docs")
+async def page() -> Response:
+    return _file("docs.html", "text/html; charset=utf-8")
+
+
+@router.get("/docs.js")
+async def script() -> Response:
+    return _file("docs.js", "text/javascript; charset=utf-8")
+
+
+@router.get("/docs.css")
+async def style() -> Response:
+    return _file("docs.css", "text/css; charset=utf-8")
+
+
+def _file(name: str, media_type: str) -> Response:
+    return _page(_read(name), media_type)
+
+
+def _page(content: bytes, media_type: str) -> Response:
+    headers = {"content-security-policy": _CSP, "cache-control": "no-cache"}
+    return Response(content, headers=headers, media_type=media_type)
+
+
+@cache
+def _read(name: str) -> bytes:
+    return (_HERE / name).read_bytes()

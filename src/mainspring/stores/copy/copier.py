@@ -1,0 +1,388 @@
+"""From one store to another: every job, note and run, as they are.
+
+A scheduler that starts on the copy goes on as if nothing had happened: tokens, attempts, versions,
+dedupe keys and slots are those of the original. It needs the methods of the protocol alone:
+
+1. `look` walks through the source, newest run first as pages come, and keeps nothing of it but
+   counts and the pages' cursors.
+2. `copy` goes back along these cursors, so that the oldest run is written first: in a store that
+   numbers its runs the order of lists is the same again. What is there already is compared and
+   made equal, and never doubled: an interrupted copy is completed by the same call.
+3. At the end both stores are counted, and every job is compared.
+
+A run that is running is not copied from under its worker: as long as a lease is valid, or a
+scheduler leads, the copy is refused. A run whose lease has lapsed is copied as it is, and rescued
+over there as it would have been here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from mainspring.core import codec
+from mainspring.core.model import Job, Run, State, replace
+from mainspring.core.transitions import Change
+from mainspring.errors import CopyRefused, StoreUnavailable
+from mainspring.stores.copy.notes import copy_notes, refuse_strange_notes, verify_notes
+from mainspring.stores.copy.reader import (
+    PAGE,
+    all_jobs,
+    jobs_like,
+    page_of,
+    patiently,
+)
+from mainspring.stores.protocol import LEADER, JobQuery, RunQuery, Store
+
+__all__ = ["Copied", "Look", "copy", "look"]
+
+TURN = timedelta(seconds=30)
+
+_LOCK = "copy"
+_COMPARED = tuple(
+    name for name in Run.__struct_fields__ if name not in ("id", "duplicate", "unreadable", "brief")
+)
+
+
+@dataclass(slots=True)
+class Look:
+    """What a store holds, and where its pages of runs begin (newest first)."""
+
+    jobs: int = 0
+    runs: Counter[State] = field(default_factory=Counter)
+    tokens: int = 0
+    secrets: int = 0
+    """Jobs with secrets, which open with the key of the store they come from."""
+    pages: list[str | None] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return self.runs.total()
+
+    @property
+    def empty(self) -> bool:
+        return not self.jobs and not self.total
+
+
+@dataclass(slots=True)
+class Copied:
+    """What became of a copy: how much was written, was there already, was there and made equal."""
+
+    jobs: int = 0
+    notes: int = 0
+    runs: Counter[State] = field(default_factory=Counter)
+    written: int = 0
+    mended: int = 0
+    there: int = 0
+    secrets: int = 0
+
+
+async def look(store: Store) -> Look:
+    """Count a store through, and refuse one whose runs are being worked on."""
+    await patiently(store.find, RunQuery(lapsed=True, limit=1))  # ends what is half made
+    await _refuse_leases(store)
+    seen = Look()
+    async for jobs in all_jobs(store):
+        _refuse_unreadable("job", jobs)
+        seen.jobs += len(jobs)
+        seen.secrets += sum(map(_has_secrets, jobs))
+    cursor: str | None = None
+    while True:
+        runs, after = await page_of(store, cursor)
+        _refuse_unreadable("run", runs)
+        if runs:
+            seen.pages.append(cursor)
+        for run in runs:
+            seen.runs[run.state] += 1
+            seen.tokens += run.token
+        if (cursor := after) is None:
+            return seen
+
+
+async def copy(
+    source: Store, target: Store, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Copied:
+    """Copy everything. `progress` is told how many runs are over, and of how many."""
+    async with _alone(source, target) as still_alone:
+        seen = await look(source)
+        await _refuse_leases(target)
+        await _refuse_strangers(source, target)
+        work = _Copy(source, target)
+        await work.copy_jobs()
+        work.copied.notes = await copy_notes(source, target)
+        for number, cursor in enumerate(reversed(seen.pages), start=1):
+            await still_alone()
+            runs, _ = await page_of(source, cursor)
+            await work.copy_runs(runs[::-1])
+            progress(min(number * PAGE, seen.total), seen.total)
+        await work.copy_deferred()
+        await _refuse_leases(source)
+        await _verify(source, target, seen, work.tokens)
+        await verify_notes(source, target)
+    work.copied.runs = seen.runs
+    work.copied.secrets = seen.secrets
+    return work.copied
+
+
+def _has_secrets(job: Job) -> bool:
+    return job.webhook is not None and bool(job.webhook.secret_headers or job.webhook.signing)
+
+
+class _Copy:
+    """What a copy does, one page after the other."""
+
+    def __init__(self, source: Store, target: Store) -> None:
+        self._source = source
+        self._target = target
+        self._deferred: list[str] = []
+        self.copied = Copied()
+        self.tokens = 0
+
+    async def copy_jobs(self) -> None:
+        async for jobs in all_jobs(self._source):
+            ids = frozenset(job.id for job in jobs)
+            query = JobQuery(ids=ids, limit=len(ids))
+            there = {job.id: job for job in await patiently(jobs_like, self._target, query)}
+            changed = [job for job in jobs if job.id in there and there[job.id] != job]
+            for job in changed:
+                _refuse_newer(f"job {job.id}", "version", there[job.id].version, job.version)
+                await patiently(self._target.drop_job, job.id)
+            missing = [job for job in jobs if job.id not in there or job in changed]
+            await patiently(self._target.add_jobs, missing)
+            self.copied.jobs += len(jobs)
+
+    async def copy_runs(self, runs: Sequence[Run]) -> None:
+        """Write a page, oldest first. Those whose key is another's now come last."""
+        there = await patiently(self._target.get, [run.id for run in runs])
+        stale = [(there[run.id], run) for run in runs if run.id in there]
+        self.copied.mended += await self._mend(stale)
+        refused = await self._add([run for run in runs if run.id not in there])
+        await self._add_without_key([run for run in refused if run.finished])
+        left = await self._add([run for run in refused if not run.finished])
+        self._deferred += [run.id for run in left]
+        self.tokens += sum(run.token for run in runs)
+        self.copied.there += len(there)
+
+    async def copy_deferred(self) -> None:
+        """Live runs whose key was held when their turn came: its holder has been mended since."""
+        for at in range(0, len(self._deferred), PAGE):
+            ids = self._deferred[at : at + PAGE]
+            runs = await patiently(self._source.get, ids)
+            for run in await self._add(list(runs.values())):
+                raise CopyRefused(
+                    f"run {run.id} cannot be copied: its dedupe key {run.dedupe_key!r} is held by"
+                    " another run in the target, which something else must be using"
+                )
+
+    async def _add(self, runs: Sequence[Run]) -> list[Run]:
+        """Add runs as they are; give those that were refused for their key."""
+        if not runs:
+            return []
+        added = await patiently(self._target.add, runs)
+        refused = [run for run, one in zip(runs, added, strict=True) if one.duplicate]
+        pairs = zip(runs, added, strict=True)
+        await self._mend([(one.run, run) for run, one in pairs if not one.duplicate])
+        self.copied.written += len(runs) - len(refused)
+        return refused
+
+    async def _add_without_key(self, runs: Sequence[Run]) -> None:
+        """Runs that are over, and whose key another holds by now: they keep its name only."""
+        bare = [replace(run, dedupe_key=None, dedupe_until=None) for run in runs]
+        await self._add(bare)
+        await self._mend(list(zip(bare, runs, strict=True)))
+
+    async def _mend(self, pairs: Sequence[tuple[Run, Run]]) -> int:
+        """Make runs that are there equal to those they are copies of; how many were not."""
+        differ = [(kept, run, unlike) for kept, run in pairs if (unlike := _unlike(kept, run))]
+        if not differ:
+            return 0
+        for kept, run, _ in differ:
+            _refuse_newer(f"run {run.id}", "token", kept.token, run.token)
+        changes = [
+            Change(run.id, {"state": kept.state, "token": kept.token}, unlike)
+            for kept, run, unlike in differ
+        ]
+        await patiently(self._target.commit, changes)
+        now = await patiently(self._target.get, [run.id for _, run, _ in differ])
+        for _, run, _ in differ:
+            if run.id not in now or _unlike(now[run.id], run):
+                raise CopyRefused(
+                    f"run {run.id} could not be made equal in the target: something else must be"
+                    " using it"
+                )
+        return len(differ)
+
+
+def _unlike(kept: Run, run: Run) -> dict[str, Any]:
+    """The fields in which a copy is not what it should be, as they should be."""
+    return {
+        name: getattr(run, name)
+        for name in _COMPARED
+        if getattr(kept, name) != getattr(run, name)
+        and not (name in ("payload", "result") and _same_value(kept, run, name))
+    }
+
+
+def _same_value(kept: Run, run: Run, name: str) -> bool:
+    """A value with a NaN in it is not equal to itself."""
+    return codec.encode(getattr(kept, name)) == codec.encode(getattr(run, name))
+
+
+# -- what stands in the way -----------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """One copy at a time from or to a store, of two stores that are not the same, and no
+    scheduler on either. Gives what has to be called now and then to keep it so."""
+    me = f"copy:{uuid.uuid4().hex}"
+    for store, name in ((source, "source"), (target, "target")):
+        if await _elect(store, LEADER, me, timedelta(seconds=5)) is None:
+            raise CopyRefused(
+                f"a scheduler is working on the {name}, or was killed less than 15 seconds ago:"
+                " stop it, and copy again"
+            )
+        await _elect(store, LEADER, me, timedelta())
+    names = {f"{me}:from": source, f"{me}:to": target}
+    held: list[tuple[Store, str]] = []
+    try:
+        for holder, store in names.items():
+            if await _elect(store, _LOCK, holder, TURN) is None:
+                raise CopyRefused(
+                    "both names lead to the same store"
+                    if held and await _same_store(source, target, *names)
+                    else "another copy from or to this store is under way; if it was killed, wait"
+                    " half a minute"
+                )
+            held.append((store, holder))
+
+        async def still_alone() -> None:
+            for store, holder in held:
+                if await _elect(store, _LOCK, holder, TURN) is None:
+                    raise CopyRefused("another copy has begun meanwhile: this one took too long")
+
+        yield still_alone
+    finally:
+        for store, holder in held:
+            try:
+                await store.elect(_LOCK, holder, timedelta())
+            except StoreUnavailable:
+                continue  # it lapses by itself
+
+
+async def _same_store(source: Store, target: Store, mine: str, other: str) -> bool:
+    """Whether the target's lock is free once ours on the source is."""
+    await _elect(source, _LOCK, mine, timedelta())
+    return await _elect(target, _LOCK, other, timedelta(seconds=1)) is not None
+
+
+async def _elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
+    return await patiently(store.elect, name, holder, ttl)
+
+
+async def _refuse_leases(store: Store) -> None:
+    now = await patiently(store.now)
+    cursor: str | None = None
+    while True:
+        runs, cursor = await page_of(store, cursor, State.RUNNING)
+        held = [run for run in runs if run.lease_until is not None and run.lease_until > now]
+        if held:
+            last = max(run.lease_until for run in held if run.lease_until is not None)
+            raise CopyRefused(
+                f"run {held[0].id} is running on {held[0].worker}: stop the workers first (a"
+                f" killed one holds its runs until {last:%H:%M:%S} UTC), and copy again"
+            )
+        if cursor is None:
+            return
+
+
+async def _refuse_strangers(source: Store, target: Store) -> None:
+    """The target is empty, or holds nothing but what a copy before has brought there."""
+    async for jobs in all_jobs(target):
+        ids = frozenset(job.id for job in jobs)
+        query = JobQuery(ids=ids, limit=len(ids))
+        known = {job.id for job in await patiently(jobs_like, source, query)}
+        _refuse_stranger("job", ids - known)
+    await refuse_strange_notes(source, target)
+    cursor: str | None = None
+    while True:
+        runs, cursor = await page_of(target, cursor)
+        ids = frozenset(run.id for run in runs)
+        _refuse_stranger("run", ids - (await patiently(source.get, ids)).keys())
+        if cursor is None:
+            return
+
+
+def _refuse_stranger(kind: str, ids: frozenset[str]) -> None:
+    if ids:
+        raise CopyRefused(
+            f"the target is not empty: {kind} {min(ids)} is there, and not in the source. Name an"
+            " empty target (a new file, database or mainspringPrefix)"
+        )
+
+
+def _refuse_unreadable(kind: str, records: Sequence[Job] | Sequence[Run]) -> None:
+    """A copy of what cannot be read would be a copy of half of it."""
+    for record in records:
+        if record.unreadable is not None:
+            raise CopyRefused(
+                f"{kind} {record.id} cannot be read ({record.unreadable}), so it cannot be copied."
+                " Copy with the version that wrote it, or repair or delete it first"
+            )
+
+
+def _refuse_newer(what: str, number: str, there: int, here: int) -> None:
+    if there > here:
+        raise CopyRefused(
+            f"{what} has gone on in the target ({number} {there}, in the source {here}):"
+            " something has worked there. Name an empty target"
+        )
+
+
+async def _verify(source: Store, target: Store, seen: Look, tokens: int) -> None:
+    here, there = await _counted(source), await _counted(target)
+    if here != there or _by_state(here) != seen.runs or seen.tokens != tokens:
+        raise CopyRefused(
+            f"the source has changed while it was copied (it had {_told(seen.runs)}, has"
+            f" {_told(_by_state(here))}; the target has {_told(_by_state(there))}). Stop what uses"
+            " it and copy again: that completes the copy"
+        )
+    pairs = [
+        (job, kept)
+        async for jobs in all_jobs(source)
+        for job, kept in zip(jobs, await _same_jobs(target, jobs), strict=True)
+        if job != kept
+    ]
+    if pairs:
+        raise CopyRefused(
+            f"job {pairs[0][0].id} has changed while it was copied. Stop what uses the source and"
+            " copy again: that completes the copy"
+        )
+
+
+async def _same_jobs(store: Store, jobs: Sequence[Job]) -> list[Job | None]:
+    query = JobQuery(ids=frozenset(job.id for job in jobs), limit=len(jobs))
+    found = {job.id: job for job in await patiently(jobs_like, store, query)}
+    return [found.get(job.id) for job in jobs]
+
+
+async def _counted(store: Store) -> Counter[tuple[str, State]]:
+    counts = await patiently(store.counts)
+    by_job = counts.runs.items()
+    return Counter({(job, state): n for job, runs in by_job for state, n in runs.items() if n})
+
+
+def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:
+    found: Counter[State] = Counter()
+    for (_, state), count in counts.items():
+        found[state] += count
+    return found
+
+
+def _told(runs: Mapping[State, int]) -> str:
+    return ", ".join(f"{runs[state]} {state}" for state in State if runs.get(state)) or "no runs"

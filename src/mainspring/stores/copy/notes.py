@@ -1,0 +1,68 @@
+"""Notes: API keys, idempotency records, what a program keeps of its own.
+
+Their versions begin anew, and a copy raises one only where the source has raised its own. So a note
+that differs and is no younger over there was changed over there: a key revoked on the copy must not
+be opened again by copying once more. One that expires is gone by the clock of each store; about
+those the two sides may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mainspring.core.model import Note, replace
+from mainspring.errors import CopyRefused
+from mainspring.stores.copy.reader import all_notes, patiently, same_notes
+from mainspring.stores.protocol import Store
+
+__all__ = ["copy_notes", "refuse_strange_notes", "verify_notes"]
+
+
+async def copy_notes(source: Store, target: Store) -> int:
+    """Write those that are not there as they are; how many there are in all."""
+    count = 0
+    async for notes in all_notes(source):
+        there = await same_notes(target, notes)
+        for note in notes:
+            kept = there.get(note.name)
+            if _same(note, kept):
+                continue
+            if kept is not None and note.expires_at is None and kept.version >= note.version:
+                raise CopyRefused(
+                    f"{note.kind} {note.name} was changed in the target: something has worked"
+                    " there. Name an empty target"
+                )
+            version = kept.version if kept else 0
+            await patiently(target.put_note, replace(note, version=version))
+        count += len(notes)
+    return count
+
+
+async def refuse_strange_notes(source: Store, target: Store) -> None:
+    async for notes in all_notes(target):
+        known = await same_notes(source, notes)
+        for note in _lasting(notes):
+            if note.name not in known:
+                raise CopyRefused(
+                    f"the target is not empty: {note.kind} {note.name} is there, and not in the"
+                    " source. Name an empty target, and make API keys for it when the copy is done"
+                )
+
+
+async def verify_notes(source: Store, target: Store) -> None:
+    async for notes in all_notes(source):
+        there = await same_notes(target, notes)
+        for note in _lasting(notes):
+            if not _same(note, there.get(note.name)):
+                raise CopyRefused(
+                    f"{note.kind} {note.name} has changed while it was copied. Stop what uses the"
+                    " source and copy again: that completes the copy"
+                )
+
+
+def _same(note: Note, kept: Note | None) -> bool:
+    return kept is not None and replace(kept, version=note.version) == note
+
+
+def _lasting(notes: Sequence[Note]) -> list[Note]:
+    return [note for note in notes if note.expires_at is None]

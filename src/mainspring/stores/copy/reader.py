@@ -1,0 +1,74 @@
+"""Reading a store through, page by page, and waiting for one that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from mainspring.core.model import Job, Note, Run, State
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
+
+__all__ = ["PAGE", "all_jobs", "all_notes", "jobs_like", "page_of", "patiently", "same_notes"]
+
+T = TypeVar("T")
+
+PAGE = 200
+"""Runs at a time. With payloads, results and logs as large as they may be, that is 400 MB."""
+
+TRIES = 12
+LONGEST_PAUSE = 5.0
+"""A store that is away is asked again for about 45 seconds: longer than a failover takes."""
+
+
+async def page_of(store: Store, cursor: str | None, *states: State) -> tuple[list[Run], str | None]:
+    query = RunQuery(cursor=cursor, limit=PAGE, states=frozenset(states) or None)
+    page = await patiently(store.find, query)
+    return page.items, page.cursor
+
+
+async def jobs_like(store: Store, query: JobQuery) -> list[Job]:
+    return (await store.jobs(query)).items
+
+
+async def all_jobs(store: Store) -> AsyncIterator[list[Job]]:
+    cursor: str | None = None
+    while True:
+        query = JobQuery(cursor=cursor, limit=PAGE)
+        page = await patiently(store.jobs, query)
+        if page.items:
+            yield page.items
+        if (cursor := page.cursor) is None:
+            return
+
+
+async def all_notes(store: Store) -> AsyncIterator[list[Note]]:
+    for kind in await patiently(store.note_kinds):
+        cursor: str | None = None
+        while True:
+            query = NoteQuery(kind=kind, cursor=cursor, limit=PAGE)
+            page = await patiently(store.notes, query)
+            if page.items:
+                yield page.items
+            if (cursor := page.cursor) is None:
+                break
+
+
+async def same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:
+    """The notes of the same kind (it is one) and names, by name."""
+    names = frozenset(note.name for note in notes)
+    query = NoteQuery(kind=notes[0].kind, names=names, limit=len(names))
+    return {note.name: note for note in (await patiently(store.notes, query)).items}
+
+
+async def patiently(operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Everything here may be sent again: a store that is away is waited for."""
+    for attempt in range(TRIES):
+        try:
+            return await operation(*arguments)
+        except StoreUnavailable:
+            if attempt == TRIES - 1:
+                raise
+            await asyncio.sleep(min(0.1 * 2**attempt, LONGEST_PAUSE))
+    raise AssertionError("unreachable")

@@ -1,0 +1,428 @@
+"""The claim: which due runs come next, and their taking.
+
+Runs of one lane (queue, handler, job where it is limited, else one of a few parts) lie together in
+the index, by priority and time. A claim
+
+1. steps from lane to lane, one key each, and keeps those it may take from, or the part of them
+   that is dealt to it where others claim too (crowd.py);
+2. walks the heads of these lanes together, as far as it takes runs;
+3. reserves places for runs of limited jobs (limits.py);
+4. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
+   it has read them whole in step 2, and need not read again what it took as it was.
+
+Its cost follows the lanes with pending runs and the runs it takes, never the backlog: not a
+million pending runs, nor those of next year at a high priority, nor those of a handler that this
+worker lacks, nor those of a job at its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from bson import ObjectId
+from pymongo import UpdateMany
+from pymongo.errors import PyMongoError
+
+from mainspring.core.model import Run
+from mainspring.stores.mongodb.claim_partition import Crowd
+from mainspring.stores.mongodb.codec import (
+    LIVE_STATES,
+    RUN_FIELDS,
+    SET_ASIDE,
+    has_numbers,
+    is_lane,
+    is_moment,
+    lane_part,
+    read_run,
+)
+from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.concurrency import Room, room_under
+from mainspring.stores.mongodb.errors import ambiguous
+from mainspring.stores.mongodb.server_clock import read_moment, span_us
+from mainspring.stores.protocol import Claim
+
+__all__ = ["Doubts", "bring_back", "claim", "next_due", "stamp_lanes"]
+
+TRIES = 40
+WALKS = 100
+"""Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
+PRIORITIES = list(range(10))
+FEW = 100
+"""Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
+_SHOWN = dict.fromkeys(
+    ("lane", "job_id", "priority", "run_at", "created_at", "token", "attempt", "fence"), 1
+)
+_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt", "fence"), 1)
+"""Where nothing but the order counts, and one find gives it: half the time of `_SHOWN`."""
+_SHOWN = {**_THIN, "lane": 1, "created_at": 1}
+_WHOLE = dict.fromkeys((*RUN_FIELDS, "fence"), 1)
+ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
+
+
+class Doubts:
+    """Claims of this client that are over and may have taken runs, though nobody could find out:
+    the ids they were after, by nonce. The next claim of the same worker looks them up first, so a
+    failover leaves no runs behind that nobody knows to hold. A claim that is still under way is
+    none of them: its own caller hears of what it takes."""
+
+    def __init__(self) -> None:
+        self._open: dict[ObjectId, tuple[str, list[str]]] = {}
+
+    def add(self, worker: str, nonce: ObjectId, ids: list[str]) -> None:
+        self._open[nonce] = (worker, ids)
+
+    def settle(self, nonce: ObjectId) -> None:
+        self._open.pop(nonce, None)
+
+    def of(self, worker: str) -> list[tuple[ObjectId, list[str]]]:
+        return [(nonce, ids) for nonce, (whose, ids) in self._open.items() if whose == worker]
+
+
+async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tuple[list[Run], bool]:
+    """The runs taken, and whether there may be more: what was left to others, or they were quicker
+    with what we saw."""
+    if claim.limit <= 0 or not claim.handlers:
+        return [], False
+    if again := await _readable(db, await _found_again(db, claim.worker, doubts)):
+        return again, True
+    nonce = ObjectId()
+    crowd.came()
+    for tries in range(TRIES):
+        if tries:
+            await crowd.pause(tries)
+        found = await _select(db, claim, crowd, nonce)
+        if found is None:
+            continue
+        chosen, room, left = found
+        if not chosen:
+            return [], False
+        if not await room.reserve(db, chosen):
+            continue
+        taken = await _take(db, claim, chosen, nonce, doubts)
+        missed = len(taken) < len(chosen)
+        crowd.met(missed)
+        if readable := await _readable(db, taken):
+            return readable, missed or left
+    return [], True
+
+
+# -- which ----------------------------------------------------------------------------------
+
+
+async def _select(
+    db: Database, claim: Claim, crowd: Crowd, nonce: ObjectId
+) -> tuple[list[Document], Room, bool] | None:
+    """The runs to take, in order, the room under their limits, and whether some are left to others
+    that we could take. None: look again."""
+    guess = crowd.limited
+    lanes, room = await asyncio.gather(
+        _lanes(db, claim), room_under(db, guess, nonce, frozenset(guess.values()))
+    )
+    limited = {lane["g"] for lane in lanes if lane["g"]}
+    if not limited <= guess.keys():
+        room = await room_under(db, limited, nonce)
+    crowd.limited = {job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited}
+    if not limited:
+        chosen, left = await _dealt(db, lanes, claim, crowd)
+        return None if await _mislaid(db, chosen) else (chosen, room, left)
+    runs = await _under_limits(db, lanes, room, claim)
+    return None if runs is None else (runs, room, False)
+
+
+async def _dealt(
+    db: Database, lanes: Sequence[Document], claim: Claim, crowd: Crowd
+) -> tuple[list[Document], bool]:
+    """The first runs of our part of the lanes, where the rest may be left to others; and whether
+    there is use for it."""
+    ours, theirs = crowd.deal(lanes)
+    excluded = claim.excluded_jobs
+    found, first = await asyncio.gather(
+        _heads(db, ours, claim.limit, excluded, _THIN), _heads(db, theirs, 1, excluded)
+    )
+    short = len(found) < claim.limit
+    if not first or (found and crowd.leaves(first[0], found[-1], short=short)):
+        return found, bool(first) and short
+    return await _heads(db, lanes, claim.limit, excluded, _THIN), False
+
+
+async def _under_limits(
+    db: Database, lanes: Sequence[Document], room: Room, claim: Claim
+) -> list[Document] | None:
+    """As many runs as there is room for, in order. None: look again."""
+    width = claim.limit
+    counted, found = await asyncio.gather(room.count(db), _first(db, lanes, room, claim))
+    taken: dict[str, Document] = {}
+    while counted and not await _mislaid(db, found):
+        turned_away = False
+        for run in found:
+            if run["_id"] in taken:
+                continue
+            if len(taken) == width:
+                break
+            if room.left(run["lane"]["g"]):
+                room.take(run["lane"]["g"])
+                taken[run["_id"]] = run
+            else:
+                turned_away = True
+        if len(taken) == width or not turned_away:
+            return sorted(taken.values(), key=_turn)
+        found = await _first(db, lanes, room, claim, len(taken))
+    return None
+
+
+async def _first(
+    db: Database, lanes: Sequence[Document], room: Room, claim: Claim, known: int = 0
+) -> list[Document]:
+    """The heads of the lanes that have room left: as many as there may be use for."""
+    open_lanes = [lane for lane in lanes if room.left(lane["g"])]
+    most = room.most(lane["g"] for lane in open_lanes)
+    count = claim.limit if most is None else min(claim.limit, most)
+    return await _heads(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
+
+
+async def _lanes(db: Database, claim: Claim) -> list[Document]:
+    """The lanes that have pending runs and that the claim may take from."""
+    lanes = await db.runs.distinct("lane", {"state": "pending"})
+    return [lane for lane in lanes if _takes(claim, lane)]
+
+
+def _takes(claim: Claim, lane: Document) -> bool:
+    if not is_lane(lane) or lane["p"] == SET_ASIDE:
+        return False
+    return (
+        lane["h"] in claim.handlers
+        and (claim.queues is None or lane["q"] in claim.queues)
+        and lane["g"] not in claim.excluded_jobs
+    )
+
+
+def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
+    due = {"$lte": ["$run_at", db.time.now]}
+    return {"state": "pending", "lane": {"$in": list(lanes)}, "$expr": due}
+
+
+async def _heads(
+    db: Database,
+    lanes: Sequence[Document],
+    count: int,
+    excluded: frozenset[str] = frozenset(),
+    shown: Document = _SHOWN,
+) -> list[Document]:
+    """The first due runs of these lanes, in the order of the claim: a few of them whole. Those
+    whose numbers are damaged are set aside: the write of a batch would fail for all of it."""
+    if not count:
+        return []
+    if count <= FEW:
+        shown = {**_WHOLE, "now": db.time.now}
+    elif len(lanes) > WALKS:
+        shown = _SHOWN
+    for _ in range(TRIES):
+        found = await _read_heads(db, lanes, count, excluded, shown)
+        damaged = [run["_id"] for run in found if not _can_be_taken(run, shown)]
+        if not damaged:
+            break
+        where = {"_id": {"$in": damaged}, "state": "pending"}
+        await db.runs.update_many(where, {"$set": {"lane.p": SET_ASIDE}}, hint=BY_ID)
+        found = [run for run in found if run["_id"] not in damaged]
+    if len(lanes) > WALKS:
+        found.sort(key=_turn)
+        found = found[:count]
+    return found
+
+
+def _can_be_taken(run: Document, shown: Document) -> bool:
+    return (
+        has_numbers(run)
+        and isinstance(run.get("job_id"), str)
+        and isinstance(run.get("fence", 0), int)
+        and ("created_at" not in shown or is_moment(run.get("created_at")))
+    )
+
+
+async def _read_heads(
+    db: Database,
+    lanes: Sequence[Document],
+    count: int,
+    excluded: frozenset[str],
+    shown: Document,
+) -> list[Document]:
+    found: list[Document] = []
+    for part in chunks(lanes, WALKS):
+        where = due_runs(db, part)
+        if excluded:
+            where["job_id"] = {"$nin": sorted(excluded)}
+        walk = db.runs.find(where, shown)
+        walk = walk.sort(ORDER).limit(count).batch_size(count)
+        found += await walk.to_list(count)
+    return found
+
+
+def _turn(run: Document) -> tuple[int, int, int]:
+    return -run["priority"], run["run_at"], run["created_at"]
+
+
+async def _mislaid(db: Database, runs: Iterable[Document]) -> bool:
+    """Whether some runs' jobs have a limit that their lanes do not know of. They do then."""
+    job_ids = {run["job_id"] for run in runs if "lane" not in run or not run["lane"]["g"]}
+    if not job_ids:
+        return False
+    limited = db.jobs.find({"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}})
+    found = [job["_id"] async for job in limited]
+    for job_id in found:
+        await stamp_lanes(db, job_id, limited=True)
+    return bool(found)
+
+
+async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
+    """Move a job's live runs to the lanes that its limit, new or gone, gives them."""
+    where = {"job_id": job_id, "state": {"$in": list(LIVE_STATES)}}
+    await db.runs.update_many(where, {"$set": {"lane.g": job_id if limited else ""}})
+
+
+# -- the taking -----------------------------------------------------------------------------
+
+
+async def _take(
+    db: Database, claim: Claim, chosen: Sequence[Document], nonce: ObjectId, doubts: Doubts
+) -> list[Run]:
+    """Take those of the runs that nobody took first; in order."""
+    put = {
+        "began": False,
+        "state": "running",
+        "worker": claim.worker,
+        "lease": span_us(claim.lease),
+        "nonce": nonce,
+    }
+    ids = [run["_id"] for run in chosen]
+    matched: int | None = None
+    try:
+        matched = await _send(db, chosen, put)
+    except PyMongoError as error:
+        if not ambiguous(error):
+            raise
+    if matched == 0:
+        return []
+    if matched == len(chosen) and all("now" in run for run in chosen):
+        return [read_run(_taken(db, run, put)) for run in chosen]
+    try:
+        return await _bearing(db, nonce, ids, settled=matched is None)
+    except PyMongoError:
+        doubts.add(claim.worker, nonce, ids)
+        raise
+
+
+def _taken(db: Database, run: Document, put: Document) -> Document:
+    """A run that was read whole, as `_send` has changed it."""
+    now = db.time.stamp(run["now"])
+    grown = {"token": run["token"] + 1, "attempt": run["attempt"] + 1}
+    return {**run, **put, **grown, "started_at": now, "leased_at": now, "progress": None}
+
+
+async def _bearing(
+    db: Database, nonce: ObjectId, ids: Sequence[str], *, settled: bool
+) -> list[Run]:
+    """Those of the runs that a claim took, in order."""
+    if settled:
+        found = await db.settled(db.runs, ids)
+    else:
+        walk = db.runs.find({"_id": {"$in": list(ids)}, "nonce": nonce}, hint=BY_ID)
+        walk = walk.batch_size(len(ids) + 1)  # one answer, no second call
+        found = {run["_id"]: run async for run in walk}
+    taken = [found[run_id] for run_id in ids if run_id in found]
+    return [read_run(run) for run in taken if _is_mine(run, nonce)]
+
+
+def _is_mine(run: Document, nonce: ObjectId) -> bool:
+    return run.get("nonce") == nonce and run.get("state") == "running"
+
+
+async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
+    """Those of the runs that can be read. The others are set aside, where no claim finds them;
+    nothing else of them is touched. If that fails, their leases lapse and a claim comes here
+    again."""
+    aside = [run for run in taken if run.unreadable is not None]
+    put = {"state": "pending", "lane.p": SET_ASIDE}
+    gone = dict.fromkeys(("worker", "started_at", "leased_at", "lease", "began"), "")
+    change = {"$set": put, "$inc": {"attempt": -1}, "$unset": gone}
+    for run in aside:
+        where = {"_id": run.id, "state": "running", "token": run.token}
+        await db.runs.update_one(where, change)
+    return [run for run in taken if run.unreadable is None]
+
+
+async def bring_back(db: Database, runs: Sequence[Run]) -> None:
+    """Let claims find these runs again, which were set aside and can be read by now."""
+    for run in runs:
+        where = {"_id": run.id, "lane.p": SET_ASIDE}
+        part = {"$cond": [{"$eq": ["$lane.g", ""]}, lane_part(run.id), 0]}
+        await db.runs.update_one(where, [{"$set": {"lane.p": part}}])
+
+
+async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
+    """What an earlier claim took, though its caller never heard of it."""
+    for nonce, ids in doubts.of(worker):
+        taken = await _bearing(db, nonce, ids, settled=True)
+        doubts.settle(nonce)
+        if taken:
+            return taken
+    return []
+
+
+async def _send(db: Database, chosen: Sequence[Document], put: Document) -> int:
+    """Runs are guarded by the token and fence seen: mostly the same for all of them."""
+    alike: dict[tuple[int, int | None, int | None], list[str]] = {}
+    for run in chosen:
+        alike.setdefault((run["token"], run.get("fence"), run.get("now")), []).append(run["_id"])
+    updates: list[tuple[Document, Any]] = [
+        (
+            {"_id": {"$in": ids}, "state": "pending", "token": token, "fence": fence},
+            _change(db, put, now),
+        )
+        for (token, fence, now), ids in alike.items()
+    ]
+    if len(updates) == 1:
+        return (await db.runs.update_many(*updates[0], hint=BY_ID)).matched_count
+    operations = [UpdateMany(where, change, hint=BY_ID) for where, change in updates]
+    return (await db.runs.bulk_write(operations, ordered=False)).matched_count
+
+
+def _change(db: Database, put: Document, now: int | None) -> Document:
+    change = {
+        "$set": put,
+        "$inc": {"token": 1, "attempt": 1},
+        "$unset": {"progress": "", "evicted": ""},
+    }
+    if now is None:
+        return db.time.stamped(change, "started_at", "leased_at")
+    moment = db.time.stamp(now)
+    return {**change, "$set": {**put, "started_at": moment, "leased_at": moment}}
+
+
+# -- next_due -------------------------------------------------------------------------------
+
+
+async def next_due(db: Database, claim: Claim, back: timedelta) -> datetime | None:
+    """One seek for each lane and priority."""
+    lanes = await _lanes(db, claim)
+    earliest = None
+    for part in chunks(lanes, WALKS // len(PRIORITIES)):
+        walk = db.runs.find(coming_runs(db, part, back), {"run_at": 1}).sort("run_at", 1).limit(1)
+        for run in await walk.to_list(1):
+            if not is_moment(run.get("run_at")):
+                continue  # damaged, and behind all that are not
+            if earliest is None or run["run_at"] < earliest:
+                earliest = run["run_at"]
+    return read_moment(earliest)
+
+
+def coming_runs(db: Database, lanes: Sequence[Document], back: timedelta = timedelta()) -> Document:
+    since = {"$subtract": [db.time.now, span_us(back)]}
+    return {
+        "state": "pending",
+        "lane": {"$in": list(lanes)},
+        "priority": {"$in": PRIORITIES},
+        "$expr": {"$gt": ["$run_at", since]},
+    }

@@ -1,0 +1,109 @@
+"""What every operation works on: the collections and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from bson import ObjectId
+from pymongo import ASCENDING, AsyncMongoClient
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.read_concern import ReadConcern
+
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb.server_clock import ServerTime, read_moment
+
+__all__ = ["BY_ID", "MAJORITY", "Collection", "Database", "Document", "chunks"]
+
+Document = dict[str, Any]
+Collection = AsyncCollection[Document]
+T = TypeVar("T")
+
+BY_ID = [("_id", ASCENDING)]
+"""The hint for updates by ids. Without it the planner may walk the index of a whole state."""
+
+MAJORITY = ReadConcern("majority")
+CHUNK = 1000
+"""Documents in one command: within the driver's limits, and within the time-out of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    client: AsyncMongoClient[Document]
+    handle: AsyncDatabase[Document]
+    prefix: str
+    time: ServerTime
+    sightings: dict[str, dict[tuple[str, ObjectId], float]] = field(default_factory=dict)
+    """Since when this client has seen others' reservations, by limit (limits.py)."""
+
+    @property
+    def runs(self) -> Collection:
+        return self._collection("runs")
+
+    @property
+    def jobs(self) -> Collection:
+        return self._collection("jobs")
+
+    @property
+    def keys(self) -> Collection:
+        return self._collection("keys")
+
+    @property
+    def limits(self) -> Collection:
+        return self._collection("limits")
+
+    @property
+    def notes(self) -> Collection:
+        return self._collection("notes")
+
+    @property
+    def terms(self) -> Collection:
+        return self._collection("terms")
+
+    @property
+    def meta(self) -> Collection:
+        return self._collection("meta")
+
+    @property
+    def wakeups(self) -> Collection:
+        return self._collection("wakeups")
+
+    def _collection(self, name: str) -> Collection:
+        return self.handle[self.prefix + name]
+
+    async def now(self) -> datetime:
+        """The clock of the server that holds our unsharded collections."""
+        found = await self.meta.find_one({"_id": "schema"}, {"now": self.time.now})
+        moment = None if found is None else read_moment(found["now"])
+        if moment is None:
+            raise StoreUnavailable("the database was dropped; it will be made again at the start")
+        return moment
+
+    async def settled(self, collection: Collection, ids: Iterable[str]) -> dict[str, Document]:
+        """These documents as a majority has them, once every earlier write to them is decided.
+
+        For what is about to be taken for certain: whether a write was done whose answer was lost,
+        or what another client has only just written. A write that changes nothing goes to the
+        servers that hold them (which shards that are depends on the ids) and waits there for all
+        that came before it; the read behind it is no older, also if the primary changes meanwhile.
+        """
+        majority = collection.with_options(read_concern=MAJORITY)
+        found: dict[str, Document] = {}
+        async with self.client.start_session() as session:
+            for part in chunks(ids):
+                wanted: Document = {"_id": {"$in": part}}
+                none = {**wanted, "nonce": ObjectId()}
+                put = {"$set": {"nonce": None}}
+                await collection.update_many(none, put, hint=BY_ID, session=session)
+                walk = majority.find(wanted, session=session)
+                found |= {kept["_id"]: kept async for kept in walk}
+        return found
+
+
+def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
+    listed = list(items)
+    for start in range(0, len(listed), size):
+        yield listed[start : start + size]

@@ -1,0 +1,172 @@
+"""Commit: changes applied where all they expect still stands.
+
+Changes that expect the same are one update of many documents: what they all set is set at
+once, and what differs is looked up in a list by the document's id. That is three times cheaper
+than an update for each (docs/decisions/0006-mongodb-store.md has the figures). Where fewer were
+matched than sent, they are read back, and each is one of three:
+
+    mine     its values are there now, under its token: applied, just now or before
+    resend   what it expects still stands: a chunk was on the move; send it again
+    lost     anything else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pymongo import UpdateMany, UpdateOne
+
+from mainspring.core.model import FINISHED, LIVE
+from mainspring.core.transitions import Change
+from mainspring.stores.batching import waves
+from mainspring.stores.mongodb import dedupe
+from mainspring.stores.mongodb.codec import encode_fields, expecting, read_run
+from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+
+__all__ = ["commit"]
+
+RESENDS = 20
+_NESTED = ("lane.q", "lane.h")
+
+
+class Written(NamedTuple):
+    """A change as a document keeps its fields."""
+
+    id: str
+    expect: Mapping[str, Any]
+    put: Document
+    revives: bool
+
+    @classmethod
+    def of(cls, change: Change) -> Written:
+        put, expect = change.set, change.expect
+        revives = put.get("state") in LIVE and expect.get("state", "") in FINISHED
+        return cls(change.id, expect, encode_fields(put), revives)
+
+
+async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
+    items = [Written.of(change) for change in changes]
+    done = [False] * len(items)
+    for wave in waves(items, lambda item: item.id, lambda item: item.revives):
+        group = [items[at] for at in wave]
+        if group[0].revives:
+            stands = [await _revive(db, group[0])]
+        else:
+            stands = [kept for part in chunks(group) for kept in await _apply(db, part)]
+        for at, kept in zip(wave, stands, strict=True):
+            done[at] = kept
+    return done
+
+
+async def _apply(db: Database, items: Sequence[Written]) -> list[bool]:
+    stands: dict[str, bool] = {}
+    left = list(items)
+    for _ in range(RESENDS):
+        if not left:
+            break
+        if await _send(db, left) == len(left):
+            stands |= dict.fromkeys((item.id for item in left), True)
+            break
+        left = await _sorted_out(db, left, stands)
+    return [stands.get(item.id, False) for item in items]
+
+
+async def _send(db: Database, items: Sequence[Written]) -> int:
+    """Send the changes; say how many found what they expect."""
+    groups: dict[Any, list[Written]] = {}
+    for item in items:
+        alone = item.id if any(name in _NESTED for name in item.put) else None
+        groups.setdefault((alone, *item.expect.items()), []).append(item)
+    updates = [_update(group) for group in groups.values()]
+    if len(updates) == 1:
+        where, change = updates[0]
+        result = await db.runs.update_many(where, change, hint=BY_ID)
+        return result.matched_count
+    operations = [
+        UpdateOne(where, change)
+        if isinstance(change, dict)
+        else UpdateMany(where, change, hint=BY_ID)
+        for where, change in updates
+    ]
+    return (await db.runs.bulk_write(operations, ordered=False)).matched_count
+
+
+def _update(group: Sequence[Written]) -> tuple[Document, Any]:
+    where = expecting(group[0].expect)
+    if len(group) == 1:
+        return {"_id": group[0].id, **where}, {"$set": group[0].put}
+    ids = [item.id for item in group]
+    return {"_id": {"$in": ids}, **where}, _by_id(ids, [item.put for item in group])
+
+
+def _by_id(ids: Sequence[str], puts: Sequence[Document]) -> list[Document]:
+    """A pipeline that gives each document the values that its id stands for."""
+    first = puts[0]
+    common = {
+        name: value
+        for name, value in first.items()
+        if all(name in put and put[name] == value for put in puts)
+    }
+    stages: list[Document] = []
+    if common:
+        stages.append({"$set": {name: {"$literal": value} for name, value in common.items()}})
+    own = [{n: v for n, v in put.items() if n not in common} for put in puts]
+    if any(own):
+        place = {"$indexOfArray": [{"$literal": list(ids)}, "$_id"]}
+        values = {"$arrayElemAt": [{"$literal": own}, place]}
+        stages.append({"$replaceWith": {"$mergeObjects": ["$$ROOT", values]}})
+    return stages
+
+
+async def _sorted_out(
+    db: Database, items: Sequence[Written], stands: dict[str, bool]
+) -> list[Written]:
+    """Fill in which changes stand and which are lost; give those to send again."""
+    found = {
+        kept["_id"]: kept
+        async for kept in db.runs.find({"_id": {"$in": [item.id for item in items]}})
+    }
+    again = []
+    for item in items:
+        kept = found.get(item.id)
+        stands[item.id] = kept is not None and _is_there(item, kept)
+        if kept is not None and not stands[item.id] and _still_expected(item, kept):
+            again.append(item)
+    return again
+
+
+def _is_there(item: Written, kept: Document) -> bool:
+    token = item.expect.get("token", kept["token"])
+    return kept["token"] == token and all(
+        _field(kept, name) == value for name, value in item.put.items()
+    )
+
+
+def _still_expected(item: Written, kept: Document) -> bool:
+    plain = {name: value for name, value in item.expect.items() if name != "lease_until"}
+    if any(_field(kept, name) != value for name, value in encode_fields(plain).items()):
+        return False
+    if "lease_until" not in item.expect:
+        return True
+    return bool(read_run(kept).lease_until == item.expect["lease_until"])
+
+
+def _field(kept: Document, name: str) -> Any:
+    if name.startswith("lane."):
+        return kept["lane"][name[5:]]
+    return kept.get(name)
+
+
+async def _revive(db: Database, item: Written) -> bool:
+    """Bring a finished run back to life: with its dedupe key, or not at all."""
+    kept = await db.runs.find_one({"_id": item.id})
+    if kept is None:
+        return False
+    if kept.get("dedupe_key") is None or not _still_expected(item, kept):
+        [stands] = await _apply(db, [item])
+        return stands
+    if not await dedupe.take_again(db, kept, expecting(item.expect), item.put):
+        return False
+    after = await db.runs.find_one({"_id": item.id})
+    return after is not None and _is_there(item, after)

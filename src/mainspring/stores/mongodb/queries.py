@@ -1,0 +1,327 @@
+"""Reads: get, find, counts, jobs."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from math import floor
+from typing import Any
+
+import pymongo
+
+from mainspring.core.clock import to_us
+from mainspring.core.model import Job, Page, Run, State, replace
+from mainspring.stores.cursors import cursor_error, cursor_number
+from mainspring.stores.mongodb.codec import (
+    BRIEF,
+    LIVE_STATES,
+    RESERVED,
+    SET_ASIDE,
+    STATE_OF,
+    STATES,
+    is_lane,
+    read_job,
+    read_run,
+)
+from mainspring.stores.mongodb.collections import (
+    BY_ID,
+    MAJORITY,
+    Collection,
+    Database,
+    Document,
+    chunks,
+)
+from mainspring.stores.mongodb.concurrency import job_of, lapsed
+from mainspring.stores.mongodb.schema import UNTRIED
+from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
+
+__all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
+
+_NEWEST = [("created_at", -1), ("_id", -1)]
+_UNTRIED = frozenset(map(State, UNTRIED))
+COUNTING = 60.0
+"""Seconds for `counts`, whose walk is as long as there are runs: half a one for a million
+(bench/sizing.py)."""
+
+
+async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+    """An end, and the wish for one, is told when a majority has it: who hears of it asks no more.
+    Until then the run is what it was before. What else is told may be newer than that."""
+    wanted = list(dict.fromkeys(ids))
+    found: dict[str, Document] = {}
+    for part in chunks(wanted):
+        found |= await _whole(db.runs, part, brief)
+    ended = [run_id for run_id, run in found.items() if _is_ending(run)]
+    for part in chunks(ended):
+        found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part, brief)
+    return {i: read_run(found[i], brief=brief) for i in wanted if i in found}
+
+
+async def _whole(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
+    """Those of the runs that are not half made."""
+    where = {"_id": {"$in": ids}, "state": {"$ne": RESERVED}}
+    walk = runs.find(where, BRIEF if brief else None, hint=BY_ID)
+    return {run["_id"]: run async for run in walk}
+
+
+def _is_ending(run: Document) -> bool:
+    return run.get("state") not in LIVE_STATES or bool(run.get("cancel_requested"))
+
+
+# -- find -----------------------------------------------------------------------------------
+
+
+async def find(db: Database, query: RunQuery) -> Page[Run]:
+    """Newest first: by `created_at`, then id. Each state is a walk of its own, and the server
+    merges them."""
+    if query.limit <= 0 or (query.states is not None and not query.states):
+        return Page([])
+    if query.lapsed:
+        return await find_lapsed(db, query)
+    if query.set_aside:
+        return await _find_set_aside(db, query)
+    found: list[Document] = []
+    for where, hint in walks(query):
+        walk = db.runs.find(where, _shown(query), hint=hint).sort(_NEWEST).limit(query.limit)
+        found += await walk.to_list(query.limit)
+    found.sort(key=_age, reverse=True)
+    return _page(found[: query.limit], query)
+
+
+def _age(run: Document) -> tuple[int, float, str]:
+    """The server's order, also of runs whose `created_at` is damaged: what is missing is oldest,
+    what is no number newest."""
+    created = run.get("created_at")
+    if isinstance(created, int | float):
+        return 1, created, run["_id"]
+    return 0 if created is None else 2, 0, run["_id"]
+
+
+def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
+    """What is looked for, and along which index where that is no question for the server. Runs of a
+    job that were tried are two walks: those that may be untried have an index of their own."""
+    if query.upstream is not None:
+        return [(waiting_for(query.upstream) | _after(query.cursor), "upstream")]
+    if query.failing:
+        return [(listed(query), "failing")]
+    if not query.tried or query.job is None:
+        return [(listed(query), None)]
+    states = frozenset(State) if query.states is None else query.states
+    parts = [(states - _UNTRIED, "newest_of_job"), (states & _UNTRIED, "tried")]
+    return [(listed(replace(query, states=part)), index) for part, index in parts if part]
+
+
+def waiting_for(upstream: Iterable[str]) -> Document:
+    return {"after": {"$in": sorted(upstream)}, "state": "waiting"}
+
+
+def listed(query: RunQuery) -> Document:
+    """Behind a cursor each state is two walks: the rest of the cursor's moment, then what is
+    older. As one condition for both, every page would pass over all the pages before it where
+    runs were enqueued together."""
+    states = list(STATES if query.states is None else sorted(map(str, query.states)))
+    alike: Document = {}
+    if query.job is not None:
+        alike["job_id"] = query.job
+    if query.tried:
+        alike["attempt"] = {"$gt": 0}
+    if query.failing:  # an index of its own, in order whatever the states
+        alike |= {"failures": {"$gt": 0}, "state": {"$in": states}}
+        return alike | _either(_ranges(query))
+    if query.cursor is None:
+        return {"state": {"$in": states}, **alike, **_either(_ranges(query))}
+    return _either([{"state": s, **alike, **r} for s in states for r in _ranges(query)])
+
+
+def _either(ways: list[Document]) -> Document:
+    return ways[0] if len(ways) == 1 else {"$or": ways}
+
+
+def _ranges(query: RunQuery) -> list[Document]:
+    """What of the order by `created_at` and id is left behind the cursor, within the bounds."""
+    since = {} if query.since is None else {"$gte": to_us(query.since)}
+    until = {} if query.until is None else {"$lt": to_us(query.until)}
+    if query.cursor is None:
+        return [{"created_at": since | until} if since or until else {}]
+    created, run_id = _read_cursor(query.cursor)
+    older = min(created, until.get("$lt", created))
+    return [
+        {"created_at": {"$eq": created, **since, **until}, "_id": {"$lt": run_id}},
+        {"created_at": {"$lt": older, **since}},
+    ]
+
+
+async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
+    """A range of the index for each length of lease that is in use."""
+    if query.states is not None and State.RUNNING not in query.states:
+        return Page([])
+    kept = await db.runs.distinct("lease", {"state": "running"})
+    lengths = [int(length) for length in kept if isinstance(length, int | float)]
+    if not lengths:
+        return Page([])
+    walk = db.runs.find(over(db, lengths, query), _shown(query)).sort(_NEWEST).limit(query.limit)
+    return _page(await walk.to_list(query.limit), query)
+
+
+async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
+    """One step for each lane that has such runs, and the runs behind it."""
+    lanes = await db.runs.distinct("lane", {"state": "pending"})
+    aside = [lane for lane in lanes if isinstance(lane, dict) and lane.get("p") == SET_ASIDE]
+    if not aside:
+        return Page([])
+    where = {"state": "pending", "lane": {"$in": aside}} | _after(query.cursor)
+    walk = db.runs.find(where, _shown(query), hint="due").sort(_NEWEST).limit(query.limit)
+    return _page(await walk.to_list(query.limit), query)
+
+
+def over(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
+    ranges = [
+        {
+            "state": "running",
+            "lease": length,
+            "$expr": {"$lte": ["$leased_at", db.time.ago(length)]},
+        }
+        for length in lengths
+    ]
+    where: Document = {"$and": [{"$or": ranges}, {"$expr": lapsed(db)}]}
+    if query.job is not None:
+        where["job_id"] = query.job
+    return where | _after(query.cursor)
+
+
+def _page(found: list[Document], query: RunQuery) -> Page[Run]:
+    full = len(found) == query.limit
+    cursor = _cursor_behind(found[-1]) if full else None
+    return Page([read_run(run, brief=query.brief) for run in found], cursor)
+
+
+def _cursor_behind(run: Document) -> str | None:
+    """Behind what is no number come the numbers; behind what has none, nothing that is whole."""
+    kind, created, run_id = _age(run)
+    return None if kind == 0 else f"{floor(created) if kind == 1 else 2**62}:{run_id}"
+
+
+def _shown(query: RunQuery) -> Document | None:
+    return BRIEF if query.brief else None
+
+
+def _after(cursor: str | None) -> Document:
+    if cursor is None:
+        return {}
+    created, run_id = _read_cursor(cursor)
+    seen = {"created_at": created, "_id": {"$gte": run_id}}
+    return {"created_at": {"$lte": created}, "$nor": [seen]}
+
+
+def _read_cursor(cursor: str) -> tuple[int, str]:
+    moment, colon, run_id = str(cursor).partition(":")
+    if not colon:
+        raise cursor_error(cursor)
+    return cursor_number(moment, cursor), run_id
+
+
+# -- counts ---------------------------------------------------------------------------------
+
+
+async def counts(db: Database, since: datetime | None = None) -> Counts:
+    """Walks along indexes, without a look at the documents. Runs that are half made
+    (`reserved`), or in a state that this version does not know, are not counted."""
+    now = to_us(await db.now())  # also: whether anybody answers, within the usual time
+    with pymongo.timeout(COUNTING):
+        return await _counts(db, now, since)
+
+
+async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
+    runs: dict[str, dict[State, int]] = defaultdict(dict)
+    async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
+        if (state := _state(group["_id"].get("state"))) is not None:
+            of_job = runs[job_of({"job_id": group["_id"].get("job")})]
+            of_job[state] = of_job.get(state, 0) + group["count"]
+    due: dict[str, Due] = {}
+    async for group in await db.runs.aggregate(counted_due(now), hint="due"):
+        if not is_lane(group["_id"]) or group["_id"]["p"] == SET_ASIDE:
+            continue
+        handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
+        assert oldest is not None
+        seen = due.get(handler, Due(0, oldest))
+        due[handler] = Due(seen.count + group["count"], min(seen.oldest, oldest))
+    if since is None:
+        return Counts(runs, due)
+    ended: dict[State, int] = {}
+    async for group in await db.runs.aggregate(counted_ended(since), hint="ended"):
+        if (state := _state(group["_id"])) is not None:
+            ended[state] = group["count"]
+    return Counts(runs, due, ended)
+
+
+def _state(kept: Any) -> State | None:
+    return STATE_OF.get(kept) if isinstance(kept, str) else None
+
+
+def counted_ended(since: datetime) -> list[Document]:
+    return [
+        {"$match": {"finished_at": {"$gte": to_us(since)}}},
+        {"$group": {"_id": "$state", "count": {"$sum": 1}}},
+    ]
+
+
+def counted() -> list[Document]:
+    """Without a `$match`: with one, every document would be fetched."""
+    by = {"job": "$job_id", "state": "$state"}
+    return [{"$group": {"_id": by, "count": {"$sum": 1}}}]
+
+
+def counted_due(now: int) -> list[Document]:
+    """`now` was read before: in an aggregate through a router, `$$NOW` is the router's."""
+    each: Any = {"_id": "$lane", "count": {"$sum": 1}, "oldest": {"$min": "$run_at"}}
+    return [{"$match": {"state": "pending", "run_at": {"$lte": now}}}, {"$group": each}]
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+async def jobs(db: Database, query: JobQuery) -> Page[Job]:
+    if query.limit <= 0:
+        return Page([])
+    order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
+    where = listed_jobs(query)
+    total = await _total(db, where) if query.counted else None
+    if query.due is None and query.cursor is not None:
+        where = (
+            {"$and": [where, {"_id": {"$gt": query.cursor}}]}
+            if where
+            else {"_id": {"$gt": query.cursor}}
+        )
+    walk = db.jobs.find(where, {"firing": 0}).sort(order).skip(query.offset).limit(query.limit)
+    found = [read_job(job) for job in await walk.to_list(query.limit)]
+    full = query.due is None and len(found) == query.limit
+    return Page(found, found[-1].id if full else None, total)
+
+
+async def _total(db: Database, where: Document) -> int:
+    """Of all jobs, along the ids: left to itself the server reads every document for it."""
+    if where:
+        return await db.jobs.count_documents(where)
+    return await db.jobs.count_documents({}, hint=BY_ID)
+
+
+def listed_jobs(query: JobQuery) -> Document:
+    where: list[Document] = []
+    if query.ids is not None:
+        where.append({"_id": {"$in": list(query.ids)}})
+    if query.tag is not None:
+        where.append({"tags": {"$eq": query.tag}})
+    if query.follows:
+        where.append({"follows": True})
+    if query.due is not None:
+        where.append({"enabled": True, "next_run_at": {"$lte": to_us(query.due)}})
+    if query.enabled is not None:
+        where.append({"enabled": query.enabled})
+    if query.text is not None:
+        words = re.escape(query.text).replace("\0", r"\x00")  # no pattern may hold a NUL as it is
+        part = {"$regex": words, "$options": "i"}
+        where.append({"$or": [{"_id": part}, {"description": part}]})
+    return {"$and": where} if where else {}

@@ -1,0 +1,474 @@
+"""The Store protocol: the only seam between the engine and where things are kept.
+
+Rules for every store, checked by `mainspring.testing.StoreConformance`:
+
+1. The store's clock decides what is due and which lease has lapsed.
+2. Every change is fenced: it is applied whole where all it expects still stands, else not at all.
+3. A slot fires exactly once; limits are exact, over all clients, at any moment.
+4. Hints wake, polling guarantees.
+5. Batch is the only shape: one item is a list of one.
+
+6. A record that cannot be read (damaged, or written by a newer version) never stops others. It is
+   given with `unreadable` set and with what could be read of it; `claim` never gives it. Nothing
+   of it is overwritten or deleted.
+
+A method either does what it says, or raises `StoreError` (and may then have done it or not:
+everything here may be sent again). `StoreUnavailable` means "worth another try".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from mainspring.core import transitions as states
+from mainspring.core.model import (
+    Job,
+    Note,
+    Page,
+    Progress,
+    Run,
+    State,
+    replace,
+)
+from mainspring.core.policy import Overlap
+from mainspring.core.transitions import Change
+
+__all__ = [
+    "LEADER",
+    "Added",
+    "Claim",
+    "Counts",
+    "Due",
+    "Fired",
+    "Firing",
+    "Held",
+    "JobQuery",
+    "JobWrite",
+    "NoteQuery",
+    "Renewed",
+    "RunQuery",
+    "Store",
+    "Transaction",
+    "ended",
+    "overlapped",
+]
+
+
+LEADER = "keeper"
+"""The name of the election that the leader holds, as stores have kept it since 0.1.0."""
+
+
+class Added(Struct, frozen=True):
+    """The run that stands after an `add`: the one given, or the one whose key was there first."""
+
+    run: Run
+    duplicate: bool = False
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """What a worker is ready to take. `queues=None` takes every queue; runs of `excluded_jobs` are
+    left to others, or for later."""
+
+    worker: str
+    handlers: frozenset[str]
+    limit: int
+    lease: timedelta
+    queues: frozenset[str] | None = None
+    excluded_jobs: frozenset[str] = frozenset()
+
+
+class Held(Struct, frozen=True):
+    """A run that a worker holds, and how far its handler has come."""
+
+    id: str
+    token: int
+    progress: Progress | None = None
+
+
+class Renewed(Struct, frozen=True):
+    """A run that is still its holder's, and whether (and why) it is to be cancelled."""
+
+    id: str
+    cancel_requested: bool = False
+    reason: str | None = None
+
+
+class Firing(Struct, frozen=True, kw_only=True):
+    """A slot's run (and those that follow it), and the job's advance past the slot.
+
+    `runs[0]` is the slot's own; its dependents come behind it, waiting, and at last the record of
+    the slots that were passed over before it, skipped already. Where none of the slots runs, that
+    record is the only one. `version` is the job's as it was read: another node that fired first
+    has changed it.
+    """
+
+    job_id: str
+    version: int
+    runs: tuple[Run, ...]
+    overlap: Overlap
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+    valid_until: datetime | None = None
+    """What is due was worked out for a moment; by the store's clock it holds until this one."""
+
+
+class Fired(Struct, frozen=True):
+    """Whether this call fired it, and the runs as they were stored (overlap may have skipped).
+
+    `replaced` are the earlier runs that it has cancelled. Those that were running are not among
+    them: they are ended by their workers, who were asked to.
+    """
+
+    done: bool
+    runs: tuple[Run, ...] = ()
+    replaced: tuple[Run, ...] = ()
+
+
+class RunQuery(Struct, frozen=True, kw_only=True):
+    """Newest first. `lapsed`: running with a lease that is over by the store's clock.
+    `failing`: with a failed attempt since they were last made or revived, in whatever state.
+    `tried`: with an attempt, over or under way.
+    `set_aside`: pending, and passed over by claims because they could not be read; those that
+    can be read again by now are given too, and may be claimed from now on.
+    `upstream`: waiting runs that come after any of these runs.
+    `brief`: leaves out payloads, results and attempts with their logs (they are empty, and `brief`
+    of each run is set); a record in which only those cannot be read is given as readable.
+    `since` (inclusive) and `until` (exclusive) bound `created_at`."""
+
+    job: str | None = None
+    states: frozenset[State] | None = None
+    lapsed: bool = False
+    failing: bool = False
+    tried: bool = False
+    set_aside: bool = False
+    upstream: frozenset[str] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    brief: bool = False
+    limit: int = 100
+    cursor: str | None = None
+
+
+class JobQuery(Struct, frozen=True, kw_only=True):
+    """By id. `due`: enabled, with a slot at or before that moment; those come earliest first.
+    `follows`: those that come after other jobs (`policy.after`). `text`: part of the id or the
+    description, upper or lower case alike. `offset` passes over so many, for lists with page
+    numbers; `counted` asks for the page's `total`."""
+
+    ids: frozenset[str] | None = None
+    due: datetime | None = None
+    follows: bool = False
+    tag: str | None = None
+    enabled: bool | None = None
+    text: str | None = None
+    limit: int = 100
+    cursor: str | None = None
+    offset: int = 0
+    counted: bool = False
+
+
+class JobWrite(Struct, frozen=True):
+    """An insert, an update or a delete of a job: done if the stored job still has the version
+    expected (0: there is none; None: whatever it has). `job` is the job as it will be kept, with
+    its new version; None deletes it."""
+
+    id: str
+    expected_version: int | None
+    job: Job | None
+
+    @classmethod
+    def put(cls, job: Job) -> JobWrite:
+        """Insert or replace a job that was read at `job.version` (0 for a new one)."""
+        return cls(job.id, job.version, replace(job, version=job.version + 1))
+
+    @classmethod
+    def add(cls, job: Job) -> JobWrite:
+        """Insert a job as it is, its version included, where none of its id is there."""
+        return cls(job.id, 0, job)
+
+    @classmethod
+    def drop(cls, job_id: str, expected_version: int | None = None) -> JobWrite:
+        return cls(job_id, expected_version, None)
+
+
+class NoteQuery(Struct, frozen=True, kw_only=True):
+    """Notes of a kind that have not expired, by name."""
+
+    kind: str
+    names: frozenset[str] | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class Due(Struct, frozen=True):
+    """How many runs of a handler are due, and since when the oldest of them is."""
+
+    count: int
+    oldest: datetime
+
+
+class Counts(Struct, frozen=True):
+    """How many runs each job has in each state, what is due of each handler, and how many runs
+    have ended in each state since the moment asked about."""
+
+    runs: Mapping[str, Mapping[State, int]]
+    due: Mapping[str, Due]
+    ended: Mapping[State, int] = {}
+
+    def total(self, state: State) -> int:
+        return sum(by_state.get(state, 0) for by_state in self.runs.values())
+
+
+class Transaction(Protocol):
+    """A handler's own writes and the completion of its run, as one.
+
+    Used where the handler runs: in another thread than the store's other calls, on another loop.
+    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
+    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its
+    coroutines never suspend, they block the thread that drives them.
+    """
+
+    async def begin(self) -> Any:
+        """Wait for its turn, and begin; the session that the handler writes with.
+
+        `TransactionAborted` where the run is no longer the caller's or is to be cancelled.
+        """
+        ...
+
+    async def commit(self, change: Change) -> bool:
+        """Apply the change and make it durable together with what the session wrote.
+
+        False: what it expects no longer stands, and nothing was written. `TransactionAborted`:
+        nothing was written, and another try may go through. `StoreUnavailable`: it may be
+        either way; a fenced change of the same run, sent later, decides it.
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Undo all of it. Harmless before `begin` and after the end."""
+        ...
+
+    def transient(self, error: BaseException) -> bool:
+        """Whether an error that the handler met at the session is no fault of its own: another
+        transaction came between, and the same may go through in another try."""
+        ...
+
+
+class Store(Protocol):
+    """Where jobs and runs are kept. See the module's rules."""
+
+    async def open(self) -> None:
+        """Connect, and make or migrate what is needed. Again after `close`: allowed."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go. A closed store may be closed again."""
+        ...
+
+    async def now(self) -> datetime:
+        """The store's own clock, in UTC.
+
+        Where it is a wall clock that somebody may set, the store allows for the step: leases,
+        leaders' terms and retries last as long as they were meant to, and what is due stays due.
+        """
+        ...
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        """Insert runs, all or none, in order; durable on return.
+
+        A run whose id is there already is left as it is and reported as added. A run whose
+        `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come,
+        is not inserted: the answer carries the holder, marked `duplicate`. Nor is one that
+        comes `after` a run refused so in the same call: its workflow is there already.
+        """
+        ...
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
+        does not exclude.
+
+        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
+        over running runs with a valid lease. Each run is given running, with its token and
+        attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock,
+        and `began` false.
+        """
+        ...
+
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        """When the next pending run that such a claim could take falls due: later than now,
+        or None. What is due already is for `claim` to give, limits permitting. Who claimed a
+        while ago looks so far `back`: what fell due in between, no claim has seen."""
+        ...
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+        """Extend the leases of those still held, and keep their progress.
+
+        Gives those that are still the caller's (same token, running), in order, and which of
+        them are to be cancelled. A lease that has lapsed but that nobody took is still the
+        caller's, unless another run has taken its place under a limit.
+        """
+        ...
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        """Apply each change whose `expect` stands; say which.
+
+        A change that was applied before and still stands is reported True again. A change
+        that brings a finished run back to life takes its dedupe key again, and is False where
+        another run holds it.
+        """
+        ...
+
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        """The runs of these ids that exist. `brief`: without payload, result and attempts."""
+        ...
+
+    async def find(self, query: RunQuery) -> Page[Run]: ...
+
+    async def counts(self, since: datetime | None = None) -> Counts:
+        """With `since`, also what has ended from that moment on."""
+        ...
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        """Delete up to `limit` runs that finished before that moment; say how many. Notes that
+        have expired go too."""
+        ...
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        """Delete those of the runs that have finished and hold no key; say how many."""
+        ...
+
+    async def jobs(self, query: JobQuery) -> Page[Job]: ...
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        """Write or delete jobs by compare-and-set, each by itself and in order; say which were
+        done. With a job only its definition is deleted: its runs stay."""
+        ...
+
+    async def put_job(self, job: Job) -> bool:
+        """Insert or replace by compare-and-set: `job.version` is the version it was read at
+        (0 for a new one), and is one higher afterwards. False if another write came first."""
+        ...
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        """Insert jobs as they are, versions included: they come from another store.
+
+        One whose id is there already is left as it is, and answered by False.
+        """
+        ...
+
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        """Delete the definition; its runs stay. False if there was none, or if it no longer has
+        the `version` that it was read at, where one is given."""
+        ...
+
+    async def notes(self, query: NoteQuery) -> Page[Note]: ...
+
+    async def put_note(self, note: Note) -> int | None:
+        """Insert or replace by compare-and-set: `note.version` is the version it was read at (0
+        for a new one, or for one that has expired). The version it has now, or None if another
+        write came first."""
+        ...
+
+    async def note_kinds(self) -> list[str]:
+        """The kinds of which there are notes (expired ones may count)."""
+        ...
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        """Delete a note. False if there was none."""
+        ...
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        """Fire slots: insert each firing's runs and advance its job, as one.
+
+        Not done where the job is gone or has another version, nor after `valid_until` (a node
+        that slept between its plan and this call has to look again). Firings of one job in a
+        call are a chain: where one is not done, those behind it are not either (an edit may
+        have brought the job to the very version that the second expects). Overlap is decided
+        in here, by `overlapped`, on what the store holds at that moment.
+        """
+        ...
+
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        """Become or stay the leader of `name` for `ttl`: the term's token, or None.
+
+        The token grows whenever the holder changes. `ttl` zero resigns.
+        """
+        ...
+
+    async def wait(self, timeout: float) -> bool:
+        """Return early (True) when something may have changed. A hint, never a promise."""
+        ...
+
+    @property
+    def no_transactions(self) -> str | None:
+        """Why there can be no transaction here, once the store is open; None where there can."""
+        ...
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        """A transaction for the handler of a run that the caller holds.
+
+        It lasts at most `limit` from its begin, or is rolled back; nobody's renewals wait for
+        it longer than that.
+        """
+        ...
+
+
+def overlapped(
+    firing: Firing, unfinished: Sequence[Run], now: datetime
+) -> tuple[tuple[Run, ...], list[Change]]:
+    """What a firing adds and changes, given the job's earlier slot runs that are unfinished.
+
+    Pure, and the same for every store. A run of this very slot, left by a crash between the
+    run and the job's advance, is no earlier one.
+    """
+    run, *rest = firing.runs
+    unfinished = [
+        earlier for earlier in unfinished if earlier.id != run.id and not _is_set_aside(earlier)
+    ]
+    if run.state in (State.SKIPPED, State.WAITING) or not unfinished:
+        return firing.runs, []
+    match firing.overlap:
+        case Overlap.ALLOW:
+            return firing.runs, []
+        case Overlap.SKIP:
+            return tuple(
+                r
+                if r.finished
+                else replace(
+                    r,
+                    state=State.SKIPPED,
+                    finished_at=now,
+                    reason="overlap" if r is run else "upstream skipped",
+                )
+                for r in firing.runs
+            ), []
+        case Overlap.QUEUE:
+            after = tuple(r.id for r in unfinished)
+            return (replace(run, state=State.WAITING, after=after, after_any=True), *rest), []
+        case Overlap.REPLACE:
+            reason = f"replaced by {run.id}"
+            return firing.runs, [
+                states.request_cancel(r, reason)
+                if r.state is State.RUNNING
+                else states.cancelled(r, now, reason)
+                for r in unfinished
+            ]
+
+
+def _is_set_aside(run: Run) -> bool:
+    """Whether it may never start, because it cannot be read: later slots do not wait for it."""
+    return run.unreadable is not None and run.state is not State.RUNNING
+
+
+def ended(
+    unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
+) -> tuple[Run, ...]:
+    """Those of the runs that the changes have ended, as they are now."""
+    earlier = {run.id: run for run in unfinished}
+    pairs = zip(changes, done, strict=True)
+    after = [change.after(earlier[change.id]) for change, kept in pairs if kept]
+    return tuple(run for run in after if run.finished)

@@ -1,0 +1,262 @@
+"""A handler's transaction: a turn of the writer, in which the handler does the writing.
+
+When its turn has come, the writer takes the file's lock, opens a connection for the handler,
+begins, and waits until the handler is done or its time is up. Then it records the completion of
+the run through the same connection and commits both. So a transaction never stands between the
+writer's own work and itself, and other processes wait for it as for any commit.
+
+The connection is the handler's as long as its turn lasts. From then on it refuses: a statement
+that came late would be a transaction of its own, outside of everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from mainspring.core.transitions import Change
+from mainspring.errors import InvalidState, TransactionAborted, TransactionExpired
+from mainspring.stores.protocol import Held
+from mainspring.stores.sqlite import commit as changes
+from mainspring.stores.sqlite.codec import from_us
+from mainspring.stores.sqlite.file_identity import FileIdentity
+from mainspring.stores.sqlite.schema import check_version, connect
+from mainspring.stores.sqlite.store_clock import StoreClock
+from mainspring.stores.sqlite.write_transaction import Transaction
+
+__all__ = ["Turn", "take_turn"]
+
+T = TypeVar("T")
+
+_ENDS_WITH_ITS_BLOCK = (
+    "the transaction is ended by the end of its block alone; inside it use SAVEPOINT, ROLLBACK TO"
+    " and RELEASE"
+)
+_MINE = """
+SELECT 1 FROM mainspring_runs
+WHERE id = ? AND state = 'running' AND token = ? AND NOT cancel_requested
+"""
+
+
+class Turn:
+    """What the handler's side holds: asked for by `begin`, ended by `commit` or `rollback`."""
+
+    def __init__(
+        self, ask: Callable[[Turn], None], held: Held, limit: timedelta, *, blocking: bool
+    ) -> None:
+        self.held = held
+        self.limit = limit.total_seconds()
+        self.begun: Future[HandlerConnection] = Future()
+        self.ending: Future[changes.Written | None] = Future()
+        self.ended: Future[bool] = Future()
+        self.ended.set_running_or_notify_cancel()  # who stops listening does not take it back
+        self._ask = ask
+        self._asked = False
+        self._blocking = blocking
+
+    async def begin(self) -> HandlerConnection:
+        self._ask(self)
+        self._asked = True
+        return await self._answer(self.begun)
+
+    async def commit(self, change: Change) -> bool:
+        self.ending.set_result(changes.Written.of(change))
+        return await self._answer(self.ended)
+
+    async def rollback(self) -> None:
+        if not self._asked or self.begun.cancel():
+            return
+        if not self.ending.done():
+            self.ending.set_result(None)
+        with contextlib.suppress(Exception):
+            await self._answer(self.ended)
+
+    def transient(self, error: BaseException) -> bool:
+        return False  # nobody writes beside it
+
+    def fail(self, error: BaseException) -> None:
+        """From the writer: there is no turn, or it has gone wrong."""
+        if not self.begun.done():
+            self.begun.set_exception(error)
+        self.ended.set_exception(error)
+
+    async def _answer(self, future: Future[T]) -> T:
+        return future.result() if self._blocking else await asyncio.wrap_future(future)
+
+
+def take_turn(turn: Turn, path: Path, clock: StoreClock, identity: FileIdentity) -> bool:
+    """In the writer's thread, under the file's lock: whether the transaction was committed."""
+    connection = connect(path, factory=HandlerConnection, check_same_thread=False)
+    assert isinstance(connection, HandlerConnection)
+    try:
+        connection.begin()
+        identity.check()  # this connection has opened the path anew
+        check_version(connection, path)
+        if connection.execute(_MINE, (turn.held.id, turn.held.token)).fetchone() is None:
+            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
+        turn.begun.set_result(connection)
+        completion = _awaited(turn)
+        connection.take_back()
+        if completion is None:
+            return False
+        now = clock.follow(connection)
+        [done] = changes.commit(Transaction(connection, from_us(now), now), [completion])
+        if done:
+            connection.execute("COMMIT")
+            identity.check()
+        return done
+    finally:
+        connection.end()
+
+
+def _awaited(turn: Turn) -> changes.Written | None:
+    try:
+        return turn.ending.result(turn.limit)
+    except TimeoutError:
+        raise TransactionExpired(f"it lasted longer than {turn.limit:g} s") from None
+
+
+class HandlerConnection(sqlite3.Connection):
+    """A connection whose transaction belongs to the writer. It is made in the writer's thread
+    and used in the handler's; `take_back` ends the handler's use of it."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._writer = threading.get_ident()
+        self._guard = threading.RLock()
+        self._over = False
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+
+    def begin(self) -> None:
+        self.execute("PRAGMA foreign_keys = ON")
+        self.execute("BEGIN IMMEDIATE")
+        self.set_authorizer(self._authorized)
+
+    def take_back(self) -> None:
+        """Let a statement end that is under way, or make it; from here on there is no other."""
+        self._over = True
+        while not self._guard.acquire(timeout=0.05):
+            self.interrupt()
+        for cursor in list(self._cursors):
+            cursor.close()  # a statement half read would stand in the way of the commit
+        self._guard.release()
+        self.row_factory, self.text_factory = None, str
+
+    def end(self) -> None:
+        """Undo what was not committed, and let go of the file."""
+        self.take_back()
+        try:
+            if self.in_transaction:
+                self.execute("ROLLBACK")
+        finally:
+            super().close()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        with self._guard:
+            if self._over and threading.get_ident() != self._writer:
+                raise self._refusal()
+            try:
+                yield
+            except sqlite3.DatabaseError as error:
+                if self._over and threading.get_ident() != self._writer:
+                    raise self._refusal() from error
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+                    raise InvalidState(_ENDS_WITH_ITS_BLOCK) from error
+                raise
+
+    def while_in_use(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """The rows of one statement, until the time is up: an interrupt reaches SQLite alone, and
+        the time may go into making them."""
+        for row in rows:
+            if self._over and threading.get_ident() != self._writer:
+                raise self._refusal()
+            yield row
+
+    def _refusal(self) -> Exception:
+        return TransactionExpired("the transaction of this connection is over")
+
+    def _authorized(self, action: int, *what: Any) -> int:
+        ours = self._over and threading.get_ident() == self._writer
+        if action == sqlite3.SQLITE_TRANSACTION and not ours:
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+    def cursor(self, factory: Any = None) -> Any:
+        with self.in_use():
+            cursor = super().cursor(_Cursor)
+        self._cursors.add(cursor)
+        return cursor
+
+    # Python's own go past `cursor`.
+
+    def execute(self, *given: Any) -> Any:
+        return self.cursor().execute(*given)
+
+    def executemany(self, *given: Any) -> Any:
+        return self.cursor().executemany(*given)
+
+    def executescript(self, script: str) -> Any:
+        return self.cursor().executescript(script)
+
+    def __enter__(self) -> HandlerConnection:
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        """`with connection:` is what people write; here the outer block ends it."""
+        return False
+
+    def commit(self) -> None:
+        raise InvalidState(_ENDS_WITH_ITS_BLOCK)
+
+    rollback = close = commit
+
+
+class _Cursor(sqlite3.Cursor):
+    connection: HandlerConnection
+
+    def execute(self, *given: Any) -> Any:
+        with self.connection.in_use():
+            return super().execute(*given)
+
+    def executemany(self, statement: str, rows: Iterable[Any], /) -> Any:
+        with self.connection.in_use():
+            return super().executemany(statement, self.connection.while_in_use(rows))
+
+    # A fetch steps through the statement, and may take as long as its execution.
+
+    def fetchone(self) -> Any:
+        with self.connection.in_use():
+            return super().fetchone()
+
+    def fetchmany(self, *given: Any, **more: Any) -> Any:
+        with self.connection.in_use():
+            return super().fetchmany(*given, **more)
+
+    def fetchall(self) -> Any:
+        with self.connection.in_use():
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with self.connection.in_use():
+            return super().__next__()
+
+    def executescript(self, script: str) -> Any:
+        """Statement by statement: Python's own would commit first."""
+        rest = ""
+        for piece in script.split(";"):
+            rest += piece + ";"
+            if sqlite3.complete_statement(rest):
+                self.execute(rest)
+                rest = ""
+        if rest.strip(" \t\r\n;"):
+            self.execute(rest)
+        return self

@@ -1,0 +1,192 @@
+"""Jobs: kept by compare-and-set, and advanced together with the runs of their slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mainspring.core.model import Run
+from mainspring.core.policy import Overlap
+from mainspring.stores.batching import turns, waves
+from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
+from mainspring.stores.sqlite.codec import LANE_SQL, SET_ASIDE, job_row, select_runs, to_us
+from mainspring.stores.sqlite.commit import Written, commit
+from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
+from mainspring.stores.sqlite.runs import NewRun, add
+from mainspring.stores.sqlite.write_transaction import Transaction
+
+__all__ = ["JobRow", "drop_jobs", "fire", "put_jobs"]
+
+
+class JobRow(NamedTuple):
+    """A job to write: its row, or None to delete it, if it still has the version expected (None:
+    whatever it has)."""
+
+    id: str
+    expected_version: int | None
+    row: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, write: JobWrite) -> JobRow:
+        return cls(
+            write.id, write.expected_version, None if write.job is None else job_row(write.job)
+        )
+
+
+def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
+    """Each by itself. Jobs of different ids are read and written together, in few steps."""
+    done = [False] * len(items)
+    for wave in waves(items, lambda item: item.id):
+        stored = _stored(tx, [items[at].id for at in wave])
+        fit = [at for at in wave if _is_expected(items[at], stored.get(items[at].id))]
+        rows = [row for at in fit if (row := items[at].row) is not None]
+        bulk(tx.connection, _PUT, [[row[name] for name in _COLUMNS] for row in rows])
+        gone = [(items[at].id,) for at in fit if items[at].row is None]
+        bulk(tx.connection, _DROP, gone)
+        for at in fit:
+            done[at] = True
+            _, was_limited = stored.get(items[at].id, (0, False))
+            row = items[at].row
+            if bool(was_limited) != (row is not None and row["concurrency"] is not None):
+                _restamp(tx, items[at].id)
+    return done
+
+
+def drop_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
+    """The same where all are deleted: a store that is short of space still does that."""
+    return put_jobs(tx, items)
+
+
+def _is_expected(item: JobRow, stored: tuple[int, bool] | None) -> bool:
+    if item.expected_version is None:
+        return stored is not None or item.row is not None
+    version = 0 if stored is None else stored[0]
+    return version == item.expected_version and (stored is not None or item.row is not None)
+
+
+def _stored(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
+    """The version of each job, and whether it has a limit."""
+    texts = select(tx.connection, _STORED, [(job_id,) for job_id in ids])
+    found = [row for text in texts for row in json.loads(text)]
+    return {job_id: (version, bool(limited)) for job_id, version, limited in found}
+
+
+_STORED = (
+    f"SELECT json_group_array(json_array(id, {not_blob('version')}, concurrency IS NOT NULL))"
+    " FROM mainspring_jobs WHERE id IN (VALUES ",
+    ")",
+    1,
+)
+_COLUMNS = (
+    "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
+    "payload", "metadata", "webhook",
+)  # fmt: skip
+_PUT = (
+    f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)}) SELECT * FROM (VALUES ",
+    ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:]),
+    len(_COLUMNS),
+)
+_DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
+
+
+def _restamp(tx: Transaction, job_id: str) -> None:
+    """Move the job's live runs to the lanes that its limit, new or gone, gives them."""
+    for state in ("waiting", "pending", "running"):  # each has an index of its own
+        tx.changed(
+            f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE job_id = ? AND state = '{state}'",
+            job_id,
+        )
+
+
+# -- fire -----------------------------------------------------------------------------------
+
+
+def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]]:
+    """Each item is what one caller fires."""
+    return [_fire_all(tx, firings) for firings in items]
+
+
+def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
+    """The first firings of all jobs are one bulk, the second ones the next: job by job, each firing
+    of a chain would be a statement of its own."""
+    fired = [Fired(False)] * len(items)
+    broken: set[str] = set()
+    for turn in turns(items, lambda firing: firing.job_id):
+        chained = {at: items[at] for at in turn if items[at].job_id not in broken}
+        _fire(tx, chained, fired)
+        broken |= {firing.job_id for at, firing in chained.items() if not fired[at].done}
+    return fired
+
+
+def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
+    """Fire those whose job has the version they expect; put what came of it into `fired`."""
+    versions = _versions(tx, [firing.job_id for firing in firings.values()])
+    due = {
+        at: f
+        for at, f in firings.items()
+        if versions.get(f.job_id) == f.version
+        and (f.valid_until is None or tx.time <= f.valid_until)
+    }
+    unfinished = _unfinished(tx, list(due.values()))
+    runs: list[NewRun] = []
+    replaced: list[tuple[Run, ...]] = []
+    counts = []
+    for firing in due.values():
+        earlier = unfinished.get(firing.job_id, [])
+        added, changes = overlapped(firing, earlier, tx.time)
+        runs += map(NewRun.of, added)
+        done = commit(tx, [Written.of(change) for change in changes]) if changes else []
+        replaced.append(ended(earlier, changes, done))
+        counts.append(len(added))
+    stored = iter(add(tx, runs))
+    for at, count, gone in zip(due, counts, replaced, strict=True):
+        fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)), gone)
+    bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])
+
+
+def _versions(tx: Transaction, job_ids: Sequence[str]) -> dict[str, int]:
+    versions: dict[str, int] = json.loads(tx.value(_VERSIONS, json.dumps(job_ids)))
+    return versions
+
+
+_VERSIONS = (
+    f"SELECT json_group_object(id, {not_blob('version')}) FROM mainspring_jobs"
+    " WHERE id IN (SELECT value FROM json_each(?))"
+)
+
+
+def _unfinished(tx: Transaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
+    """The live runs of these jobs' slots, oldest first. They are read whole only where they may
+    be replaced, and so are told of."""
+    replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
+    others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
+    rows: list[tuple[int, Run]] = []
+    for job_ids, brief in ((replacing, False), (others, True)):
+        if job_ids:
+            rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(job_ids), brief=brief)
+    found: dict[str, list[Run]] = {}
+    for _, run in sorted(rows, key=lambda row: row[0]):
+        found.setdefault(run.job_id, []).append(run)
+    return found
+
+
+_LIVE_SLOTS = (
+    "INDEXED BY mainspring_runs_slots"
+    " WHERE job_id IN (SELECT value FROM json_each(?)) AND source = 'schedule'"
+    " AND (state = 'waiting' OR state = 'pending' OR state = 'running')"
+    f" AND lane <> '{SET_ASIDE}'"
+)
+_ADVANCE = (
+    "UPDATE mainspring_jobs SET version = version + 1, next_run_at = v.column2,"
+    " last_run_at = v.column3 FROM (VALUES ",
+    ") AS v WHERE id = v.column1",
+    3,
+)
+
+
+def _advance(firing: Firing) -> tuple[str, int | None, int | None]:
+    moments = (firing.next_run_at, firing.last_run_at)
+    after, last = (None if moment is None else to_us(moment) for moment in moments)
+    return firing.job_id, after, last

@@ -1,0 +1,348 @@
+"""Reads: get, find, counts, jobs. Each works on a snapshot of its own."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from mainspring.core.clock import EPOCH
+from mainspring.core.model import Job, Page, Run, State
+from mainspring.stores.cursors import cursor_number
+from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, RunQuery
+from mainspring.stores.sqlite.claim import LANES_AFTER, takes
+from mainspring.stores.sqlite.codec import (
+    SET_ASIDE,
+    from_us,
+    lane_parts,
+    name_list,
+    runs_by_id,
+    select_jobs,
+    select_runs,
+    to_us,
+)
+from mainspring.stores.sqlite.row_batches import not_blob, one_value
+
+__all__ = ["counts", "find", "get", "jobs", "next_due"]
+
+_LAST = 2**63 - 1
+_STATES = frozenset(map(str, State))
+
+
+def get(connection: sqlite3.Connection, ids: list[str], brief: bool) -> dict[str, Run]:
+    found = runs_by_id(connection, ids, brief=brief)
+    return {run_id: found[run_id] for run_id in ids if run_id in found}
+
+
+# -- find -----------------------------------------------------------------------------------
+#
+# Newest first is by seq. Each state is a walk along an index of its own, at most `limit` long;
+# the walks are merged, and only the page's rows are read.
+
+_OF_JOB = {
+    State.PENDING: "mainspring_runs_pending",
+    State.SUCCEEDED: "mainspring_runs_succeeded",
+}
+_RARE = (State.WAITING, State.FAILED, State.CANCELLED, State.SKIPPED)
+_UNTRIED = (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
+"""What a run may be without an attempt; those with one have an index."""
+
+
+def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]:
+    if query.limit <= 0:
+        return Page([])
+    before = _cursor(query.cursor)
+    seqs = [
+        seq
+        for sql, parameters in walks(query, before, now)
+        for seq in json.loads(
+            _value(connection, f"SELECT json_group_array(seq) FROM ({sql})", *parameters)
+        )
+    ]
+    seqs = sorted(seqs, reverse=True)[: query.limit]
+    where = "WHERE seq IN (SELECT value FROM json_each(?))"
+    runs = dict(select_runs(connection, where, _list(seqs), brief=query.brief))
+    cursor = str(seqs[-1]) if len(seqs) == query.limit else None
+    return Page([runs[seq] for seq in seqs if _follows(runs[seq], query.upstream)], cursor)
+
+
+def _follows(run: Run, upstream: frozenset[str] | None) -> bool:
+    """A row of `mainspring_upstream` may be left from a deleted run whose number is used again."""
+    return upstream is None or not upstream.isdisjoint(run.after)
+
+
+def _cursor(cursor: str | None) -> int:
+    return _LAST if cursor is None else cursor_number(cursor, cursor)
+
+
+def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, ...]]]:
+    """The statements that give the newest `limit` seqs of each state asked for."""
+    if query.lapsed:
+        if query.states is not None and State.RUNNING not in query.states:
+            return []
+        return [_running(query, before, now)]
+    if query.set_aside:
+        return [_set_aside(query, before)]
+    if query.upstream is not None:
+        return [_waiting_for(query.upstream, query, before)]
+    if query.failing or by_time(query):
+        return [_filtered(query, before)]
+    if query.states is None and query.job is None:
+        return [(f"SELECT seq FROM mainspring_runs WHERE seq < ?{_NEWEST}", (before, query.limit))]
+    states = State if query.states is None else query.states
+    return [_walk(state, query, before) for state in states]
+
+
+def by_time(query: RunQuery) -> bool:
+    """Whether no index has it: all runs are looked at, from the newest on."""
+    tried_of_all = query.tried and query.job is None
+    return tried_of_all or query.since is not None or query.until is not None
+
+
+_NEWEST = " ORDER BY seq DESC LIMIT ?"
+
+
+def _filtered(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
+    """One walk from the newest on that looks at each run: along the few that failed, else along
+    all. No index by time: every run would pay for it, and few lists ask."""
+    walk = "INDEXED BY mainspring_runs_failing WHERE failures > 0 AND" if query.failing else "WHERE"
+    tried = " AND attempt > 0" if query.tried else ""
+    sql, parameters = f"SELECT seq FROM mainspring_runs {walk} seq < ?{tried}", [before]
+    conditions: list[tuple[str, Any]] = [
+        ("job_id = ?", query.job),
+        ("created_at >= ?", query.since and to_us(query.since)),
+        ("created_at < ?", query.until and to_us(query.until)),
+        (
+            "state IN (SELECT value FROM json_each(?))",
+            None if query.states is None else _list(query.states),
+        ),
+    ]
+    for condition, value in conditions:
+        if value is not None:
+            sql, parameters = f"{sql} AND {condition}", [*parameters, value]
+    return f"{sql}{_NEWEST}", (*parameters, query.limit)
+
+
+def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
+    if state is State.RUNNING:
+        return _running(query, before, None)
+    index = "mainspring_runs_rare_job" if state in _RARE else _OF_JOB[state]
+    if query.job is not None:
+        tried = " AND attempt > 0" if query.tried else ""
+        if query.tried and state in _UNTRIED:
+            index = "mainspring_runs_tried"
+        of_job = (
+            f"SELECT seq FROM mainspring_runs INDEXED BY {index}"
+            f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?{_NEWEST}"
+        )
+        return of_job, (query.job, before, query.limit)
+    if state in _RARE:
+        rare = (
+            "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_rare"
+            f" WHERE state = '{state}' AND seq < ?{_NEWEST}"
+        )
+        return rare, (before, query.limit)
+    return _ALL_JOBS.format(index=index, state=state), (
+        before,
+        query.limit,
+        before,
+        *[query.limit] * 2,
+    )
+
+
+def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[Any, ...]]:
+    """Few runs run at any moment: all of them are looked at."""
+    sql = (
+        "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_running"
+        " WHERE state = 'running' AND seq < ?"
+    )
+    parameters: list[Any] = [before]
+    if query.job is not None:
+        sql, parameters = f"{sql} AND job_id = ?", [*parameters, query.job]
+    if now is not None:
+        sql, parameters = f"{sql} AND lease_until <= ?", [*parameters, now]
+    return f"{sql}{_NEWEST}", (*parameters, query.limit)
+
+
+def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
+    sql = (
+        "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane"
+        f" WHERE state = 'pending' AND lane = ? AND seq < ?{_NEWEST}"
+    )
+    return sql, (SET_ASIDE, before, query.limit)
+
+
+def _waiting_for(
+    upstream: frozenset[str], query: RunQuery, before: int
+) -> tuple[str, tuple[Any, ...]]:
+    """The followers of these runs, by the table that has them."""
+    sql = (
+        "SELECT DISTINCT run.seq AS seq FROM json_each(?) AS name"
+        " CROSS JOIN mainspring_upstream AS wait ON wait.upstream = name.value"
+        " CROSS JOIN mainspring_runs AS run ON run.seq = wait.seq"
+        f" WHERE run.state = 'waiting' AND run.seq < ?{_NEWEST}"
+    )
+    return sql, (name_list(upstream), before, query.limit)
+
+
+# The index is by job, then seq. Step from job to job; only the `limit` jobs whose newest run
+# is newest can have runs on the page.
+_ALL_JOBS = """
+WITH RECURSIVE jobs (job) AS (
+    SELECT min(job_id) FROM mainspring_runs INDEXED BY {index} WHERE state = '{state}'
+    UNION ALL
+    SELECT (
+        SELECT min(job_id) FROM mainspring_runs INDEXED BY {index}
+        WHERE state = '{state}' AND job_id > jobs.job
+    ) FROM jobs WHERE jobs.job IS NOT NULL
+), newest (job, top) AS (
+    SELECT job, (
+        SELECT max(seq) FROM mainspring_runs INDEXED BY {index}
+        WHERE state = '{state}' AND job_id = jobs.job AND seq < ?
+    ) AS top FROM jobs WHERE job IS NOT NULL ORDER BY top DESC LIMIT ?
+)
+SELECT run.seq FROM newest JOIN mainspring_runs AS run ON run.seq IN (
+    SELECT seq FROM mainspring_runs INDEXED BY {index}
+    WHERE state = '{state}' AND job_id = newest.job AND seq < ? ORDER BY seq DESC LIMIT ?
+) ORDER BY run.seq DESC LIMIT ?
+"""
+
+
+# -- counts ---------------------------------------------------------------------------------
+
+_COUNTS = f"""
+SELECT json_group_array(json_array({not_blob("job_id")}, state, n)) FROM (
+    SELECT job_id, 'pending' AS state, count(*) AS n
+    FROM mainspring_runs INDEXED BY mainspring_runs_pending WHERE state = 'pending' GROUP BY 1
+    UNION ALL
+    SELECT job_id, 'running', count(*)
+    FROM mainspring_runs INDEXED BY mainspring_runs_running WHERE state = 'running' GROUP BY 1
+    UNION ALL
+    SELECT job_id, 'succeeded', count(*)
+    FROM mainspring_runs INDEXED BY mainspring_runs_succeeded WHERE state = 'succeeded' GROUP BY 1
+    UNION ALL
+    SELECT job_id, state, count(*) FROM mainspring_runs INDEXED BY mainspring_runs_rare_job
+    WHERE state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped'
+    GROUP BY 1, 2
+)
+"""
+_DUE = """
+SELECT json_group_array(json_array(lane, n, oldest)) FROM (
+    SELECT lane, count(*) AS n, min(run_at) AS oldest
+    FROM mainspring_runs INDEXED BY mainspring_runs_lane
+    WHERE state = 'pending' AND run_at <= ? GROUP BY lane
+) WHERE typeof(lane) = 'text'
+"""
+
+
+_ENDED = """
+SELECT json_group_array(json_array(state, n)) FROM (
+    SELECT state, count(*) AS n FROM mainspring_runs INDEXED BY mainspring_runs_ended
+    WHERE finished_at >= ? GROUP BY state
+)
+"""
+
+
+def counts(connection: sqlite3.Connection, now: int, since: datetime | None = None) -> Counts:
+    """Walks along small indexes, without a look at the table: about 0.1 s for a million runs."""
+    runs: dict[str, dict[State, int]] = defaultdict(dict)
+    for job_id, state, count in json.loads(_value(connection, _COUNTS)):
+        of_job = runs[job_id or ""]  # none, where it is damaged
+        of_job[State(state)] = of_job.get(State(state), 0) + count  # the statement names the states
+    due: dict[str, Due] = {}
+    for lane, count, oldest in json.loads(_value(connection, _DUE, now)):
+        parts = lane_parts(lane)
+        if parts is None or lane == SET_ASIDE:
+            continue
+        _, handler, _, _ = parts
+        seen = due.get(handler, Due(0, from_us(oldest)))
+        due[handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
+    if since is None:
+        return Counts(runs, due)
+    ended = json.loads(_value(connection, _ENDED, to_us(since)))
+    return Counts(runs, due, {State(s): count for s, count in ended if s in _STATES})
+
+
+# -- next_due -------------------------------------------------------------------------------
+
+
+def next_due(connection: sqlite3.Connection, claim: Claim, now: int, back: int) -> datetime | None:
+    lanes = json.loads(_value(connection, LANES_AFTER, now - back))
+    moments = [at for lane, at in lanes if takes(claim, lane)]
+    return from_us(min(moments)) if moments else None
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
+    if query.limit <= 0:
+        return Page([])
+    where: list[str] = []
+    parameters: list[Any] = []
+    if query.ids is not None:
+        where.append("id IN (SELECT value FROM json_each(?))")
+        parameters.append(name_list(query.ids))
+    if query.tag is not None:
+        where.append(
+            "EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(tags) THEN tags END)"
+            " WHERE value = ?)"
+        )
+        parameters.append(query.tag)
+    if query.follows:
+        where.append("follows")
+    if query.enabled is not None:
+        where.append("enabled" if query.enabled else "NOT enabled")
+    if query.text is not None:
+        where.append("(instr(small(id), small(?)) OR instr(small(description), small(?)))")
+        parameters += [query.text, query.text]
+    table = _table(query)
+    total = _total(connection, table, where, parameters) if query.counted else None
+    if query.due is not None:
+        where.append("enabled AND next_run_at <= ?")
+        parameters.append(to_us(query.due))
+    elif query.cursor is not None:
+        where.append("id > ?")
+        parameters.append(query.cursor)
+    order = "id" if query.due is None else "next_run_at, id"
+    chosen = f"SELECT rowid FROM {table}{_all_of(where)} ORDER BY {order} LIMIT ? OFFSET ?"
+    parameters += [query.limit, query.offset]
+    found = select_jobs(connection, f"WHERE rowid IN ({chosen})", *parameters)
+    if query.due is not None:
+        return Page(sorted(found, key=lambda job: (job.next_run_at or EPOCH, job.id)))
+    found.sort(key=lambda job: job.id)
+    return Page(found, found[-1].id if len(found) == query.limit else None, total)
+
+
+def _table(query: JobQuery) -> str:
+    """The table, and the index to walk: what lists are filtered by is all in one index, so that no
+    definition is looked at but those of the page."""
+    if query.ids is not None or query.due is not None:
+        return "mainspring_jobs"
+    if query.follows and query.tag is None and query.text is None:
+        return "mainspring_jobs INDEXED BY mainspring_jobs_follows"
+    if query.tag is not None or query.text is not None or query.enabled is not None:
+        return "mainspring_jobs INDEXED BY mainspring_jobs_listed"
+    return "mainspring_jobs"
+
+
+def _total(
+    connection: sqlite3.Connection, table: str, where: list[str], parameters: list[Any]
+) -> int:
+    return int(_value(connection, f"SELECT count(*) FROM {table}{_all_of(where)}", *parameters))
+
+
+def _all_of(where: list[str]) -> str:
+    """Nothing where nothing is asked: after a WHERE, even of `true`, a count looks at every row."""
+    return f" WHERE {' AND '.join(where)}" if where else ""
+
+
+def _value(connection: sqlite3.Connection, sql: str, *parameters: Any) -> Any:
+    return one_value(connection, sql, parameters)
+
+
+def _list(values: Iterable[Any]) -> str:
+    return json.dumps(list(values))

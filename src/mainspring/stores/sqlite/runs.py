@@ -1,0 +1,324 @@
+"""What happens to runs inside a write transaction (changes.py has commit, firing.py jobs).
+
+Each function takes the transaction and a list of items, and gives one result for each, in
+order; the writer may join the items of several callers into one call.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from mainspring.core import codec
+from mainspring.core.model import (
+    LIVE,
+    Run,
+    replace,
+)
+from mainspring.stores.protocol import Added, Claim, Held, Renewed
+from mainspring.stores.sqlite.claim import next_runs, room_for
+from mainspring.stores.sqlite.codec import (
+    LANE_SQL,
+    RUN_INSERT,
+    RUN_SELECT,
+    SET_ASIDE,
+    lane_of,
+    name_list,
+    progress_text,
+    raise_unless_damage,
+    read_runs,
+    run_row,
+    runs_by_id,
+    select_runs_by,
+    span_us,
+)
+from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
+from mainspring.stores.sqlite.write_transaction import Transaction
+
+__all__ = [
+    "Claimed",
+    "NewRun",
+    "add",
+    "bring_back",
+    "claim",
+    "drop",
+    "elect",
+    "prune",
+    "renew",
+    "set_aside",
+]
+
+_BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
+
+
+# -- add ------------------------------------------------------------------------------------
+
+
+class NewRun(NamedTuple):
+    """A run to add, as it will be read back, and its payload as it is kept."""
+
+    run: Run
+    payload: str | None
+
+    @classmethod
+    def of(cls, run: Run) -> NewRun:
+        if run.payload is None and not run.duplicate:
+            return cls(run, None)
+        text = codec.encode(run.payload)
+        return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
+
+
+def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
+    duplicates = _duplicates(tx, items) if any(i.run.dedupe_key is not None for i in items) else {}
+    fresh = [item for at, item in enumerate(items) if at not in duplicates]
+    stored = _insert(tx, fresh)
+    return [
+        duplicates[at] if at in duplicates else Added(stored.get(item.run.id, item.run))
+        for at, item in enumerate(items)
+    ]
+
+
+def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
+    """Insert those whose id is new. Where some were not, gives all as they are stored."""
+    limited = _limited(tx, {item.run.job_id for item in items})
+    rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
+    inserted = bulk(tx.connection, RUN_INSERT, rows)
+    waits = [(name, item.run.id) for item in items for name in item.run.after]
+    if waits:
+        bulk(tx.connection, _WAIT, waits)
+    if inserted == len(rows):
+        return {}
+    return runs_by_id(tx.connection, [item.run.id for item in items])
+
+
+# Also for runs that were there already: what they wait for is the same.
+_WAIT = (
+    "INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)"
+    " SELECT v.column1, run.seq FROM (VALUES ",
+    ") AS v JOIN mainspring_runs AS run ON run.id = v.column2 WHERE run.state = 'waiting'",
+    2,
+)
+
+
+def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
+    """Those of the jobs that have a concurrency limit, and so lanes of their own."""
+    return set(json.loads(tx.value(_LIMITED, json.dumps(list(job_ids)))))
+
+
+_LIMITED = (
+    "SELECT json_group_array(id) FROM mainspring_jobs"
+    " WHERE id IN (SELECT value FROM json_each(?)) AND concurrency IS NOT NULL"
+)
+
+
+def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
+    """Which items meet a taken key (in the store, or earlier among them), by position."""
+    keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
+    held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
+    holders = {run.dedupe_key: run for _, run in held}
+    texts = select(tx.connection, _KNOWN, [(item.run.id,) for item in items])
+    known = {run_id for text in texts for run_id in json.loads(text)}
+    found: dict[int, Added] = {}
+    refused: set[str] = set()
+    for at, item in enumerate(items):
+        run = item.run
+        if run.id in known:
+            continue
+        if not refused.isdisjoint(run.after):
+            refused.add(run.id)
+            found[at] = Added(replace(run, duplicate=True), duplicate=True)
+            continue
+        if run.dedupe_key is not None and run.dedupe_key in holders:
+            refused.add(run.id)
+            found[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
+            continue
+        known.add(run.id)
+        if run.dedupe_key is not None and _holds_key(run, tx.time):
+            holders[run.dedupe_key] = run
+    return found
+
+
+_KNOWN = ("SELECT json_group_array(id) FROM mainspring_runs WHERE id IN (VALUES ", ")", 1)
+_HOLDERS = (
+    "WHERE dedupe_key IN (VALUES ",
+    ") AND (state IN ('waiting', 'pending', 'running') OR dedupe_until > ?)",
+    1,
+)
+
+
+def _holds_key(run: Run, now: datetime) -> bool:
+    return run.state in LIVE or (run.dedupe_until is not None and run.dedupe_until > now)
+
+
+# -- claim and renew ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
+
+    seqs: Sequence[int] = ()
+    text: str | None = None
+
+    def runs(self) -> list[Run] | None:
+        """The runs in order; None if one of them cannot be read."""
+        try:
+            runs = dict(read_runs(self.text))
+            return [runs[seq] for seq in self.seqs]
+        except Exception:  # a damaged value may raise anything
+            return None
+
+
+def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed]:
+    return [_claim(tx, item) for item in items]
+
+
+def _claim(tx: Transaction, claim: Claim) -> Claimed:
+    seqs = next_runs(tx.connection, claim, tx.now)
+    if not seqs:
+        return Claimed()
+    chosen = json.dumps(seqs)
+    tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
+    try:
+        return Claimed(seqs, tx.value(_BY_SEQS, chosen))
+    except sqlite3.OperationalError as error:
+        raise_unless_damage(error)
+        return Claimed(seqs)
+
+
+_TAKE = """
+UPDATE mainspring_runs
+SET state = 'running', token = token + 1, attempt = attempt + 1,
+    worker = ?, started_at = ?, lease_until = ?, progress = NULL, began = 0
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+
+def set_aside(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[bool]:
+    """Give back claimed runs that cannot be read, each by its seq and token, where no claim
+    finds them. Nothing else of them is touched."""
+    return [bool(tx.changed(_SET_ASIDE, SET_ASIDE, *item)) for item in items]
+
+
+_SET_ASIDE = """
+UPDATE mainspring_runs SET state = 'pending', attempt = attempt - 1, worker = NULL,
+    started_at = NULL, lease_until = NULL, began = NULL, lane = ?
+WHERE seq = ? AND token = ? AND state = 'running'
+"""
+
+
+def bring_back(tx: Transaction, items: Sequence[str]) -> list[bool]:
+    """Let claims find these runs again, which were set aside and can be read by now."""
+    return [bool(tx.changed(_BRING_BACK, run_id, SET_ASIDE)) for run_id in items]
+
+
+_BRING_BACK = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND lane = ?"
+
+
+def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
+    """Each item is a run held and the length of its lease in microseconds. Of the runs nothing is
+    read but what decides."""
+    rows = [
+        (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
+        for held, lease in items
+    ]
+    bulk(tx.connection, _RENEW, rows)
+    texts = select(tx.connection, _HELD, [(held.id,) for held, _ in items])
+    found = {row[0]: row for text in texts for row in json.loads(text)}
+    return [_if_held(tx, found.get(row[0]), row) for row in rows]
+
+
+# A blob in place of a value is damage, and keeps no run from being renewed.
+_HELD = (
+    f"SELECT json_group_array(json_array(id, {not_blob('token')}, {not_blob('lease_until')},"
+    f" coalesce({not_blob('job_id')}, ''), cancel_requested IS 1, {not_blob('reason')}))"
+    " FROM mainspring_runs WHERE state = 'running' AND id IN (VALUES ",
+    ")",
+    1,
+)
+
+
+def _if_held(tx: Transaction, run: list[Any] | None, row: tuple[Any, ...]) -> Renewed | None:
+    run_id, token, until, progress, _ = row
+    if run is None or run[1] != token:
+        return None
+    _, _, lease_until, job_id, cancel_requested, reason = run
+    if lease_until is not None and lease_until <= tx.now:
+        # Its lease had lapsed, and it is under a limit: another run may have its place.
+        if not room_for(tx.connection, [job_id], tx.now).left(job_id):
+            return None
+        tx.changed(_RENEW_LAPSED, until, progress, run_id)
+    return Renewed(run_id, bool(cancel_requested), reason)
+
+
+_RENEW = (
+    "UPDATE mainspring_runs SET lease_until = v.column3, progress = v.column4 FROM (VALUES ",
+    ") AS v WHERE id = v.column1 AND token = v.column2 AND state = 'running'"
+    " AND (lease_until > v.column5 OR NOT EXISTS (SELECT 1 FROM mainspring_jobs AS job"
+    " WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL))",
+    5,
+)
+_RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE id = ?"
+
+
+# -- prune and elect ------------------------------------------------------------------------
+
+
+def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
+    """Each item is a moment and how many runs may go."""
+    tx.changed(_EXPIRED, tx.now)
+    tx.changed(_WAITED)
+    return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
+
+
+_WAITED = """
+DELETE FROM mainspring_upstream WHERE NOT EXISTS (
+    SELECT 1 FROM mainspring_runs AS run
+    WHERE run.seq = mainspring_upstream.seq AND run.state = 'waiting'
+)
+"""
+_EXPIRED = "DELETE FROM mainspring_notes WHERE expires_at <= ?"
+
+
+def drop(tx: Transaction, items: Sequence[list[str]]) -> list[int]:
+    """Each item is a list of ids."""
+    return [tx.changed(_DROP, name_list(ids), tx.now) for ids in items]
+
+
+_DROP = """
+DELETE FROM mainspring_runs WHERE id IN (SELECT value FROM json_each(?))
+AND finished_at IS NOT NULL AND (dedupe_until IS NULL OR dedupe_until <= ?)
+"""
+
+
+_PRUNE = """
+DELETE FROM mainspring_runs WHERE seq IN (
+    SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_ended
+    WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?)
+    ORDER BY finished_at LIMIT ?
+)
+"""
+
+
+def elect(tx: Transaction, items: Sequence[tuple[str, str, int]]) -> list[int | None]:
+    """Each item is what is led, who asks, and for how many microseconds."""
+    return [_elect(tx, *item) for item in items]
+
+
+def _elect(tx: Transaction, name: str, holder: str, ttl: int) -> int | None:
+    tx.changed(_ELECT, name, holder, tx.now + ttl, tx.now)
+    row = tx.connection.execute(_TERM, (name,)).fetchone()
+    return int(row[1]) if row[0] == holder and ttl else None
+
+
+_TERM = "SELECT holder, token FROM mainspring_terms WHERE name = ?"
+_ELECT = """
+INSERT INTO mainspring_terms (name, holder, token, until) VALUES (?1, ?2, 1, ?3)
+ON CONFLICT (name) DO UPDATE SET
+    token = token + (holder <> ?2), holder = ?2, until = ?3
+WHERE holder = ?2 OR until <= ?4
+"""

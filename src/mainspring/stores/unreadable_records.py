@@ -1,0 +1,60 @@
+"""Records that this version cannot read: damaged ones, and those that a newer version wrote.
+
+A store gives such a run or job with whatever can still be read of it and with `unreadable` set.
+Nobody works on it, nothing of it is overwritten or deleted, and every other record goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeVar
+
+from mainspring.core.model import Job, Run
+
+__all__ = ["Salvage", "report"]
+
+log = logging.getLogger("mainspring")
+T = TypeVar("T")
+
+MOST_REPORTED = 1000
+"""Records that are named in the log, in one process."""
+
+_reported: set[tuple[str, str]] = set()
+_guard = Lock()
+
+
+class Salvage:
+    """Reads a record part by part, and keeps what went wrong with each."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+
+    def part(self, name: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except Exception as error:  # a damaged part may raise anything
+            self._problems.append(f"{name}: {str(error)[:200] or type(error).__name__}")
+            return otherwise
+
+    @property
+    def problem(self) -> str | None:
+        return "; ".join(self._problems) or None
+
+
+def report(record: Run | Job) -> None:
+    """Log a record that cannot be read, once in a process."""
+    kind = "run" if isinstance(record, Run) else "job"
+    with _guard:
+        if (kind, record.id) in _reported or len(_reported) >= MOST_REPORTED:
+            return
+        _reported.add((kind, record.id))
+    log.error(
+        "%s %s cannot be read (%s). It is set aside and left as it is; everything else goes on."
+        " A newer version may have written it: upgrade this program. `mainspring doctor` looks"
+        " for others like it, among all jobs and the newest 1,000 runs of each state",
+        kind,
+        record.id,
+        record.unreadable,
+    )

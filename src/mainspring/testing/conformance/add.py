@@ -1,0 +1,176 @@
+"""`open`, `close`, `now`, `add`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.core.model import (
+    Run,
+    State,
+    replace,
+)
+from mainspring.errors import InvalidPayload
+from mainspring.stores.protocol import RunQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Adding", "Living"]
+
+
+class Living(Suite):
+    async def test_a_store_opens_again_after_close_with_what_it_held(self, store: Store) -> None:
+        await store.add([self.run()])
+        await store.put_job(self.job())
+        await store.close()
+        await store.close()
+        await store.open()
+        assert await self.states(store, "run") == [State.PENDING]
+        assert (await self.read_job(store)).version == 1
+
+    async def test_now_is_in_utc_and_moves(self, store: Store) -> None:
+        before = await store.now()
+        assert before.utcoffset() == timedelta()
+        await self.pass_ticks(1)
+        assert await store.now() >= before + self.ticks(1)
+
+
+class Adding(Suite):
+    async def test_an_added_run_is_there(self, store: Store) -> None:
+        run = self.run(payload={"a": 1})
+        [added] = await store.add([run])
+        assert (added.run, added.duplicate) == (run, False)
+        assert await self.one(store) == run
+
+    async def test_nothing_added_is_nothing_answered(self, store: Store) -> None:
+        assert await store.add([]) == []
+
+    async def test_answers_come_in_the_order_of_the_runs(self, store: Store) -> None:
+        ids = ["c", "a", "b"]
+        assert [added.run.id for added in await store.add(self.runs(*ids))] == ids
+
+    async def test_adding_again_is_harmless(self, store: Store) -> None:
+        """A lost answer is followed by the same call: nothing may be doubled or undone."""
+        await store.add([self.run(payload=1)])
+        [running] = await self.claim(store)
+        [again] = await store.add([self.run(payload=1)])
+        assert (again.run, again.duplicate) == (running, False)
+        assert await self.one(store) == running
+
+    async def test_an_id_that_is_there_keeps_its_run(self, store: Store) -> None:
+        await store.add([self.run(payload="first")])
+        [again] = await store.add([self.run(payload="second", priority=9)])
+        assert again.run.payload == "first"
+        assert (await self.one(store)).priority == 5
+
+    async def test_an_id_twice_in_one_batch(self, store: Store) -> None:
+        first, second = await store.add([self.run(payload=1), self.run(payload=2)])
+        assert (first.run.payload, second.run.payload) == (1, 1)
+        assert await self.all_ids(store) == ["run"]
+
+    async def test_adding_a_deduped_run_again_is_no_duplicate(self, store: Store) -> None:
+        await store.add([self.run("a", dedupe_key="k")])
+        [again] = await store.add([self.run("a", dedupe_key="k")])
+        assert again.duplicate is False
+
+    @pytest.mark.parametrize("state", [State.WAITING, State.PENDING, State.RUNNING])
+    async def test_a_live_run_holds_its_dedupe_key(self, store: Store, state: State) -> None:
+        initial = State.PENDING if state is State.RUNNING else state
+        await store.add([self.run("a", dedupe_key="k", state=initial, after=("x",))])
+        if state is State.RUNNING:
+            await self.claim(store)
+        [added] = await store.add([self.run("b", dedupe_key="k")])
+        assert (added.run.id, added.duplicate, added.run.duplicate) == ("a", True, True)
+        assert added.run.state is state
+        assert await self.all_ids(store) == ["a"]
+        assert (await self.one(store, "a")).duplicate is False
+
+    async def test_a_key_is_free_after_the_run_has_ended(self, store: Store) -> None:
+        await self.finished(store, "a", dedupe_key="k")
+        [added] = await store.add([self.run("b", dedupe_key="k")])
+        assert (added.run.id, added.duplicate) == ("b", False)
+
+    async def test_a_key_can_outlive_its_run(self, store: Store) -> None:
+        await self.finished(store, "a", dedupe_key="k", dedupe_until=self.at(20))
+        [held] = await store.add([self.run("b", dedupe_key="k")])
+        assert (held.run.id, held.duplicate) == ("a", True)
+        await self.pass_ticks(21)
+        [free] = await store.add([self.run("b", dedupe_key="k")])
+        assert (free.run.id, free.duplicate) == ("b", False)
+
+    async def test_a_live_run_holds_its_key_past_its_time(self, store: Store) -> None:
+        """`dedupe_until` lengthens the hold; it never shortens it."""
+        await store.add([self.run("a", dedupe_key="k", dedupe_until=self.at(1))])
+        await self.pass_ticks(2)
+        [held] = await store.add([self.run("b", dedupe_key="k")])
+        assert (held.run.id, held.duplicate) == ("a", True)
+
+    async def test_duplicates_within_one_batch(self, store: Store) -> None:
+        given = [self.run("a", dedupe_key="k"), self.run("b"), self.run("c", dedupe_key="k")]
+        answers = [(a.run.id, a.duplicate) for a in await store.add(given)]
+        assert answers == [("a", False), ("b", False), ("a", True)]
+        assert sorted(await self.all_ids(store)) == ["a", "b"]
+
+    async def test_followers_of_a_refused_run_are_refused_too(self, store: Store) -> None:
+        """Its workflow is there already, with the run that holds the key."""
+        await store.add([self.run("a", dedupe_key="k")])
+        b = self.run("b", dedupe_key="k")
+        c = self.run("c", state=State.WAITING, after=("b",))
+        d = self.run("d", state=State.WAITING, after=("c",))
+        e = self.run("e", state=State.WAITING, after=("a",))
+        answers = [(added.run.id, added.duplicate) for added in await store.add([b, c, d, e])]
+        assert answers == [("a", True), ("c", True), ("d", True), ("e", False)]
+        assert sorted(await self.all_ids(store)) == ["a", "e"]
+
+    async def test_a_follower_that_is_there_already_stays(self, store: Store) -> None:
+        await store.add([self.run("a", dedupe_key="k"), self.run("c", payload=1)])
+        follower = self.run("c", state=State.WAITING, after=("b",))
+        _, again = await store.add([self.run("b", dedupe_key="k"), follower])
+        assert (again.duplicate, again.run.payload, again.run.state) == (False, 1, State.PENDING)
+
+    async def test_keys_are_compared_exactly(self, store: Store) -> None:
+        keys = ["k", "K", "k ", "", "é", "e\u0301", "\N{SNOWMAN}", "0", "x" * 500]
+        for n, key in enumerate(keys):
+            [added] = await store.add([self.run(f"r{n}", dedupe_key=key)])
+            assert (added.run.dedupe_key, added.duplicate) == (key, False)
+        for n, key in enumerate(keys):
+            [added] = await store.add([self.run(f"again{n}", dedupe_key=key)])
+            assert (added.run.id, added.duplicate) == (f"r{n}", True)
+
+    async def test_runs_without_a_key_never_collide(self, store: Store) -> None:
+        assert not any(a.duplicate for a in await store.add(self.runs("a", "b", "c")))
+
+    async def test_a_batch_is_added_whole_or_not_at_all(self, store: Store) -> None:
+        bad = self.run("b", payload=object())
+        with pytest.raises(InvalidPayload):
+            await store.add([self.run("a"), bad, self.run("c")])
+        assert await self.all_ids(store) == []
+
+    async def test_a_large_batch_is_one_call(self, store: Store) -> None:
+        """Beyond every limit on bound values that a database may have."""
+        runs = [self.run(f"r{n:04}") for n in range(3000)]
+        assert len(await store.add(runs)) == 3000
+        assert len(await store.get([run.id for run in runs])) == 3000
+        assert (await store.find(RunQuery(limit=5000))).items[0].id == "r2999"
+
+    async def test_a_finished_run_can_be_added(self, store: Store) -> None:
+        """A skipped slot leaves a record that was never pending."""
+        skipped = self.run(state=State.SKIPPED, finished_at=self.start, reason="misfire")
+        await store.add([skipped])
+        assert await self.one(store) == skipped
+        assert await self.claim(store) == []
+
+    async def test_a_duplicate_mark_is_never_stored(self, store: Store) -> None:
+        run: Run = replace(self.run(), duplicate=True)
+        await store.add([run])
+        assert (await self.one(store)).duplicate is False
+
+    async def test_a_cancelled_run_frees_its_key(self, store: Store) -> None:
+        run = self.run("a", dedupe_key="k")
+        await store.add([run])
+        assert await store.commit([transitions.cancelled(run, self.start, "no longer needed")]) == [
+            True
+        ]
+        [added] = await store.add([self.run("b", dedupe_key="k")])
+        assert added.duplicate is False

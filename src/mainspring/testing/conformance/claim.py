@@ -1,0 +1,458 @@
+"""`claim`: what is due, in which order, within which limits. `renew`: who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from mainspring.core import transitions
+from mainspring.core.model import (
+    Progress,
+    Run,
+    State,
+    replace,
+)
+from mainspring.core.policy import Delivery
+from mainspring.stores.protocol import Claim, Held, JobQuery, Renewed, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Claiming", "Limiting", "Renewing"]
+
+
+class Claiming(Suite):
+    async def test_only_what_is_due_is_taken(self, store: Store) -> None:
+        await store.add([self.run("now"), self.run("later", run_at=self.at(10))])
+        assert await self.claim_ids(store) == ["now"]
+        await self.pass_ticks(8)
+        assert await self.claim_ids(store) == []
+        await self.pass_ticks(2)
+        assert await self.claim_ids(store) == ["later"]
+
+    async def test_only_pending_runs_are_taken(self, store: Store) -> None:
+        over = {"finished_at": self.start}
+        await store.add(
+            [
+                self.run("waiting", state=State.WAITING, after=("x",)),
+                self.run("skipped", state=State.SKIPPED, **over),
+                self.run("failed", state=State.FAILED, **over),
+            ]
+        )
+        assert await self.claim_ids(store) == []
+
+    async def test_a_claimed_run_says_who_holds_it(self, store: Store) -> None:
+        await store.add([self.run(payload=[1])])
+        before = await store.now()
+        [run] = await self.claim(store, worker="w7", lease=self.ticks(30))
+        after = await store.now()
+        assert (run.state, run.worker, run.token, run.attempt) == (State.RUNNING, "w7", 1, 1)
+        assert run.started_at is not None
+        assert before <= run.started_at <= after
+        assert run.lease_until is not None
+        assert before + self.ticks(30) <= run.lease_until <= after + self.ticks(30)
+        assert run.payload == [1]
+        assert await self.one(store) == run
+
+    async def test_a_claimed_run_has_not_begun_until_that_is_recorded(self, store: Store) -> None:
+        for _ in range(2):  # the second claim begins anew
+            run = await self.running(store)
+            assert run.began is False
+            assert await store.commit([transitions.beginning(run)]) == [True]
+            assert await store.commit([transitions.beginning(run)]) == [True]  # sent again
+            assert (await self.one(store)).began is True
+            assert len(await self.renew(store, run)) == 1
+            assert (await self.one(store)).began is True
+            await store.commit([transitions.released(run, await store.now(), began=True)])
+            assert (await self.one(store)).began is None
+
+    async def test_a_held_run_is_not_taken_again(self, store: Store) -> None:
+        await self.running(store)
+        assert await self.claim(store, worker="w2") == []
+        await self.pass_ticks(100)  # nor after its lease: that is a rescue's to decide
+        assert await self.claim(store, worker="w2") == []
+
+    async def test_token_and_attempt_grow_with_each_claim(self, store: Store) -> None:
+        await store.add([self.run()])
+        seen = []
+        for _ in range(3):
+            [run] = await self.claim(store)
+            seen.append((run.token, run.attempt))
+            await store.commit([transitions.released(run, await store.now(), began=True)])
+        assert seen == [(1, 1), (2, 2), (3, 3)]
+
+    async def test_the_token_grows_where_the_attempt_is_given_back(self, store: Store) -> None:
+        first = await self.running(store)
+        await store.commit([transitions.released(first, await store.now(), began=False)])
+        [second] = await self.claim(store)
+        assert (second.attempt, second.token) == (1, 2)
+
+    async def test_a_new_attempt_begins_without_progress(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.renew([Held(run.id, run.token, Progress(5, 10))], self.ticks(30))
+        await store.commit([transitions.released(run, await store.now(), began=True)])
+        [again] = await self.claim(store)
+        assert again.progress is None
+
+    async def test_priority_first_then_the_earlier(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("low", priority=1, run_at=self.at(-50)),
+                self.run("late", priority=5, run_at=self.at(-1)),
+                self.run("early", priority=5, run_at=self.at(-9)),
+                self.run("high", priority=9, run_at=self.start),
+                self.run("future", priority=9, run_at=self.at(500)),
+            ]
+        )
+        assert await self.claim_ids(store) == ["high", "early", "late", "low"]
+
+    async def test_runs_of_excluded_jobs_are_left(self, store: Store) -> None:
+        """Also those of a job with a limit, and whatever their priority."""
+        await self.put(store, "limited", concurrency=2)
+        runs = [
+            self.run(f"{job}{n}", job_id=job, priority=5 + n % 2, run_at=self.at(-n))
+            for job in ("busy", "limited", "free")
+            for n in range(1, 5)
+        ]
+        await store.add(runs)
+        free = ["free3", "free1", "free4", "free2"]
+        excluded = frozenset({"busy", "limited", "unknown"})
+        assert await self.claim_ids(store, 2, excluded_jobs=excluded) == free[:2]
+        assert await self.claim_ids(store, 10, excluded_jobs=excluded) == free[2:]
+        assert await self.claim_ids(store, 10, excluded_jobs=excluded) == []
+        assert await self.claim_ids(store, 10, excluded_jobs=frozenset({"limited"})) == [
+            "busy3", "busy1", "busy4", "busy2",
+        ]  # fmt: skip
+        assert await self.claim_ids(store) == ["limited3", "limited1"]
+
+    async def test_of_one_moment_the_one_that_was_made_first(self, store: Store) -> None:
+        made = self.start - timedelta(seconds=1)
+        runs = [
+            self.run(f"r{n}", run_at=self.start, created_at=made + timedelta(microseconds=n))
+            for n in range(40)
+        ]
+        await store.add(runs)
+        taken = [run_id for _ in range(4) for run_id in await self.claim_ids(store, 10)]
+        assert taken == [run.id for run in runs]
+
+    async def test_order_holds_over_several_claims(self, store: Store) -> None:
+        runs = [
+            self.run(f"{priority}{n}", priority=priority, run_at=self.at(-n))
+            for priority in (0, 9, 5)
+            for n in (1, 3, 2)
+        ]
+        await store.add(runs)
+        taken = [(await self.claim_ids(store, 1))[0] for _ in runs]
+        assert taken == ["93", "92", "91", "53", "52", "51", "03", "02", "01"]
+
+    async def test_order_is_over_all_queues_and_handlers_together(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a", queue="q1", handler="h1", priority=1),
+                self.run("b", queue="q2", handler="h2", priority=7),
+                self.run("c", queue="q1", handler="h2", priority=4),
+                self.run("d", queue="q2", handler="h1", priority=9),
+            ]
+        )
+        handlers, queues = frozenset({"h1", "h2"}), frozenset({"q1", "q2"})
+        assert await self.claim_ids(store, 2, handlers=handlers, queues=queues) == ["d", "b"]
+        assert await self.claim_ids(store, 2, handlers=handlers) == ["c", "a"]
+
+    async def test_the_limit_is_kept(self, store: Store) -> None:
+        await store.add(self.runs(*(f"r{n}" for n in range(10))))
+        assert await self.claim(store, 0) == []
+        assert len(await self.claim(store, 4)) == 4
+        assert len(await self.claim(store, 100)) == 6
+
+    async def test_only_named_handlers_are_taken(self, store: Store) -> None:
+        await store.add([self.run("a", handler="mail"), self.run("b", handler="report")])
+        assert await self.claim(store, handlers=frozenset()) == []
+        assert await self.claim_ids(store, handlers=frozenset({"report", "other"})) == ["b"]
+
+    async def test_only_named_queues_are_taken(self, store: Store) -> None:
+        await store.add([self.run("a", queue="slow"), self.run("b", queue="fast")])
+        assert await self.claim(store, queues=frozenset({"none"})) == []
+        assert await self.claim(store, queues=frozenset()) == []
+        assert await self.claim_ids(store, queues=frozenset({"fast", "other"})) == ["b"]
+        assert await self.claim_ids(store) == ["a"]
+
+    async def test_what_nobody_can_do_does_not_stand_in_the_way(self, store: Store) -> None:
+        strangers = [self.run(f"x{n}", handler="unknown", priority=9) for n in range(300)]
+        await store.add([*strangers, self.run("mine", priority=0)])
+        assert await self.claim_ids(store, 1) == ["mine"]
+
+    async def test_a_handler_may_change_its_payload_without_changing_the_run(
+        self, store: Store
+    ) -> None:
+        run = await self.running(store, payload={"todo": [1, 2]})
+        run.payload["todo"].clear()
+        await store.commit([transitions.released(run, await store.now(), began=True)])
+        [again] = await self.claim(store)
+        assert again.payload == {"todo": [1, 2]}
+
+    async def test_what_a_claim_gives_is_what_is_kept(self, store: Store) -> None:
+        await self.put(store)
+        await store.add([self.run("up", run_at=self.at(900))])
+        fields = {"payload": {"n": 1}, "priority": 7, "queue": "fast", "start_by": self.at(500)}
+        await store.add([self.run("a", dedupe_key="k", after=("up",), after_any=True, **fields)])
+        for number in (1, 2):  # the second comes with what the first has left
+            [run] = await self.claim(store)
+            assert await store.get(["a"]) == {"a": run}
+            assert (run.attempt, run.token, len(run.attempts)) == (number, number, number - 1)
+            failure = transitions.Failure("boom")
+            await store.commit([transitions.retrying(run, await store.now(), failure, self.start)])
+
+    async def due_next(self, store: Store, back: int = 0, **fields: Any) -> datetime | None:
+        given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
+        return await store.next_due(Claim(limit=1, **given), self.ticks(back))
+
+    async def test_the_next_due_run_is_known_before_its_time(self, store: Store) -> None:
+        assert await self.due_next(store) is None
+        await store.add(
+            [
+                self.run("late", run_at=self.at(90), priority=9),
+                self.run("soon", run_at=self.at(40), priority=0),
+                self.run("due", run_at=self.at(-1)),
+                self.run("waiting", run_at=self.at(5), state=State.WAITING, after=("x",)),
+                self.run("over", run_at=self.at(6), state=State.SKIPPED, finished_at=self.start),
+            ]
+        )
+        assert await self.due_next(store) == self.at(40)
+        await self.pass_ticks(40)
+        assert await self.due_next(store) == self.at(90)
+        await self.pass_ticks(50)
+        assert await self.due_next(store) is None
+
+    async def test_what_fell_due_since_a_claim_looked_is_the_next_due_run(
+        self, store: Store
+    ) -> None:
+        await store.add([self.run("before", run_at=self.at(10)), self.run("a", run_at=self.at(30))])
+        await self.pass_ticks(40)
+        assert await self.due_next(store) is None
+        assert await self.due_next(store, back=20) == self.at(30)
+        assert await self.due_next(store, back=80) == self.at(10)
+
+    async def test_the_next_due_run_is_one_that_the_claim_takes(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a", handler="mail", queue="fast", run_at=self.at(10)),
+                self.run("b", handler="mail", queue="slow", run_at=self.at(20)),
+                self.run("c", handler="report", queue="fast", run_at=self.at(30)),
+            ]
+        )
+        mail, report = frozenset({"mail"}), frozenset({"report"})
+        slow = frozenset({"slow"})
+        assert await self.due_next(store, handlers=mail) == self.at(10)
+        assert await self.due_next(store, handlers=mail, queues=slow) == self.at(20)
+        assert await self.due_next(store, handlers=report) == self.at(30)
+        assert await self.due_next(store, handlers=report, queues=slow) is None
+        assert await self.due_next(store, handlers=frozenset()) is None
+
+    async def test_a_retry_is_the_next_due_run(self, store: Store) -> None:
+        run = await self.running(store)
+        assert await self.due_next(store) is None
+        failure = transitions.Failure("boom")
+        await store.commit([transitions.retrying(run, self.start, failure, self.at(25))])
+        assert await self.due_next(store) == self.at(25)
+
+
+class Limiting(Suite):
+    async def test_a_limit_is_exact(self, store: Store) -> None:
+        await self.put(store, concurrency=3)
+        await store.add(self.runs(*"abcdefg"))
+        held = [*await self.claim(store, 2), *await self.claim(store, worker="w2")]
+        assert len(held) == 3
+        assert await self.claim(store) == []
+        await store.commit([transitions.succeeded(held[0], await store.now(), None)])
+        assert len(await self.claim(store)) == 1
+
+    async def test_every_end_of_an_attempt_gives_its_place_back(self, store: Store) -> None:
+        await self.put(store, concurrency=1)
+        failure = transitions.Failure("boom")
+        ends: list[Callable[[Run, datetime], transitions.Change]] = [
+            lambda r, now: transitions.succeeded(r, now, 1),
+            lambda r, now: transitions.failed(r, now, failure),
+            lambda r, now: transitions.retrying(r, now, failure, self.at(10**6)),
+            lambda r, now: transitions.cancelled(r, now, "stop"),
+            lambda r, now: transitions.skipped(r, now, "expired"),
+            lambda r, now: transitions.snoozed(r, self.at(10**6)),
+        ]
+        for n, end in enumerate(ends):
+            await store.add([self.run(f"r{n}")])
+            [run] = await self.claim(store)
+            assert await store.commit([end(run, await store.now())]) == [True]
+
+    async def test_a_limit_is_of_its_job_alone(self, store: Store) -> None:
+        await self.put(store, "one", concurrency=1)
+        await self.put(store, "two", concurrency=1)
+        await store.add(
+            [self.run(f"{job}{n}", job_id=job) for job in ("one", "two", "free") for n in range(3)]
+        )
+        taken = sorted(run.job_id for run in await self.claim(store))
+        assert taken == ["free", "free", "free", "one", "two"]
+
+    async def test_jobs_share_a_limit_by_its_key(self, store: Store) -> None:
+        for job in ("a", "b"):
+            await self.put(store, job, concurrency=2, concurrency_key="database")
+        await store.add([self.run(f"{job}{n}", job_id=job) for job in "ab" for n in range(3)])
+        held = [*await self.claim(store, 1), *await self.claim(store)]
+        assert len(held) == 2
+        await store.commit([transitions.succeeded(held[0], await store.now(), None)])
+        assert len(await self.claim(store)) == 1
+
+    async def test_sharers_may_have_limits_of_their_own_size(self, store: Store) -> None:
+        """The small one stops at its number; what the others hold counts against it."""
+        await self.put(store, "small", concurrency=1, concurrency_key="k")
+        await self.put(store, "large", concurrency=3, concurrency_key="k")
+        await store.add([self.run(f"s{n}", job_id="small", priority=9) for n in range(3)])
+        await store.add([self.run(f"l{n}", job_id="large", priority=1) for n in range(5)])
+        jobs = [run.job_id for run in await self.claim(store)]
+        assert jobs == ["small", "large", "large"]
+
+    async def test_a_key_never_meets_the_limit_of_a_job(self, store: Store) -> None:
+        await self.put(store, "mail", concurrency=1)
+        for n, key in enumerate(("mail", "job:mail")):
+            await self.put(store, f"other{n}", concurrency=1, concurrency_key=key)
+        await store.add([self.run(j, job_id=j) for j in ("mail", "other0", "other1")])
+        assert len(await self.claim(store)) == 3
+
+    async def test_a_lapsed_lease_does_not_count(self, store: Store) -> None:
+        """Else a crashed worker's run fills the limit for ever."""
+        await self.put(store, concurrency=1)
+        await store.add(self.runs("a", "b"))
+        [first] = await self.claim(store, 1, lease=self.ticks(10))
+        assert await self.claim(store) == []
+        await self.pass_ticks(10)
+        [second] = await self.claim(store)
+        assert {first.id, second.id} == {"a", "b"}
+
+    async def test_a_lapsed_lease_whose_place_was_taken_is_not_renewed(self, store: Store) -> None:
+        """Else two would hold valid leases under a limit of one."""
+        await self.put(store, concurrency=1)
+        await store.add(self.runs("a", "b"))
+        [paused] = await self.claim(store, 1, lease=self.ticks(10))
+        await self.pass_ticks(11)
+        [other] = await self.claim(store, 1)
+        assert await self.renew(store, paused) == []
+        assert [r.id for r in await self.renew(store, other)] == [other.id]
+        await store.commit([transitions.succeeded(other, await store.now(), None)])
+        assert [r.id for r in await self.renew(store, paused)] == [paused.id]
+
+    async def test_a_limit_never_turns_priorities_round(self, store: Store) -> None:
+        await self.put(store, "limited", concurrency=1)
+        await store.add([self.run(f"low{n}", priority=1, run_at=self.at(-9)) for n in range(30)])
+        await store.add([self.run("high", job_id="limited", priority=9)])
+        assert await self.claim_ids(store, 1) == ["high"]
+
+    async def test_runs_at_their_limit_do_not_block_others(self, store: Store) -> None:
+        await self.put(store, "limited", concurrency=2)
+        await store.add([self.run(f"h{n}", job_id="limited", priority=9) for n in range(300)])
+        await store.add([self.run(f"l{n}", priority=0, run_at=self.at(-n)) for n in range(5)])
+        taken = await self.claim_ids(store, 5)
+        assert sum(i.startswith("h") for i in taken) == 2
+        assert taken[2:] == ["l4", "l3", "l2"]
+        assert await self.claim_ids(store, 5) == ["l1", "l0"]
+
+    async def test_a_limit_may_appear_and_change_while_runs_run(self, store: Store) -> None:
+        await self.put(store)
+        await store.add(self.runs(*"abcdef"))
+        held = await self.claim(store, 3)
+        await self.put(store, concurrency=2)
+        assert await self.claim(store) == []
+        now = await store.now()
+        await store.commit([transitions.succeeded(run, now, None) for run in held[:2]])
+        assert len(await self.claim(store)) == 1
+        await self.put(store, concurrency=3)
+        assert len(await self.claim(store)) == 1
+        await self.put(store, concurrency=None)
+        assert len(await self.claim(store)) == 1
+
+    async def test_a_run_of_a_job_that_is_gone_has_no_limit(self, store: Store) -> None:
+        await self.put(store, concurrency=1)
+        await store.add(self.runs("a", "b", "c"))
+        await store.drop_job("job")
+        assert len(await self.claim(store)) == 3
+
+    async def test_a_limit_holds_over_racing_clients(self, store: Store) -> None:
+        await self.put(store, concurrency=5)
+        peer = await self.peer(store)
+        await store.add([self.run(f"r{n:02}") for n in range(40)])
+        done = 0
+        while done < 40:
+            claims = [
+                self.claim(client, 3, worker=f"w{n}") for n in range(5) for client in (store, peer)
+            ]
+            held = [run for taken in await asyncio.gather(*claims) for run in taken]
+            assert len(held) == min(5, 40 - done)
+            now = await store.now()
+            assert all(await peer.commit([transitions.succeeded(r, now, None) for r in held]))
+            done += len(held)
+
+
+class Renewing(Suite):
+    async def test_a_lease_is_extended_from_now(self, store: Store) -> None:
+        run = await self.running(store)
+        await self.pass_ticks(20)
+        before = await store.now()
+        assert await self.renew(store, run, lease=30) == [Renewed(run.id)]
+        after = await store.now()
+        kept = await self.one(store)
+        assert kept.lease_until is not None
+        assert before + self.ticks(30) <= kept.lease_until <= after + self.ticks(30)
+        assert replace(kept, lease_until=run.lease_until) == run
+        await self.pass_ticks(20)
+        assert await self.lapsed(store) == []
+
+    async def test_only_what_is_still_mine_comes_back(self, store: Store) -> None:
+        await store.add(self.runs("done", "stolen", "mine", "waiting"))
+        held = {run.id: run for run in await self.claim(store, 3)}
+        spare = ({"done", "stolen", "mine", "waiting"} - held.keys()).pop()
+        done, stolen, mine = held.values()
+        now = await store.now()
+        await store.commit(
+            [
+                transitions.succeeded(done, now, 1),
+                transitions.rescued(stolen, now, Delivery.AT_LEAST_ONCE),
+            ]
+        )
+        asked = [Held(r.id, r.token) for r in (done, stolen, mine)]
+        asked += [Held(spare, 0), Held("nowhere", 1)]
+        kept = await store.renew(asked, self.ticks(30))
+        assert [run.id for run in kept] == [mine.id]
+
+    async def test_an_older_token_is_not_mine(self, store: Store) -> None:
+        old = await self.running(store)
+        await store.commit([transitions.released(old, await store.now(), began=True)])
+        [new] = await self.claim(store, worker="w2", lease=self.ticks(30))
+        assert await self.renew(store, old, lease=99) == []
+        assert (await self.one(store)).lease_until == new.lease_until
+        assert len(await self.renew(store, new)) == 1
+
+    async def test_a_lapsed_lease_that_nobody_took_is_still_mine(self, store: Store) -> None:
+        run = await self.running(store)
+        await self.pass_ticks(40)
+        assert await self.lapsed(store) == ["run"]
+        assert len(await self.renew(store, run)) == 1
+        assert await self.lapsed(store) == []
+
+    async def test_renewing_carries_a_cancel_request(self, store: Store) -> None:
+        run = await self.running(store)
+        assert await store.commit([transitions.request_cancel(run, "asked")]) == [True]
+        [kept] = await self.renew(store, run)
+        assert (kept.cancel_requested, kept.reason) == (True, "asked")
+
+    async def test_renewing_keeps_the_progress(self, store: Store) -> None:
+        run = await self.running(store)
+        for progress in (Progress(1), Progress(2.5, 10, "half ☃"), Progress(0, None, "")):
+            await store.renew([Held(run.id, run.token, progress)], self.ticks(30))
+            assert (await self.one(store)).progress == progress
+
+    async def test_nothing_held_is_nothing_kept(self, store: Store) -> None:
+        assert await store.renew([], self.ticks(30)) == []
+
+    async def test_a_thousand_leases_in_one_call(self, store: Store) -> None:
+        await store.add([self.run(f"r{n}") for n in range(1000)])
+        held = await self.claim(store, 1000)
+        await self.pass_ticks(20)
+        assert len(await self.renew(store, *held)) == 1000
+        assert (await store.jobs(JobQuery())).items == []

@@ -1,0 +1,342 @@
+"""`commit`: every change is fenced, a repeat is harmless, the dead come back with their key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.core.model import (
+    Outcome,
+    Run,
+    State,
+    replace,
+)
+from mainspring.core.policy import Delivery
+from mainspring.core.transitions import Change, Failure
+from mainspring.stores.protocol import Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Committing", "Rescuing", "Reviving"]
+
+
+class Committing(Suite):
+    async def test_a_success_is_kept(self, store: Store) -> None:
+        run = await self.running(store)
+        await self.pass_ticks(2)
+        change = transitions.succeeded(run, self.at(2), {"n": 1}, log=("line",))
+        assert await store.commit([change]) == [True]
+        done = await self.one(store)
+        assert done == change.after(run)
+        assert (done.state, done.result, done.duration) == (
+            State.SUCCEEDED,
+            {"n": 1},
+            (self.at(2) - (run.started_at or self.start)).total_seconds(),
+        )
+        assert [(a.number, a.outcome, a.log) for a in done.attempts] == [
+            (1, Outcome.SUCCEEDED, ("line",))
+        ]
+
+    async def test_each_outcome_is_kept_as_its_change_says(self, store: Store) -> None:
+        failure = Failure("ValueError: no", "Traceback…", Outcome.TIMED_OUT)
+        later = self.at(50)
+        changes: list[Callable[[Run], Change]] = [
+            lambda r: transitions.succeeded(r, self.at(1), [1, None]),
+            lambda r: transitions.retrying(r, self.at(1), failure, later, ("a", "b")),
+            lambda r: transitions.failed(r, self.at(1), failure, reason="gave up"),
+            lambda r: transitions.request_cancel(r, "asked"),
+            lambda r: transitions.cancelled(r, self.at(1), "stopped"),
+            lambda r: transitions.skipped(r, self.at(1), "expired"),
+            lambda r: transitions.released(r, self.at(1), began=True),
+            lambda r: transitions.released(r, self.at(1), began=False),
+            lambda r: transitions.snoozed(r, later),
+            lambda r: transitions.rescued(r, self.at(1), Delivery.AT_LEAST_ONCE),
+            lambda r: transitions.rescued(r, self.at(1), Delivery.AT_MOST_ONCE),
+        ]
+        await store.add([self.run(f"r{n:02}", payload={"n": n}) for n in range(len(changes))])
+        held = sorted(await self.claim(store), key=lambda run: run.id)
+        made = [change(run) for change, run in zip(changes, held, strict=True)]
+        assert await store.commit(made) == [True] * len(made)
+        for run, change in zip(held, made, strict=True):
+            assert await self.one(store, run.id) == change.after(run)
+
+    async def test_a_retry_is_due_at_its_time_and_not_before(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.commit([transitions.retrying(run, self.start, Failure("boom"), self.at(40))])
+        assert await self.claim(store) == []
+        await self.pass_ticks(40)
+        [again] = await self.claim(store)
+        assert (again.attempt, again.failures, again.error) == (2, 1, "boom")
+
+    async def test_another_token_loses_and_changes_nothing(self, store: Store) -> None:
+        """The worker that was rescued away and comes back: it must not complete the new run."""
+        old = await self.running(store)
+        await store.commit([transitions.rescued(old, self.start, Delivery.AT_LEAST_ONCE)])
+        [new] = await self.claim(store, worker="w2")
+        late = [
+            transitions.succeeded(old, self.start, "stale"),
+            transitions.failed(old, self.start, Failure("stale")),
+            transitions.retrying(old, self.start, Failure("stale"), self.at(9)),
+            transitions.cancelled(old, self.start, "stale"),
+            transitions.released(old, self.start, began=True),
+            transitions.request_cancel(old, "stale"),
+        ]
+        assert await store.commit(late) == [False] * len(late)
+        assert await self.one(store) == new
+
+    async def test_another_state_loses(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.commit([transitions.succeeded(run, self.start, 1)])
+        done = await self.one(store)
+        late = [
+            transitions.failed(run, self.at(1), Failure("late")),
+            transitions.cancelled(run, self.at(1), "late"),
+            transitions.succeeded(run, self.at(1), 2),
+        ]
+        assert await store.commit(late) == [False] * 3
+        assert await self.one(store) == done
+
+    async def test_a_cancel_that_came_first_wins(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.commit([transitions.request_cancel(run, "asked")])
+        late = [
+            transitions.succeeded(run, self.start, 1),
+            transitions.retrying(run, self.start, Failure("boom"), self.at(9)),
+        ]
+        assert await store.commit(late) == [False, False]
+        [asked] = await self.renew(store, run)
+        assert await store.commit([transitions.cancelled(run, self.start, asked.reason)]) == [True]
+        assert await self.states(store, "run") == [State.CANCELLED]
+
+    async def test_a_success_that_came_first_beats_the_cancel(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.commit([transitions.succeeded(run, self.start, 1)])
+        assert await store.commit([transitions.request_cancel(run, "asked")]) == [False]
+        assert (await self.one(store)).cancel_requested is False
+
+    async def test_a_pending_run_is_cancelled_unless_it_was_claimed(self, store: Store) -> None:
+        pending = self.run("a")
+        await store.add([pending, self.run("b")])
+        assert await store.commit([transitions.cancelled(pending, self.start, "x")]) == [True]
+        waiting = await self.one(store, "b")
+        await self.claim(store)
+        assert await store.commit([transitions.cancelled(waiting, self.start, "x")]) == [False]
+        assert await self.states(store, "a", "b") == [State.CANCELLED, State.RUNNING]
+
+    async def test_an_unknown_run_is_false(self, store: Store) -> None:
+        stranger = self.run("nowhere", state=State.RUNNING)
+        assert await store.commit([transitions.succeeded(stranger, self.start, 1)]) == [False]
+        assert await store.get(["nowhere"]) == {}
+
+    async def test_every_expectation_counts(self, store: Store) -> None:
+        run = await self.running(store)
+        right: dict[str, Any] = {
+            "state": State.RUNNING,
+            "token": run.token,
+            "lease_until": run.lease_until,
+            "cancel_requested": False,
+        }
+        wrong: dict[str, Any] = {
+            "state": State.PENDING,
+            "token": run.token + 1,
+            "lease_until": self.at(12345),
+            "cancel_requested": True,
+        }
+        for name, value in wrong.items():
+            change = Change(run.id, {**right, name: value}, {"reason": "changed"})
+            assert await store.commit([change]) == [False], name
+        assert await store.commit([Change(run.id, right, {"reason": "changed"})]) == [True]
+        assert await self.one(store) == replace(run, reason="changed")
+
+    async def test_a_lease_that_is_none_can_be_expected(self, store: Store) -> None:
+        await store.add([self.run()])
+        change = Change("run", {"lease_until": None, "token": 0}, {"reason": "seen"})
+        assert await store.commit([change]) == [True]
+
+    @pytest.mark.parametrize("result", [None, 5, {"a": [1, {"b": None}]}, (1, (2, 3)), "☃\x00"])
+    async def test_repeating_a_change_is_true_and_harmless(self, store: Store, result: Any) -> None:
+        """An answer was lost: the same change comes again."""
+        run = await self.running(store)
+        change = transitions.succeeded(run, self.start, result, ("log",))
+        assert await store.commit([change]) == [True]
+        done = await self.one(store)
+        assert await store.commit([change]) == [True]
+        assert await store.commit([change, change]) == [True, True]
+        assert await self.one(store) == done
+        assert len(done.attempts) == 1
+
+    async def test_repeats_of_every_outcome(self, store: Store) -> None:
+        failure = Failure("boom", "trace")
+        makers: list[Callable[[Run], Change]] = [
+            lambda r: transitions.failed(r, self.start, failure),
+            lambda r: transitions.retrying(r, self.start, failure, self.at(999)),
+            lambda r: transitions.request_cancel(r, "asked"),
+            lambda r: transitions.cancelled(r, self.start, None),
+            lambda r: transitions.released(r, self.start, began=False),
+            lambda r: transitions.snoozed(r, self.at(999)),
+            lambda r: transitions.rescued(r, self.start, Delivery.AT_LEAST_ONCE),
+        ]
+        for n, make in enumerate(makers):
+            run = await self.running(store, f"r{n}", handler=f"h{n}")
+            change = make(run)
+            assert await store.commit([change]) == [True]
+            stands = await self.one(store, run.id)
+            assert await store.commit([change]) == [True], change
+            assert await self.one(store, run.id) == stands
+
+    async def test_a_repeat_that_no_longer_stands_is_false(self, store: Store) -> None:
+        first = await self.running(store)
+        back = transitions.retrying(first, self.start, Failure("boom"), self.start)
+        assert await store.commit([back]) == [True]
+        [second] = await self.claim(store)
+        assert await store.commit([back]) == [False]
+        assert await self.one(store) == second
+
+    async def test_each_change_of_a_batch_stands_alone(self, store: Store) -> None:
+        await store.add(self.runs("a", "b", "c"))
+        a, b, c = sorted(await self.claim(store), key=lambda run: run.id)
+        await store.commit([transitions.rescued(b, self.start, Delivery.AT_LEAST_ONCE)])
+        changes = [transitions.succeeded(run, self.start, run.id) for run in (a, b, c)]
+        assert await store.commit(changes) == [True, False, True]
+        done = [State.SUCCEEDED, State.PENDING, State.SUCCEEDED]
+        assert await self.states(store, "a", "b", "c") == done
+
+    async def test_changes_of_one_run_apply_in_order(self, store: Store) -> None:
+        run = await self.running(store)
+        changes = [
+            transitions.request_cancel(run, "asked"),
+            transitions.succeeded(run, self.start, 1),
+            transitions.cancelled(run, self.start, "asked"),
+        ]
+        assert await store.commit(changes) == [True, False, True]
+
+    async def test_nothing_committed_is_nothing_answered(self, store: Store) -> None:
+        assert await store.commit([]) == []
+
+    async def test_a_thousand_changes_in_one_call(self, store: Store) -> None:
+        await store.add([self.run(f"r{n}") for n in range(1000)])
+        held = await self.claim(store, 1000)
+        changes = [transitions.succeeded(run, self.start, {"id": run.id}) for run in held]
+        assert await store.commit(changes) == [True] * 1000
+        assert (await self.one(store, "r777")).result == {"id": "r777"}
+
+    async def test_dependents_are_let_go(self, store: Store) -> None:
+        await store.add([self.run("b", state=State.WAITING, after=("a",))])
+        waiting = await self.one(store, "b")
+        assert waiting.after == ("a",)
+        change = transitions.unblocked(waiting, self.start, {"a": State.SUCCEEDED})
+        assert change is not None
+        assert await store.commit([change]) == [True]
+        assert await self.claim_ids(store) == ["b"]
+
+
+class Rescuing(Suite):
+    async def test_a_lapsed_run_is_found_and_taken_back(self, store: Store) -> None:
+        run = await self.running(store)
+        assert await self.lapsed(store) == []
+        await self.pass_ticks(31)
+        assert await self.lapsed(store) == ["run"]
+        now = await store.now()
+        assert await store.commit([transitions.rescued(run, now, Delivery.AT_LEAST_ONCE)]) == [True]
+        assert await self.lapsed(store) == []
+        [again] = await self.claim(store, worker="w2")
+        assert (again.attempt, again.failures, again.lapses) == (2, 0, 1)
+
+    async def test_an_owner_that_renewed_in_between_keeps_its_run(self, store: Store) -> None:
+        seen = await self.running(store)
+        await self.pass_ticks(31)
+        assert len(await self.renew(store, seen)) == 1
+        kept = await self.one(store)
+        rescue = transitions.rescued(seen, await store.now(), Delivery.AT_LEAST_ONCE)
+        assert await store.commit([rescue]) == [False]
+        assert await self.one(store) == kept
+
+    async def test_the_owner_may_finish_after_a_lapse_that_nobody_saw(self, store: Store) -> None:
+        run = await self.running(store)
+        await self.pass_ticks(31)
+        now = await store.now()
+        rescue = transitions.rescued(run, now, Delivery.AT_LEAST_ONCE)
+        assert await store.commit([transitions.succeeded(run, now, "late")]) == [True]
+        assert await store.commit([rescue]) == [False]
+        assert (await self.one(store)).result == "late"
+
+    async def test_an_owner_that_recorded_its_begin_in_between_is_seen(self, store: Store) -> None:
+        seen = await self.running(store)
+        await self.pass_ticks(31)
+        assert await store.commit([transitions.beginning(seen)]) == [True]
+        rescue = transitions.rescued(seen, await store.now(), Delivery.AT_MOST_ONCE, unbegun=True)
+        assert await store.commit([rescue]) == [False]
+        kept = await self.one(store)
+        again = transitions.rescued(kept, await store.now(), Delivery.AT_MOST_ONCE)
+        assert await store.commit([again]) == [True]
+        assert (await self.one(store)).reason == "lost"
+
+    async def test_the_fourth_lapse_is_the_end(self, store: Store) -> None:
+        await store.add([self.run()])
+        for _ in range(transitions.MAX_LAPSES):
+            [run] = await self.claim(store)
+            await self.pass_ticks(31)
+            rescue = transitions.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
+            assert await store.commit([rescue]) == [True]
+        ended = await self.one(store)
+        assert (ended.state, ended.reason, ended.lapses) == (State.FAILED, "poison", 4)
+        assert await self.claim(store) == []
+
+
+class Reviving(Suite):
+    async def failed(self, store: Store, run_id: str = "run", **fields: Any) -> Any:
+        run = await self.running(store, run_id, **fields)
+        assert await store.commit([transitions.failed(run, self.start, Failure("boom"))]) == [True]
+        return await self.one(store, run_id)
+
+    async def test_the_same_run_is_tried_again(self, store: Store) -> None:
+        dead = await self.failed(store, payload={"a": 1})
+        revive = transitions.revived(dead, await store.now())
+        assert await store.commit([revive]) == [True]
+        [again] = await self.claim(store)
+        assert (again.id, again.attempt, again.token, again.failures) == ("run", 2, 2, 0)
+        assert (again.error, again.finished_at, again.payload) == (None, None, {"a": 1})
+
+    async def test_a_revival_is_repeated_harmlessly(self, store: Store) -> None:
+        revive = transitions.revived(await self.failed(store, dedupe_key="k"), self.start)
+        assert await store.commit([revive, revive]) == [True, True]
+        assert await store.commit([revive]) == [True]
+
+    async def test_a_revived_run_takes_its_key_again(self, store: Store) -> None:
+        dead = await self.failed(store, "a", dedupe_key="k")
+        assert await store.commit([transitions.revived(dead, self.start)]) == [True]
+        [added] = await store.add([self.run("b", dedupe_key="k")])
+        assert (added.run.id, added.duplicate) == ("a", True)
+
+    async def test_a_key_that_was_taken_since_forbids_it(self, store: Store) -> None:
+        dead = await self.failed(store, "a", dedupe_key="k")
+        await store.add([self.run("b", dedupe_key="k")])
+        assert await store.commit([transitions.revived(dead, self.start)]) == [False]
+        assert await self.one(store, "a") == dead
+
+    async def test_a_key_that_outlives_another_run_forbids_it(self, store: Store) -> None:
+        dead = await self.failed(store, "a", dedupe_key="k")
+        await self.finished(store, "b", dedupe_key="k", dedupe_until=self.at(20))
+        assert await store.commit([transitions.revived(dead, self.start)]) == [False]
+        await self.pass_ticks(21)
+        assert await store.commit([transitions.revived(dead, await store.now())]) == [True]
+
+    async def test_its_own_key_does_not_forbid_it(self, store: Store) -> None:
+        dead = await self.failed(store, "a", dedupe_key="k", dedupe_until=self.at(10**6))
+        assert await store.commit([transitions.revived(dead, self.start)]) == [True]
+
+    async def test_of_two_with_one_key_the_first_is_revived(self, store: Store) -> None:
+        first = await self.failed(store, "a", dedupe_key="k")
+        second = await self.failed(store, "b", dedupe_key="k")
+        changes = [transitions.revived(first, self.start), transitions.revived(second, self.start)]
+        assert await store.commit(changes) == [True, False]
+        assert await self.states(store, "a", "b") == [State.PENDING, State.FAILED]
+
+    async def test_a_run_that_ran_on_is_not_revived(self, store: Store) -> None:
+        dead = await self.failed(store)
+        await store.commit([transitions.revived(dead, self.start)])
+        [again] = await self.claim(store)
+        assert await store.commit([transitions.revived(dead, self.at(1))]) == [False]
+        assert await self.one(store) == again

@@ -1,0 +1,101 @@
+"""`elect`, `wait`."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.stores.protocol import Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Electing", "Waking"]
+
+
+class Electing(Suite):
+    async def test_one_leads_until_its_term_is_over(self, store: Store) -> None:
+        ttl = self.ticks(10)
+        first = await store.elect("lead", "a", ttl)
+        assert first is not None
+        assert await store.elect("lead", "b", ttl) is None
+        await self.pass_ticks(6)
+        assert await store.elect("lead", "a", ttl) == first  # and is renewed
+        await self.pass_ticks(6)
+        assert await store.elect("lead", "b", ttl) is None
+        await self.pass_ticks(6)
+        second = await store.elect("lead", "b", ttl)
+        assert second is not None
+        assert second > first
+        assert await store.elect("lead", "a", ttl) is None
+
+    async def test_tokens_only_grow(self, store: Store) -> None:
+        last = 0
+        for n in range(6):
+            token = await store.elect("lead", "ab"[n % 2], self.ticks(1))
+            assert token is not None
+            assert token > last
+            last = token
+            await self.pass_ticks(2)
+
+    async def test_a_leader_that_resigns_lets_the_next_in_at_once(self, store: Store) -> None:
+        first = await store.elect("lead", "a", self.ticks(100))
+        assert await store.elect("lead", "a", timedelta()) is None
+        second = await store.elect("lead", "b", self.ticks(100))
+        assert first is not None
+        assert second is not None
+        assert second > first
+
+    async def test_only_the_leader_can_resign(self, store: Store) -> None:
+        token = await store.elect("lead", "a", self.ticks(100))
+        assert await store.elect("lead", "b", timedelta()) is None
+        assert await store.elect("lead", "b", self.ticks(100)) is None
+        assert await store.elect("lead", "a", self.ticks(100)) == token
+
+    async def test_names_are_apart(self, store: Store) -> None:
+        assert await store.elect("one", "a", self.ticks(10)) is not None
+        assert await store.elect("two", "b", self.ticks(10)) is not None
+
+
+class Waking(Suite):
+    patience = 20.0
+    """Real seconds that a hint may take before the test says there was none."""
+
+    async def woken(self, store: Store, by: Any) -> bool:
+        while await store.wait(0.05):
+            pass  # what happened before may still be hinted at
+        waiting = asyncio.create_task(store.wait(self.patience))
+        await asyncio.sleep(0.05)
+        await by
+        return await waiting
+
+    async def test_waiting_ends_by_itself(self, store: Store) -> None:
+        assert await store.wait(0.01) is False
+        assert await store.wait(0) is False
+
+    async def test_an_added_run_wakes(self, store: Store) -> None:
+        assert await self.woken(store, store.add([self.run()])) is True
+
+    async def test_a_commit_wakes(self, store: Store) -> None:
+        run = await self.running(store)
+        change = transitions.released(run, self.start, began=True)
+        assert await self.woken(store, store.commit([change])) is True
+
+    async def test_a_changed_job_wakes(self, store: Store) -> None:
+        assert await self.woken(store, store.put_job(self.job())) is True
+
+    async def test_every_waiter_wakes(self, store: Store) -> None:
+        waiting = [asyncio.create_task(store.wait(self.patience)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await store.add([self.run()])
+        assert await asyncio.gather(*waiting) == [True] * 3
+
+    async def test_a_waiter_can_be_cancelled(self, store: Store) -> None:
+        waiting = asyncio.create_task(store.wait(self.patience))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await store.add([self.run()])

@@ -1,0 +1,44 @@
+"""`jobs` as lists that people look through: numbered pages, words, switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mainspring.core.model import Page
+from mainspring.stores.protocol import JobQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["ListingJobs"]
+
+
+class ListingJobs(Suite):
+    async def listed(self, store: Store, **query: Any) -> tuple[list[str], int | None]:
+        page: Page[Any] = await store.jobs(JobQuery(**query))
+        return [job.id for job in page.items], page.total
+
+    async def test_pages_by_number_and_how_many_there_are(self, store: Store) -> None:
+        for name in ("c", "a", "e", "b", "d"):
+            await store.put_job(self.job(name))
+        assert await self.listed(store) == (["a", "b", "c", "d", "e"], None)
+        pages = [
+            await self.listed(store, offset=offset, limit=2, counted=True)
+            for offset in (0, 2, 4, 6)
+        ]
+        assert pages == [(["a", "b"], 5), (["c", "d"], 5), (["e"], 5), ([], 5)]
+
+    async def test_switched_on_or_off(self, store: Store) -> None:
+        for name in ("a", "b", "c"):
+            await store.put_job(self.job(name, enabled=name != "b"))
+        assert await self.listed(store, enabled=True, counted=True) == (["a", "c"], 2)
+        assert await self.listed(store, enabled=False, counted=True) == (["b"], 1)
+
+    async def test_a_part_of_the_id_or_the_description(self, store: Store) -> None:
+        await store.put_job(self.job("Mail.daily", description="Sends (all) letters"))
+        await store.put_job(self.job("report", description="100% of the DAILY ärger"))
+        await store.put_job(self.job("other"))
+        assert await self.listed(store, text="daily", counted=True) == (["Mail.daily", "report"], 2)
+        assert (await self.listed(store, text="(ALL)"))[0] == ["Mail.daily"]
+        assert (await self.listed(store, text="100%"))[0] == ["report"]
+        assert (await self.listed(store, text="ÄRGER"))[0] == ["report"]
+        assert (await self.listed(store, text=".*"))[0] == []
+        assert (await self.listed(store, text="daily", tag="none", counted=True)) == ([], 0)

@@ -1,0 +1,428 @@
+"""`get`, `find`, `counts`, `prune`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.core.model import LIVE, Run, State, replace
+from mainspring.errors import InvalidInput
+from mainspring.stores.protocol import RunQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Counting", "Finding", "Pruning"]
+
+
+class Finding(Suite):
+    async def fill(self, store: Store, count: int, **fields: Any) -> list[str]:
+        """Runs made one after the other; their ids, newest first."""
+        ids = [f"r{(n * 37) % 101:03}" for n in range(count)]  # in no order of their own
+        for n, run_id in enumerate(ids):
+            await store.add([self.run(run_id, created_at=self.at(n), **fields)])
+        return ids[::-1]
+
+    async def test_get_gives_those_that_exist(self, store: Store) -> None:
+        await store.add(self.runs("a", "b", "c"))
+        found = await store.get(["c", "nowhere", "a", "a"])
+        assert {run_id: run.id for run_id, run in found.items()} == {"a": "a", "c": "c"}
+        assert await store.get([]) == {}
+
+    async def test_get_takes_any_iterable(self, store: Store) -> None:
+        await store.add(self.runs("a", "b"))
+        assert set(await store.get(run_id for run_id in ("a", "b"))) == {"a", "b"}
+
+    async def test_newest_first(self, store: Store) -> None:
+        newest = await self.fill(store, 20)
+        page = await store.find(RunQuery())
+        assert [run.id for run in page.items] == newest
+        assert page.cursor is None
+
+    async def test_pages_follow_each_other(self, store: Store) -> None:
+        newest = await self.fill(store, 20)
+        for limit in (1, 3, 10, 20, 21):
+            assert await self.all_ids(store, limit=limit) == newest
+
+    async def test_a_page_holds_what_was_asked_for(self, store: Store) -> None:
+        await self.fill(store, 5)
+        page = await store.find(RunQuery(limit=2))
+        assert len(page.items) == 2
+        assert page.cursor is not None
+
+    async def test_pages_are_steady_while_runs_come_and_go(self, store: Store) -> None:
+        newest = await self.fill(store, 10)
+        old = newest[-3:]
+        for run_id in old:
+            run = await self.one(store, run_id)
+            await store.commit([transitions.cancelled(run, self.at(-50), None)])
+        first = await store.find(RunQuery(limit=4))
+        await store.add([self.run("new", created_at=self.at(100))])
+        assert await store.prune(self.at(-10), 100) == 3
+        rest = await store.find(RunQuery(limit=100, cursor=first.cursor))
+        assert [run.id for run in [*first.items, *rest.items]] == newest[:7]
+
+    async def test_by_job(self, store: Store) -> None:
+        await store.add([self.run("a", job_id="one"), self.run("b", job_id="two")])
+        assert await self.all_ids(store, job="two") == ["b"]
+        assert await self.all_ids(store, job="three") == []
+
+    async def test_by_state(self, store: Store) -> None:
+        running = await self.running(store, "running")
+        await store.add(
+            [
+                self.run("pending"),
+                self.run("waiting", state=State.WAITING, after=("running",)),
+                self.run("skipped", state=State.SKIPPED, finished_at=self.start),
+            ]
+        )
+        for state in ("running", "pending", "waiting", "skipped"):
+            assert await self.all_ids(store, states=frozenset({State(state)})) == [state]
+        assert set(await self.all_ids(store, states=LIVE)) == {"running", "pending", "waiting"}
+        assert await self.all_ids(store, states=frozenset({State.FAILED})) == []
+        assert await self.all_ids(store, states=frozenset()) == []
+        await store.commit([transitions.succeeded(running, self.start, None)])
+        assert await self.all_ids(store, states=frozenset({State.SUCCEEDED})) == ["running"]
+
+    async def test_filters_and_pages_together(self, store: Store) -> None:
+        newest = await self.fill(store, 9)
+        await store.add([self.run("x", job_id="other", created_at=self.at(50))])
+        ids = await self.all_ids(store, job="job", states=frozenset({State.PENDING}), limit=2)
+        assert ids == newest
+
+    async def test_by_when_they_were_made(self, store: Store) -> None:
+        newest = await self.fill(store, 10)
+        assert await self.all_ids(store, since=self.at(7)) == newest[:3]
+        assert await self.all_ids(store, until=self.at(2)) == newest[8:]
+        between = {"since": self.at(2), "until": self.at(7)}
+        for limit in (1, 2, 100):
+            assert await self.all_ids(store, **between, limit=limit) == newest[3:8]
+        assert await self.all_ids(store, **between, job="other") == []
+        pending = frozenset({State.PENDING})
+        assert await self.all_ids(store, **between, states=pending, job="job") == newest[3:8]
+        assert await self.all_ids(store, **between, states=frozenset({State.FAILED})) == []
+
+    async def test_those_with_a_failed_attempt(self, store: Store) -> None:
+        fine, dead, again, cured = [
+            await self.running(store, run_id, created_at=self.at(n))
+            for n, run_id in enumerate(("fine", "dead", "again", "cured"))
+        ]
+        boom = transitions.Failure("boom")
+        await store.commit(
+            [
+                transitions.succeeded(fine, self.start, None),
+                transitions.failed(dead, self.start, boom),
+                transitions.retrying(again, self.start, boom, self.at(50)),
+                transitions.retrying(cured, self.start, boom, self.start),
+            ]
+        )
+        [cured] = await self.claim(store)
+        await store.commit([transitions.succeeded(cured, self.start, None)])
+        assert await self.all_ids(store, failing=True) == ["cured", "again", "dead"]
+        assert await self.all_ids(store, failing=True, limit=1) == ["cured", "again", "dead"]
+        ended = frozenset({State.FAILED})
+        assert await self.all_ids(store, failing=True, states=ended) == ["dead"]
+        assert await self.all_ids(store, failing=True, job="other") == []
+
+    async def test_those_that_were_tried(self, store: Store) -> None:
+        names = ("fine", "dead", "again", "freed", "stopped", "late", "back", "now", "untouched")
+        runs = [
+            await self.running(store, run_id, created_at=self.at(n))
+            for n, run_id in enumerate(names)
+        ]
+        fine, dead, again, freed, stopped, late, back, _, untouched = runs
+        boom = transitions.Failure("boom")
+        changes = [
+            transitions.succeeded(fine, self.start, None),
+            transitions.failed(dead, self.start, boom),
+            transitions.retrying(again, self.start, boom, self.at(50)),
+            transitions.released(freed, self.start, began=True),
+            transitions.cancelled(stopped, self.start, "enough"),
+            transitions.failed(late, self.start, boom),
+            transitions.failed(back, self.start, boom),
+            transitions.released(untouched, self.start, began=False),
+        ]
+        assert all(await store.commit(changes))
+        over = (await store.get(["late", "back"])).values()
+        assert all(await store.commit([transitions.revived(run, self.start) for run in over]))
+        late = await self.one(store, "late")
+        assert await store.commit([transitions.skipped(late, self.start, "expired")]) == [True]
+        never = [self.run(f"n{n}", created_at=self.at(20 + n)) for n in range(4)]
+        await store.add([*never, self.run("other", job_id="other", created_at=self.at(30))])
+        await store.commit(
+            [
+                transitions.cancelled(never[0], self.start, "not wanted"),
+                transitions.skipped(never[1], self.start, "misfire"),
+            ]
+        )
+        tried = ["now", "back", "late", "stopped", "freed", "again", "dead", "fine"]
+        for limit in (1, 3, 100):
+            assert await self.all_ids(store, tried=True, job="job", limit=limit) == tried
+            assert await self.all_ids(store, tried=True, limit=limit) == tried
+        pending = frozenset({State.PENDING})
+        for job in ("job", None):
+            ids = await self.all_ids(store, tried=True, job=job, states=pending)
+            assert ids == ["back", "freed", "again"]
+        failing = await self.all_ids(store, tried=True, failing=True, job="job")
+        assert failing == ["again", "dead"]
+        assert await self.all_ids(store, tried=True, job="job", since=self.at(6)) == tried[:2]
+        assert await self.all_ids(store, tried=True, job="other") == []
+
+    async def test_lapsed_is_by_the_stores_clock(self, store: Store) -> None:
+        await store.add(self.runs("short", "long", "pending"))
+        await self.claim(store, 1, lease=self.ticks(5))
+        await self.claim(store, 1, lease=self.ticks(50))
+        assert await self.lapsed(store) == []
+        await self.pass_ticks(5)
+        [lapsed] = await self.lapsed(store)
+        assert await self.all_ids(store, lapsed=True, job="other") == []
+        await self.pass_ticks(45)
+        both = await self.lapsed(store)
+        assert len(both) == 2
+        assert lapsed in both
+
+
+class Brief(Suite):
+    """Lists that show neither payloads nor attempts."""
+
+    async def _tried(self, store: Store) -> Run:
+        await store.add([self.run("run", payload={"n": 1}, queue="q", dedupe_key="k")])
+        [run] = await self.claim(store)
+        failure = transitions.failed(
+            run, await store.now(), transitions.Failure("boom"), ("a line",)
+        )
+        assert await store.commit([failure]) == [True]
+        return await self.one(store)
+
+    async def test_payload_result_and_attempts_are_left_out(self, store: Store) -> None:
+        whole = await self._tried(store)
+        assert whole.attempts
+        brief = replace(whole, payload=None, result=None, attempts=(), brief=True)
+        assert (await store.find(RunQuery(brief=True))).items == [brief]
+        assert await store.get(["run", "nowhere"], brief=True) == {"run": brief}
+        assert (await store.find(RunQuery())).items == [whole]
+
+    async def test_a_brief_run_never_overwrites_attempts(self, store: Store) -> None:
+        """A run read for a list may be revived or cancelled; its attempts stay."""
+        whole = await self._tried(store)
+        [brief] = (await store.find(RunQuery(brief=True))).items
+        now = await store.now()
+        assert await store.commit([transitions.revived(brief, now)]) == [True]
+        [brief] = (await store.find(RunQuery(brief=True))).items
+        assert await store.commit([transitions.cancelled(brief, now, "asked")]) == [True]
+        assert (await self.one(store)).attempts == whole.attempts
+        with pytest.raises(ValueError, match="without its attempts"):
+            transitions.succeeded(brief, now, None)
+
+
+class Following(Suite):
+    """Which waiting runs come after a run."""
+
+    async def _following(self, store: Store, *upstream: str, **query: Any) -> list[str]:
+        return await self.all_ids(store, upstream=frozenset(upstream), **query)
+
+    async def _workflows(self, store: Store) -> None:
+        waiting = {"state": State.WAITING}
+        await store.add(
+            [
+                *self.runs("a", "b", "c"),
+                self.run("after_a", after=("a",), **waiting),
+                self.run("after_both", after=("a", "b"), **waiting),
+                self.run("after_b", after=("b",), job_id="other", **waiting),
+                self.run("behind", after=("after_a",), **waiting),
+            ]
+        )
+
+    async def test_those_that_wait_for_a_run(self, store: Store) -> None:
+        await self._workflows(store)
+        assert set(await self._following(store, "a")) == {"after_a", "after_both"}
+        assert set(await self._following(store, "b")) == {"after_b", "after_both"}
+        assert await self._following(store, "after_a") == ["behind"]
+        assert await self._following(store, "c", "nowhere") == []
+        assert await self._following(store) == []
+
+    async def test_each_is_given_once_and_page_by_page(self, store: Store) -> None:
+        await self._workflows(store)
+        for limit in (1, 2, 100):
+            found = await self._following(store, "a", "b", limit=limit)
+            assert sorted(found) == ["after_a", "after_b", "after_both"]
+
+    async def test_what_no_longer_waits_is_not_among_them(self, store: Store) -> None:
+        await self._workflows(store)
+        [run] = (await store.get(["after_a"])).values()
+        freed = transitions.unblocked(run, await store.now(), {"a": State.SUCCEEDED})
+        assert freed is not None
+        assert await store.commit([freed]) == [True]
+        assert await self._following(store, "a") == ["after_both"]
+        await store.prune(await store.now(), 100)
+        assert await self._following(store, "a") == ["after_both"]
+        assert await self._following(store, "after_a") == ["behind"]
+
+    async def test_a_slot_that_was_queued_follows_the_one_before(self, store: Store) -> None:
+        job = await self.put(store)
+        first = await self.fire(store, job, self.at(0), "queue")
+        second = await self.fire(store, await self.read_job(store), self.at(1), "queue")
+        assert await self._following(store, first.runs[0].id) == [second.runs[0].id]
+
+    async def test_many_followers_of_many_runs(self, store: Store) -> None:
+        roots = [f"r{n}" for n in range(300)]
+        await store.add(self.runs(*roots))
+        await store.add(
+            [self.run(f"f{n}", after=(f"r{n}",), state=State.WAITING) for n in range(300)]
+        )
+        assert len(await self._following(store, *roots, limit=1000)) == 300
+
+    @pytest.mark.parametrize(
+        "cursor",
+        ["9" * 30, "-" + "9" * 30, "9" * 30 + ":one", "1_0", "\u0661", "x", "", " 1", "9" * 5000],
+        ids=lambda cursor: cursor[:5],
+    )
+    async def test_a_cursor_that_no_page_gave_is_no_fault_of_the_store(
+        self, store: Store, cursor: str
+    ) -> None:
+        """Clients send what they like: it is refused, or it names a place in the list."""
+        await store.add(self.runs("one", "two"))
+        found: list[Run] = []
+        with contextlib.suppress(InvalidInput):
+            found = (await store.find(RunQuery(cursor=cursor))).items
+        assert {run.id for run in found} <= {"one", "two"}
+
+
+class Counting(Suite):
+    async def test_nothing(self, store: Store) -> None:
+        counts = await store.counts()
+        assert (dict(counts.runs), dict(counts.due), counts.total(State.PENDING)) == ({}, {}, 0)
+
+    async def test_runs_by_job_and_state(self, store: Store) -> None:
+        await self.finished(store, "a", job_id="one")
+        await self.running(store, "b", job_id="one")
+        await store.add([self.run(run_id, job_id="two") for run_id in "cde"])
+        counts = await store.counts()
+        assert {job: dict(by_state) for job, by_state in counts.runs.items()} == {
+            "one": {State.SUCCEEDED: 1, State.RUNNING: 1},
+            "two": {State.PENDING: 3},
+        }
+        assert (counts.total(State.PENDING), counts.total(State.FAILED)) == (3, 0)
+
+    async def test_due_by_handler_since_the_oldest(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a", handler="mail", run_at=self.at(-3)),
+                self.run("b", handler="mail", run_at=self.at(-8)),
+                self.run("c", handler="report", run_at=self.start),
+                self.run("d", handler="report", run_at=self.at(50)),
+                self.run("e", handler="later", run_at=self.at(50)),
+                self.run("f", handler="blocked", state=State.WAITING, after=("a",)),
+            ]
+        )
+        due = {handler: (d.count, d.oldest) for handler, d in (await store.counts()).due.items()}
+        assert due == {"mail": (2, self.at(-8)), "report": (1, self.start)}
+        await self.pass_ticks(50)
+        due = {handler: (d.count, d.oldest) for handler, d in (await store.counts()).due.items()}
+        assert due["report"] == (2, self.start)
+        assert due["later"] == (1, self.at(50))
+
+    async def test_counts_follow_every_change(self, store: Store) -> None:
+        run = await self.running(store)
+        await store.commit([transitions.failed(run, self.start, transitions.Failure("boom"))])
+        assert (await store.counts()).runs["job"] == {State.FAILED: 1}
+        dead = await self.one(store)
+        await store.commit([transitions.revived(dead, self.start)])
+        assert (await store.counts()).runs["job"] == {State.PENDING: 1}
+        await store.commit([transitions.cancelled(await self.one(store), self.at(-9), None)])
+        await store.prune(self.start, 10)
+        assert (await store.counts()).runs.get("job", {}) == {}
+
+    async def test_what_has_ended_since_a_moment(self, store: Store) -> None:
+        for at, run_id, state in (
+            (-9, "a", State.SUCCEEDED),
+            (-5, "b", State.SUCCEEDED),
+            (-4, "c", State.SUCCEEDED),
+            (-3, "d", State.FAILED),
+        ):
+            await store.add([self.run(run_id, state=state, finished_at=self.at(at))])
+        await store.add([self.run("pending")])
+        counts = await store.counts(self.at(-5))
+        assert dict(counts.ended) == {State.SUCCEEDED: 2, State.FAILED: 1}
+        assert counts.total(State.SUCCEEDED) == 3
+        assert dict((await store.counts()).ended) == {}
+
+
+class Pruning(Suite):
+    def ended(self, run_id: str, at: float, **fields: Any) -> Any:
+        times = {"state": State.SUCCEEDED, "finished_at": self.at(at)}
+        return self.run(run_id, **{**times, **fields})
+
+    async def test_what_ended_before_is_deleted(self, store: Store) -> None:
+        await store.add(
+            [
+                self.ended("old", -20),
+                self.ended("edge", -10),
+                self.ended("new", -5),
+                self.ended("failed", -30, state=State.FAILED),
+                self.ended("skipped", -30, state=State.SKIPPED),
+            ]
+        )
+        assert await store.prune(self.at(-10), 100) == 3
+        assert sorted(await self.all_ids(store)) == ["edge", "new"]
+        assert await store.prune(self.at(-10), 100) == 0
+
+    async def test_live_runs_stay(self, store: Store) -> None:
+        await self.running(store, "running", run_at=self.at(-500))
+        await store.add([self.run("pending", created_at=self.at(-900), run_at=self.at(-900))])
+        assert await store.prune(self.at(10**6), 100) == 0
+        assert len(await self.all_ids(store)) == 2
+
+    async def test_at_most_the_limit(self, store: Store) -> None:
+        await store.add([self.ended(f"r{n}", -20) for n in range(10)])
+        assert [await store.prune(self.start, 4) for _ in range(4)] == [4, 4, 2, 0]
+
+    async def test_a_key_that_is_still_held_keeps_its_run(self, store: Store) -> None:
+        """Else the same key would run twice within its time."""
+        held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
+        await store.add([self.ended("a", -20, **held), self.ended("b", -20)])
+        assert await store.prune(self.start, 100) == 1
+        [added] = await store.add([self.run("c", dedupe_key="k")])
+        assert (added.run.id, added.duplicate) == ("a", True)
+        await self.pass_ticks(21)
+        assert await store.prune(self.start, 100) == 1
+        [added] = await store.add([self.run("c", dedupe_key="k")])
+        assert added.duplicate is False
+
+    async def test_runs_that_are_kept_do_not_use_up_the_limit(self, store: Store) -> None:
+        keys = [
+            self.ended(f"k{n}", -50, dedupe_key=f"k{n}", dedupe_until=self.at(99)) for n in range(9)
+        ]
+        await store.add([*keys, self.ended("old", -20)])
+        assert await store.prune(self.start, 1) == 1
+        assert await self.states(store, "old") == [None]
+
+    async def test_a_revived_run_is_no_longer_old(self, store: Store) -> None:
+        await store.add([self.ended("a", -50, state=State.FAILED)])
+        await store.commit([transitions.revived(await self.one(store, "a"), self.start)])
+        assert await store.prune(self.at(10**6), 10) == 0
+
+    async def test_the_id_of_a_pruned_run_is_free_again(self, store: Store) -> None:
+        await store.add([self.ended("a", -50, payload=1)])
+        await store.prune(self.start, 10)
+        [added] = await store.add([self.run("a", payload=2)])
+        assert added.run.payload == 2
+
+    async def test_chosen_runs_are_dropped_once_they_have_finished(self, store: Store) -> None:
+        running = await self.running(store, "running")
+        held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
+        await store.add(
+            [
+                self.ended("a", -1),
+                self.ended("b", -1),
+                self.ended("held", -1, **held),
+                self.run("pending"),
+            ]
+        )
+        chosen = ["a", "a", "held", "pending", running.id, "nowhere"]
+        assert await store.drop_runs(chosen) == 1
+        assert sorted(await self.all_ids(store)) == ["b", "held", "pending", "running"]
+        assert await store.drop_runs([]) == 0
+        await self.pass_ticks(20)
+        assert await store.drop_runs(chosen) == 1

@@ -1,0 +1,120 @@
+"""Two clients of the same data at once: every race has one winner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from mainspring.core import transitions
+from mainspring.core.model import (
+    State,
+    replace,
+)
+from mainspring.core.policy import Delivery
+from mainspring.stores.protocol import JobQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Racing"]
+
+
+class Racing(Suite):
+    async def test_what_one_writes_the_other_sees(self, store: Store) -> None:
+        peer = await self.peer(store)
+        await store.add([self.run()])
+        [run] = await self.claim(peer)
+        assert await self.one(store) == run
+        await store.put_job(self.job())
+        assert [job.id for job in (await peer.jobs(JobQuery())).items] == ["job"]
+
+    async def test_racing_claims_take_no_run_twice(self, store: Store) -> None:
+        peer = await self.peer(store)
+        await store.add([self.run(f"r{n:03}") for n in range(200)])
+        claims = [
+            self.claim(client, 10, worker=f"w{n}") for n in range(10) for client in (store, peer)
+        ]
+        taken = Counter(run.id for runs in await asyncio.gather(*claims) for run in runs)
+        taken.update(run.id for run in await self.claim(store, 300))
+        assert taken == Counter(f"r{n:03}" for n in range(200))
+
+    async def test_racing_additions_of_one_id_give_one_run(self, store: Store) -> None:
+        peer = await self.peer(store)
+        adds = [client.add([self.run(payload=n)]) for n in range(10) for client in (store, peer)]
+        stands = {added.run.payload for [added] in await asyncio.gather(*adds)}
+        assert stands == {(await self.one(store)).payload}
+
+    async def test_racing_additions_of_one_key_give_one_run(self, store: Store) -> None:
+        peer = await self.peer(store)
+        adds = [
+            (peer if n % 2 else store).add([self.run(f"r{n}", dedupe_key="k")]) for n in range(20)
+        ]
+        answers = [added for [added] in await asyncio.gather(*adds)]
+        assert sum(not added.duplicate for added in answers) == 1
+        assert len({added.run.id for added in answers}) == 1
+        assert len(await self.all_ids(store)) == 1
+
+    async def test_racing_firings_have_one_winner(self, store: Store) -> None:
+        peer = await self.peer(store)
+        job = await self.put(store)
+        firings = [
+            self.fire(client, job, self.start) for _ in range(10) for client in (store, peer)
+        ]
+        assert sum(fired.done for fired in await asyncio.gather(*firings)) == 1
+        assert len(await self.all_ids(store)) == 1
+        assert (await self.read_job(peer)).version == job.version + 1
+
+    async def test_racing_writes_of_a_job_have_one_winner(self, store: Store) -> None:
+        peer = await self.peer(store)
+        job = await self.put(store)
+        writes = [
+            client.put_job(replace(job, description=f"{n}"))
+            for n in range(10)
+            for client in (store, peer)
+        ]
+        won = await asyncio.gather(*writes)
+        assert won.count(True) == 1
+        assert (await self.read_job(store)).description == f"{won.index(True) // 2}"
+
+    async def test_an_edit_and_a_drop_of_what_was_read_have_one_winner(self, store: Store) -> None:
+        peer = await self.peer(store)
+        for n in range(10):
+            job = await self.put(store, f"j{n}")
+            edited, dropped = await asyncio.gather(
+                store.put_job(replace(job, description="edited")),
+                peer.drop_job(job.id, job.version),
+            )
+            assert edited != dropped
+            left = await store.jobs(JobQuery(ids=frozenset({job.id})))
+            assert [kept.description for kept in left.items] == (["edited"] if edited else [])
+
+    async def test_a_rescue_and_a_completion_have_one_winner(self, store: Store) -> None:
+        peer = await self.peer(store)
+        await store.add(self.runs(*"abcdefgh"))
+        held = await self.claim(store, lease=self.ticks(5))
+        await self.pass_ticks(6)
+        now = await store.now()
+        races = []
+        for run in held:
+            races.append(store.commit([transitions.succeeded(run, now, 1)]))
+            races.append(peer.commit([transitions.rescued(run, now, Delivery.AT_LEAST_ONCE)]))
+        won = [kept for [kept] in await asyncio.gather(*races)]
+        for n, run in enumerate(held):
+            completed, rescued = won[2 * n : 2 * n + 2]
+            assert completed != rescued
+            expected = State.SUCCEEDED if completed else State.PENDING
+            assert await self.states(store, run.id) == [expected]
+
+    async def test_racing_candidates_have_one_leader(self, store: Store) -> None:
+        peer = await self.peer(store)
+        votes = [
+            (peer if n % 2 else store).elect("lead", f"n{n}", self.ticks(30)) for n in range(20)
+        ]
+        assert sum(token is not None for token in await asyncio.gather(*votes)) == 1
+
+    async def test_a_peer_is_woken(self, store: Store) -> None:
+        """A hint, so it may be lost; polling then finds the run. It must not take for ever."""
+        peer = await self.peer(store)
+        waiting = asyncio.create_task(peer.wait(5))
+        await asyncio.sleep(0.05)
+        await store.add([self.run()])
+        await waiting
+        assert await self.claim_ids(peer) == ["run"]

@@ -1,0 +1,317 @@
+"""Whatever is stored comes back as it was: every field, every type of value, odd texts."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from msgspec import Struct
+
+from mainspring.core import transitions
+from mainspring.core.model import (
+    Attempt,
+    Job,
+    Outcome,
+    Owner,
+    Progress,
+    Run,
+    Sealed,
+    SigningSecret,
+    Source,
+    State,
+    Webhook,
+    replace,
+)
+from mainspring.core.policy import (
+    Backoff,
+    BackoffKind,
+    Breaker,
+    Delivery,
+    Isolation,
+    Misfire,
+    MisfireKind,
+    Overlap,
+    Policy,
+)
+from mainspring.core.schedules import Schedule, at, cron, every, rrule
+from mainspring.stores.protocol import RunQuery, Store
+from mainspring.testing.conformance.base import Suite
+
+__all__ = ["Keeping"]
+
+AT = datetime(2030, 3, 31, 1, 59, 59, 123457, tzinfo=UTC)
+
+RUN = Run(
+    id="run@20300331T015959.123457Z",
+    job_id="job",
+    handler="work",
+    created_at=AT,
+    scheduled_at=AT + timedelta(microseconds=1),
+    run_at=AT + timedelta(microseconds=2),
+    source=Source.START,
+    queue="slow lane ☃",
+    priority=0,
+    payload={"b": [1, {"c": None}], "a": "é"},
+    state=State.FAILED,
+    attempt=7,
+    failures=3,
+    lapses=2,
+    token=9_007_199_254_740_993,
+    began=True,
+    start_by=AT + timedelta(days=1),
+    started_at=AT + timedelta(seconds=1),
+    finished_at=AT + timedelta(seconds=2),
+    worker="host:1:abc",
+    lease_until=AT + timedelta(seconds=30),
+    cancel_requested=True,
+    result={"ok": False},
+    error="ValueError: no",
+    reason="gave up",
+    progress=Progress(0.5, 3, "half"),
+    dedupe_key="k\u0000é",
+    dedupe_until=AT + timedelta(hours=1),
+    after=("up-1", "up-2"),
+    after_any=True,
+    attempts=(
+        Attempt(1, "w1", AT, AT, Outcome.LOST),
+        Attempt(
+            2,
+            "w2",
+            AT,
+            AT + timedelta(microseconds=5),
+            Outcome.TIMED_OUT,
+            "boom",
+            "Traceback:\n  ☃",
+            ("one", "two\nlines", ""),
+            {"response": {"status": 500, "body": "NUL \x00 ☃"}, "$date": 1, "one": {"$uuid": "x"}},
+        ),
+    ),
+)
+
+POLICY = Policy(
+    retries=4,
+    backoff=Backoff(BackoffKind.LINEAR, timedelta(seconds=0.25), 3.5, timedelta(minutes=7), 0.5),
+    retry_on=("ValueError", "app.errors.Gone"),
+    give_up_on=("KeyError",),
+    timeout=timedelta(seconds=1.5),
+    priority=9,
+    queue="q ☃",
+    concurrency=3,
+    concurrency_key="shared",
+    overlap=Overlap.QUEUE,
+    misfire=Misfire(MisfireKind.ALL, timedelta(seconds=5), 7),
+    start_deadline=timedelta(hours=2),
+    delivery=Delivery.EFFECT_ONCE,
+    isolation=Isolation.PROCESS,
+    memory_limit=2**33,
+    breaker=Breaker(2, timedelta(minutes=3)),
+    after=("first", "second"),
+    run_on_start=True,
+)
+
+JOB = Job(
+    id="a.job:of-all_fields",
+    handler="work",
+    created_at=AT,
+    updated_at=AT + timedelta(microseconds=1),
+    payload=[{"x": Decimal("1.10")}],
+    schedule=every("5m", start=AT),
+    policy=POLICY,
+    enabled=False,
+    next_run_at=AT + timedelta(microseconds=3),
+    last_run_at=AT - timedelta(days=1),
+    owner=Owner.CODE,
+    description="what it does\nand why ☃",
+    tags=("b", "a", "b"),
+    metadata={"team": {"name": "ops"}, "at": AT},
+    webhook=Webhook(
+        url="https://example.org/hook?at={{timestamp}}",
+        method="PUT",
+        headers={"X-Team": "ops ☃"},
+        secret_headers={"Authorization": Sealed("k1", "c2VhbGVk")},
+        body={"$date": "2030-01-01", "nested": [{"$uuid": 2**60}, None, 1.5, "NUL \x00"]},
+        success=((200, 204), (304, 304)),
+        retry_on=((429, 429), (500, 599)),
+        signing=(SigningSecret(Sealed("k1", "bmV3")), SigningSecret(Sealed("k0", "b2xk"), AT)),
+    ),
+)
+
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1.5,
+    -0.1,
+    1e300,
+    "",
+    "text",
+    "NUL \x00 and \x7f",
+    "emoji 🦊 and \u2028",
+    "lone surrogate \ud800",
+    [],
+    {},
+    [[], [{}], None],
+    {"": 0, "a b": 1, "$": 2},
+    {"$datetime": "mine"},
+    {"$$datetime": {"$date": 1}},
+    {"nested": {"deep": [{"er": [1, 2.5, "x", False, None]}]}},
+    datetime(2030, 1, 1, 12, 30, 0, 7, tzinfo=UTC),
+    datetime(2030, 1, 1, 12, 30, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+    datetime(2030, 1, 1),
+    date(1999, 12, 31),
+    UUID("12345678-1234-5678-1234-567812345678"),
+    Decimal("0.10"),
+    b"\x00\xff bytes",
+    {"mixed": [date(2030, 1, 1), {"id": UUID(int=1)}, b""]},
+]
+
+SCHEDULES: list[Schedule] = [
+    cron("30 2 * * 1-5", "Europe/Berlin"),
+    cron("*/10 0 0 L * ? 2031"),
+    every("90s"),
+    every("1h30m", start=AT, jitter="20s"),
+    at(AT + timedelta(days=1)),
+    rrule("FREQ=MONTHLY;BYDAY=-1FR;COUNT=9", start=AT),
+]
+
+
+class Keeping(Suite):
+    async def test_every_field_of_a_run(self, store: Store) -> None:
+        _differs_everywhere(
+            RUN, self.run(), {"unreadable", "brief", "handler", "job_id", "duplicate"}
+        )
+        await store.add([RUN])
+        assert await self.one(store, RUN.id) == RUN
+        assert (await store.find(RunQuery())).items == [RUN]
+
+    async def test_every_field_of_a_job(self, store: Store) -> None:
+        _differs_everywhere(JOB, self.job(), {"handler", "version", "unreadable"})
+        assert await store.put_job(JOB) is True
+        kept = await self.read_job(store, JOB.id)
+        assert kept == replace(JOB, version=1)
+
+    async def test_every_field_of_a_policy(self, store: Store) -> None:
+        _differs_everywhere(POLICY, Policy(), set())
+        await store.put_job(self.job(policy=POLICY))
+        assert (await self.read_job(store)).policy == POLICY
+
+    @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+    async def test_schedules(self, store: Store, schedule: Schedule) -> None:
+        await store.put_job(self.job(schedule=schedule))
+        kept = (await self.read_job(store)).schedule
+        assert kept == schedule
+        assert kept is not None
+        assert kept.next(AT) == schedule.next(AT)
+
+    @pytest.mark.parametrize("value", VALUES, ids=lambda v: ascii(v)[:40])
+    async def test_payloads_and_results(self, store: Store, value: Any) -> None:
+        await store.add([self.run(payload=value)])
+        [run] = await self.claim(store)
+        assert _same(run.payload, value)
+        assert await store.commit([transitions.succeeded(run, self.start, value)]) == [True]
+        done = await self.one(store)
+        assert _same(done.payload, value)
+        assert _same(done.result, value)
+
+    async def test_a_jobs_payload_and_metadata(self, store: Store) -> None:
+        payload = {str(n): value for n, value in enumerate(VALUES)}
+        await store.put_job(self.job(payload=payload, metadata=payload))
+        job = await self.read_job(store)
+        assert _same(job.payload, payload)
+        assert _same(dict(job.metadata), payload)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            " ",
+            "a'b\"c`d",
+            "percent % and _",
+            "NUL \x00 x",
+            "☃🦊",
+            "a/b\\c",
+            "$where",
+            "x" * 1000,
+        ],
+        ids=ascii,
+    )
+    async def test_odd_texts_wherever_text_goes(self, store: Store, text: str) -> None:
+        run = self.run(
+            f"id-{text}",
+            job_id=f"job-{text}",
+            handler=f"handler-{text}",
+            queue=f"queue-{text}",
+            dedupe_key=f"key-{text}",
+        )
+        await store.add([run, self.run("plain", dedupe_key="plain")])
+        assert await store.get([run.id]) == {run.id: run}
+        assert await self.all_ids(store, job=run.job_id) == [run.id]
+        assert (await store.counts()).due[run.handler].count == 1
+        [held] = await self.claim(
+            store,
+            worker=f"worker-{text}",
+            handlers=frozenset({run.handler}),
+            queues=frozenset({run.queue}),
+        )
+        assert held.worker == f"worker-{text}"
+        failure = transitions.Failure(f"error-{text}", f"trace-{text}")
+        failed = transitions.failed(held, self.start, failure, (text, f"log-{text}"), f"why-{text}")
+        assert await store.commit([failed]) == [True]
+        assert await self.one(store, run.id) == failed.after(held)
+        assert await store.elect(f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
+
+    async def test_an_error_text_that_is_no_unicode(self, store: Store) -> None:
+        """A file name with stray bytes in a message must not keep its run from ending."""
+        text = "no such file: caf\udce9.txt"
+        run = await self.running(store)
+        failed = transitions.failed(run, self.start, transitions.Failure(text, text), (text,), text)
+        assert await store.commit([failed]) == [True]
+        assert await store.commit([failed]) == [True]
+        kept = await self.one(store)
+        assert kept.state is State.FAILED
+        for told in (kept.error, kept.reason, kept.attempts[0].traceback, kept.attempts[0].log[0]):
+            assert told is not None
+            assert told.startswith("no such file: caf")
+
+    async def test_ids_are_compared_exactly(self, store: Store) -> None:
+        ids = ["a", "A", "a ", "á", "a\u0301", "ａ"]
+        await store.add(self.runs(*ids))
+        assert set(await store.get(ids)) == set(ids)
+
+    async def test_times_in_other_zones_are_the_same_moments(self, store: Store) -> None:
+        zone = timezone(timedelta(hours=-7))
+        await store.add([self.run(run_at=self.start.astimezone(zone))])
+        assert (await self.one(store)).run_at == self.start
+        assert await self.claim_ids(store) == ["run"]
+
+    async def test_far_times(self, store: Store) -> None:
+        far = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+        old = datetime(1970, 1, 1, tzinfo=UTC)
+        await store.add([self.run("far", run_at=far), self.run("old", run_at=old)])
+        assert [r.run_at for r in (await store.get(["far", "old"])).values()] == [far, old]
+        assert await self.claim_ids(store) == ["old"]
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal, and of the same types: 1 is not True, 1.0 is not 1."""
+    return left == right and repr(_shape(left)) == repr(_shape(right))
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shape(item) for item in value]
+    return type(value).__name__
+
+
+def _differs_everywhere(value: Any, plain: Any, but: set[str]) -> None:
+    """The example must not forget a field that was added since."""
+    names = value.__struct_fields__ if isinstance(value, Struct) else value.__slots__
+    same = {name for name in names if getattr(value, name) == getattr(plain, name)}
+    assert same <= but, f"the suite's example leaves {same - but} at its default"

@@ -1,0 +1,286 @@
+"""A store that fails as real ones do: before a write, after it, slowly, or for a while.
+
+The cruel one is the error after the commit: the work is done and the answer is lost. Whoever
+sees `StoreUnavailable` cannot tell which it was, and must be able to send everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol, TypeVar
+
+from mainspring.core.model import Job, Note, Page, Run
+from mainspring.core.transitions import Change
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.protocol import (
+    Added,
+    Claim,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    JobWrite,
+    NoteQuery,
+    Renewed,
+    RunQuery,
+    Store,
+    Transaction,
+)
+
+__all__ = ["FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"]
+
+T = TypeVar("T")
+
+Error = Literal["before", "after", "outage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What happens to one call: an error, and seconds of delay before and after the work.
+
+    `before` and `outage`: nothing is done; `after`: it is done, and the answer is lost.
+    """
+
+    error: Error | None = None
+    delay: float = 0.0
+    delay_after: float = 0.0
+
+
+NOTHING = Injection()
+
+
+class FaultPlan(Protocol):
+    def inject(self, method: str) -> Injection:
+        """What the next call of this method meets."""
+        ...
+
+
+class RandomFaults:
+    """Faults drawn from a seed.
+
+    `before` and `after` are probabilities; `delay` and `delay_after` the longest wait, in
+    seconds; `outages` are windows, in seconds since the plan's first call, in which every call
+    fails. `methods` narrows all of this (by default to everything but `open` and `close`).
+    Share one plan between several `FaultyStore`s and an outage hits them all at once.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        before: float = 0.0,
+        after: float = 0.0,
+        delay: float = 0.0,
+        delay_after: float = 0.0,
+        outages: Sequence[tuple[float, float]] = (),
+        methods: Iterable[str] | None = None,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._before = before
+        self._after = after
+        self._delay = delay
+        self._delay_after = delay_after
+        self._outages = tuple(outages)
+        self._methods = None if methods is None else frozenset(methods)
+        self._origin: float | None = None
+
+    def inject(self, method: str) -> Injection:
+        if self._exempt(method):
+            return NOTHING
+        delay = self._delay and self._random.uniform(0, self._delay)
+        if self._in_outage(delay):
+            return Injection("outage", delay)
+        return Injection(
+            self._error(),
+            delay,
+            self._delay_after and self._random.uniform(0, self._delay_after),
+        )
+
+    def _exempt(self, method: str) -> bool:
+        if self._methods is None:
+            return method in ("open", "close")
+        return method not in self._methods
+
+    def _error(self) -> Error | None:
+        drawn = self._random.random()
+        if drawn < self._before:
+            return "before"
+        return "after" if drawn < self._before + self._after else None
+
+    def _in_outage(self, delay: float) -> bool:
+        """Whether the store is away when the call reaches it, its delay behind it."""
+        now = asyncio.get_running_loop().time()
+        if self._origin is None:
+            self._origin = now
+        passed = now - self._origin + delay
+        return any(begin <= passed < end for begin, end in self._outages)
+
+
+class ScriptedFaults:
+    """An explicit plan: for each method what its first, second, … call meets.
+
+    `ScriptedFaults({"commit": [None, "after"]})` lets the first commit through and loses the
+    answer of the second; everything behind the script's end goes through.
+    """
+
+    def __init__(self, script: Mapping[str, Iterable[Error | Injection | None]]) -> None:
+        self._script = {method: deque(steps) for method, steps in script.items()}
+
+    def inject(self, method: str) -> Injection:
+        steps = self._script.get(method)
+        if not steps:
+            return NOTHING
+        step = steps.popleft()
+        return step if isinstance(step, Injection) else Injection(step)
+
+
+class FaultyStore:
+    """Any store, behind a plan of faults. `injected` counts them, by method and kind."""
+
+    def __init__(self, store: Store, plan: FaultPlan) -> None:
+        self.store = store
+        self.injected: Counter[tuple[str, str]] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._plan = plan
+
+    async def _call(self, method: str, work: Callable[[], Awaitable[T]]) -> T:
+        self.calls[method] += 1
+        injection = self._plan.inject(method)
+        if injection.delay or injection.delay_after:
+            self.injected[method, "delay"] += 1
+        if injection.delay:
+            await asyncio.sleep(injection.delay)
+        if injection.error in ("before", "outage"):
+            self._fail(method, injection.error)
+        answer = await work()
+        if injection.delay_after:
+            await asyncio.sleep(injection.delay_after)
+        if injection.error == "after":
+            self._fail(method, "after")
+        return answer
+
+    def _fail(self, method: str, error: Error) -> None:
+        self.injected[method, error] += 1
+        raise StoreUnavailable(f"injected: {method} failed ({error})")
+
+    def __getattr__(self, name: str) -> Any:
+        """What a store has beyond the protocol: coroutine methods meet the plan as well."""
+        found = getattr(self.store, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def faulty(*args: Any, **options: Any) -> Any:
+            return await self._call(name, lambda: found(*args, **options))
+
+        return faulty
+
+    async def open(self) -> None:
+        return await self._call("open", lambda: self.store.open())
+
+    async def close(self) -> None:
+        return await self._call("close", lambda: self.store.close())
+
+    async def now(self) -> datetime:
+        return await self._call("now", lambda: self.store.now())
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        return await self._call("add", lambda: self.store.add(runs))
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        return await self._call("claim", lambda: self.store.claim(claim))
+
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        return await self._call("next_due", lambda: self.store.next_due(claim, back))
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+        return await self._call("renew", lambda: self.store.renew(held, lease))
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        return await self._call("commit", lambda: self.store.commit(changes))
+
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        return await self._call("get", lambda: self.store.get(ids, brief=brief))
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        return await self._call("find", lambda: self.store.find(query))
+
+    async def counts(self, since: datetime | None = None) -> Counts:
+        return await self._call("counts", lambda: self.store.counts(since))
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        return await self._call("prune", lambda: self.store.prune(before, limit))
+
+    async def drop_runs(self, ids: Iterable[str]) -> int:
+        return await self._call("drop_runs", lambda: self.store.drop_runs(ids))
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self._call("jobs", lambda: self.store.jobs(query))
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        return await self._call("put_jobs", lambda: self.store.put_jobs(writes))
+
+    async def put_job(self, job: Job) -> bool:
+        return await self._call("put_job", lambda: self.store.put_job(job))
+
+    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
+        return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
+
+    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
+        return await self._call("drop_job", lambda: self.store.drop_job(job_id, version))
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        return await self._call("notes", lambda: self.store.notes(query))
+
+    async def put_note(self, note: Note) -> int | None:
+        return await self._call("put_note", lambda: self.store.put_note(note))
+
+    async def note_kinds(self) -> list[str]:
+        return await self._call("note_kinds", lambda: self.store.note_kinds())
+
+    async def drop_note(self, kind: str, name: str) -> bool:
+        return await self._call("drop_note", lambda: self.store.drop_note(kind, name))
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        return await self._call("fire", lambda: self.store.fire(firings))
+
+    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
+        return await self._call("elect", lambda: self.store.elect(name, holder, ttl))
+
+    async def wait(self, timeout: float) -> bool:
+        return await self._call("wait", lambda: self.store.wait(timeout))
+
+    @property
+    def no_transactions(self) -> str | None:
+        return self.store.no_transactions
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
+        inner = self.store.transaction(held, limit, blocking=blocking)
+        return inner if blocking else _FaultyTransaction(inner, self._call)
+
+
+class _FaultyTransaction:
+    """Its steps meet the plan under the name `transaction`; to undo it never fails."""
+
+    def __init__(self, inner: Transaction, call: Callable[..., Any]) -> None:
+        self._inner = inner
+        self._call = call
+
+    async def begin(self) -> Any:
+        return await self._call("transaction", self._inner.begin)
+
+    async def commit(self, change: Change) -> bool:
+        done: bool = await self._call("transaction", lambda: self._inner.commit(change))
+        return done
+
+    async def rollback(self) -> None:
+        await self._inner.rollback()
+
+    def transient(self, error: BaseException) -> bool:
+        return self._inner.transient(error)

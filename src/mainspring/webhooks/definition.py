@@ -1,0 +1,280 @@
+"""Webhooks as people write them: read, checked, their secrets sealed."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+
+from mainspring.core import codec
+from mainspring.core.model import Sealed, SigningSecret, Webhook, replace
+from mainspring.errors import InvalidInput
+from mainspring.webhooks import templates
+from mainspring.webhooks.address_policy import AllowList
+from mainspring.webhooks.headers import MASK, check_headers, is_secret
+from mainspring.webhooks.vault import Vault, new_signing_secret, signing_bytes
+
+__all__ = ["FIELDS", "Given", "changed", "check_body", "define", "host_of", "origin_of"]
+
+Given = str | Mapping[str, Any] | Webhook
+"""A URL, an object of `FIELDS`, or a Webhook without secrets."""
+
+FIELDS = (
+    "url", "method", "headers", "secret_headers", "body", "success", "retry_on", "signing_secret",
+)  # fmt: skip
+
+LONGEST_URL = 2_000
+
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
+_UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
+_USER = re.compile(r"[^/?#]*//[^/?#]*@")
+_RANGE = re.compile(r"([1-5])xx|([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?")
+_KEPT = "/%:@!$&'()*+,;=~?[]{}"
+
+
+def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook:
+    """A new webhook. A signing secret is made for it where none was given (and none can be kept
+    where there is no key: then it is not signed)."""
+    fields = _fields(given)
+    if "url" not in fields:
+        raise InvalidInput("a webhook needs a url")
+    plain = Webhook(url=_url(fields["url"], allow), **_checked(fields))
+    webhook = _with_headers(plain, job_id, fields, {}, vault)
+    secret = fields.get("signing_secret")
+    if secret is None and not vault.ready:
+        return webhook
+    return replace(webhook, signing=(sign_with(job_id, secret or new_signing_secret(), vault),))
+
+
+def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: AllowList) -> Webhook:
+    """A webhook with changes; what is not named stays.
+
+    Headers are given whole, and the mask stands for the secret that is there. A move to another
+    origin drops secret headers that are not given again, and refuses the mask: whoever may edit
+    a job may not have its secrets sent to a host of their own.
+    """
+    fields = _fields(given)
+    if "signing_secret" in fields:
+        raise InvalidInput("a signing secret is replaced by rotating it, not by an edit")
+    url = _url(fields["url"], allow) if "url" in fields else webhook.url
+    moved = origin_of(url) != origin_of(webhook.url)
+    after = replace(webhook, url=url, **_checked(fields))
+    kept = {} if moved else webhook.secret_headers
+    if "headers" in fields or "secret_headers" in fields:
+        marked = {name.lower() for name in webhook.secret_headers}
+        return _with_headers(after, job_id, fields, kept, vault, marked)
+    return replace(after, secret_headers=kept)
+
+
+def sign_with(job_id: str, secret: str, vault: Vault) -> SigningSecret:
+    signing_bytes(secret)
+    return SigningSecret(vault.seal(secret, job_id, "the signing secret"))
+
+
+@lru_cache(maxsize=4096)
+def origin_of(url: str) -> str:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{parts.hostname}:{port}"
+
+
+@lru_cache(maxsize=4096)
+def host_of(url: str) -> str:
+    """Host and port: what a call takes a share of, whatever its scheme and path."""
+    return origin_of(url).partition("//")[2]
+
+
+def check_body(body: Any, what: str = "the body") -> Any:
+    """A copy of a body that can be sent: text or JSON, with known templates only."""
+    codec.encode(body, what=what.removeprefix("the "))  # refuses NaN, odd keys, and what is large
+    _refuse_odd(body, what)
+    templates.check(body, what)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(body))
+    except (ValueError, msgspec.DecodeError):
+        raise InvalidInput(f"{what} holds text that is no Unicode (a lone surrogate)") from None
+
+
+def _fields(given: Given) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"url": given}
+    if isinstance(given, Webhook):
+        if given.secret_headers or given.signing:
+            raise InvalidInput(
+                "the secrets of a stored webhook belong to its job: give a URL or an object with"
+                " the secrets in clear"
+            )
+        names = set(given.__struct_fields__) - {"secret_headers", "signing"}
+        return {name: getattr(given, name) for name in names}
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"a webhook is a URL or an object, not {type(given).__name__}")
+    unknown = sorted(map(str, given.keys() - set(FIELDS)))
+    if unknown:
+        raise InvalidInput(f"a webhook has no {', '.join(unknown)}; it takes {', '.join(FIELDS)}")
+    return dict(given)
+
+
+def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that need neither keys nor the old webhook. None asks for the default."""
+    made: dict[str, Any] = {}
+    if "method" in fields:
+        made["method"] = _method(fields["method"])
+    if "body" in fields:
+        made["body"] = check_body(fields["body"])
+    if "success" in fields:
+        made["success"] = _codes(fields["success"], "success") or ((200, 299),)
+    if "retry_on" in fields:
+        made["retry_on"] = _codes(fields["retry_on"], "retry_on")
+    return made
+
+
+def _method(given: Any) -> str:
+    method = "POST" if given is None else given
+    if not isinstance(method, str) or not _METHOD.fullmatch(method.upper()):
+        raise InvalidInput(f"a method is a word such as POST or GET, not {given!r}")
+    if method.upper() == "CONNECT":
+        raise InvalidInput("the method CONNECT opens a tunnel; a webhook makes a request")
+    return method.upper()
+
+
+def _url(given: Any, allow: AllowList) -> str:
+    if not isinstance(given, str) or not given:
+        shown = repr(given) if given in ("", None) else type(given).__name__
+        raise InvalidInput(f"a url is text such as https://example.org/hook, not {shown}")
+    given = templates.tight(given)
+    if len(given) > LONGEST_URL:
+        raise InvalidInput(f"a url has at most {LONGEST_URL:,} characters, not {len(given):,}")
+    if _UNSAFE.search(given):
+        raise InvalidInput("a url has no spaces, backslashes or control characters: encode them")
+    if _USER.match(given):  # before anything that tells it back: it holds a password
+        raise InvalidInput(
+            "a url carries no user or password: give them in the header Authorization,"
+            " which is kept encrypted"
+        )
+    try:
+        parts = urlsplit(given)
+        port = parts.port
+        host = _canonical((parts.hostname or "").encode("idna").decode())
+    except (ValueError, UnicodeError) as error:
+        words = f": {error}" if "@" not in given else ""
+        raise InvalidInput(f"the url{_told(given, ' ')} cannot be read{words}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidInput(
+            f"a url begins with https:// or http:// and a host{_told(given, ', not ')}"
+        )
+    if "{{" in parts.netloc:
+        raise InvalidInput("a template stands in the path or the query of a url, not in its host")
+    if port == 0 or parts.fragment:
+        raise InvalidInput(f"a url has no fragment (#…) and no port 0{_told(given, ': ')}")
+    templates.check(given, "the url")
+    why = allow.refusal_of_host(host)
+    if why is not None:
+        raise InvalidInput(
+            f"webhooks may not call {why}; an operator can allow it by host or range:"
+            f" --allow-private, or WebhookSettings(allow=[{host!r}])"
+        )
+    netloc = f"[{host}]" if ":" in host else host
+    netloc += f":{port}" if port is not None else ""
+    path, query = quote(parts.path or "/", safe=_KEPT), quote(parts.query, safe=_KEPT)
+    made: str = urlunsplit((parts.scheme, netloc, path, query, ""))
+    return made
+
+
+def _told(url: str, before: str) -> str:
+    """The URL in a message; not one with an @, for what stands before it may be a password."""
+    return "" if "@" in url else f"{before}{url!r}"
+
+
+def _canonical(host: str) -> str:
+    """`127.1`, `0x7f.1` and `2130706433` are spellings of one address: write it as it is meant."""
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host.rstrip(".")))
+    except OSError:
+        return host
+
+
+def _with_headers(
+    webhook: Webhook,
+    job_id: str,
+    fields: Mapping[str, Any],
+    kept: Mapping[str, Sealed],
+    vault: Vault,
+    marked: set[str] | frozenset[str] = frozenset(),
+) -> Webhook:
+    plain, secret = _mapping(fields, "headers"), _mapping(fields, "secret_headers")
+    check_headers({**plain, **secret})
+    for name in list(plain):
+        if is_secret(name) or name.lower() in marked:
+            secret.setdefault(name, plain.pop(name))
+    if {name.lower() for name in plain} & {name.lower() for name in secret}:
+        raise InvalidInput("a header is given both plain and as a secret")
+    for name, text in plain.items():
+        if text == MASK:
+            raise _no_secret(name)
+        templates.check(text, f"the header {name}")
+    there = {name.lower(): sealed for name, sealed in kept.items()}
+    sealed: dict[str, Sealed] = {}
+    for name, text in secret.items():
+        if text != MASK:
+            origin = origin_of(webhook.url)
+            sealed[name] = vault.seal(text, job_id, f"the header {name.lower()}", origin)
+        elif name.lower() in there:
+            sealed[name] = there[name.lower()]
+        else:
+            raise _no_secret(name)
+    return replace(webhook, headers=plain, secret_headers=sealed)
+
+
+def _no_secret(name: str) -> InvalidInput:
+    return InvalidInput(
+        f"{MASK} only stands for a secret that is there, and one does not move to another host:"
+        f" give {name} itself, or leave it out"
+    )
+
+
+def _mapping(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    given = fields.get(name)
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{name} is an object of names and texts, not {type(given).__name__}")
+    return dict(given)
+
+
+def _codes(given: Any, what: str) -> tuple[tuple[int, int], ...] | None:
+    """Status codes as people write them: 204, "2xx", "200-299", or a list of such."""
+    if given is None:
+        return None
+    items = given if isinstance(given, list | tuple) else [given]
+    ranges = []
+    for item in items:
+        if isinstance(item, list | tuple) and len(item) == 2:
+            item = f"{item[0]}-{item[1]}"
+        found = None if isinstance(item, bool) else _RANGE.fullmatch(str(item).strip().lower())
+        if found is None or (found[3] and found[3] < found[2]):
+            raise InvalidInput(
+                f'{what} takes status codes such as 204, "2xx", "200-299", or a list of them,'
+                f" not {item!r}"
+            )
+        if found[1]:
+            ranges.append((int(found[1]) * 100, int(found[1]) * 100 + 99))
+        else:
+            ranges.append((int(found[2]), int(found[3] or found[2])))
+    return tuple(sorted(ranges))
+
+
+def _refuse_odd(value: Any, what: str) -> None:
+    """Only what JSON itself has: an endpoint knows nothing of our tags for dates and the like."""
+    if isinstance(value, dict):
+        for item in value.values():
+            _refuse_odd(item, what)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_odd(item, what)
+    elif not isinstance(value, str | int | float | bool | None):
+        raise InvalidInput(f"{what} holds a {type(value).__name__}: write it as text or a number")

@@ -1,0 +1,68 @@
+"""A span around each call, its `traceparent` sent on, where the program has set up OpenTelemetry.
+
+Without the extra `otel`, or in a program that named no tracer provider, nothing of it is loaded or
+done. No secret and no query is in a span.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from mainspring.core.context import RunContext
+from mainspring.webhooks.request import Prepared
+
+__all__ = ["traced"]
+
+NOTHING: Mapping[str, str] = {}
+
+
+class Span(Protocol):
+    """As much of a span as is used here."""
+
+    def set_attribute(self, key: str, value: Any) -> None: ...
+
+
+class _NoSpan:
+    def set_attribute(self, key: str, value: Any) -> None: ...
+
+
+Traced = AbstractContextManager[tuple[Span, Mapping[str, str]]]
+_UNTRACED: Traced = nullcontext((_NoSpan(), NOTHING))
+
+
+def traced(request: Prepared, ctx: RunContext) -> Traced:
+    """The span of a call, and the headers that tell the endpoint of it."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return _UNTRACED
+    return _span(trace, request, ctx)
+
+
+@contextmanager
+def _span(
+    trace: Any, request: Prepared, ctx: RunContext
+) -> Iterator[tuple[Span, Mapping[str, str]]]:
+    from opentelemetry import propagate
+
+    where = urlsplit(request.url)
+    with trace.get_tracer("mainspring").start_as_current_span(
+        request.method,
+        kind=trace.SpanKind.CLIENT,
+        attributes={
+            "http.request.method": request.method,
+            "server.address": where.hostname or "",
+            "server.port": where.port or (443 if where.scheme == "https" else 80),
+            "url.scheme": where.scheme,
+            "http.request.resend_count": ctx.attempt - 1,
+            "mainspring.job.id": ctx.job_id,
+            "mainspring.run.id": ctx.run_id,
+        },
+    ) as span:
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        there = {name.lower() for name in request.headers}
+        yield span, {name: text for name, text in carrier.items() if name.lower() not in there}

@@ -1,0 +1,233 @@
+"""Secrets at rest: AES-256-GCM, with keys that can be changed.
+
+A sealed secret names its key by an id made from the key itself, so several keys may be there at
+once: the first seals, every one opens. What a secret is for (its job, its header, the origin it
+is sent to) is bound into the seal as associated data: a row edited by hand cannot carry one to
+another job, another header or another host.
+
+Where keys come from: settings, the environment (MAINSPRING_SECRET_KEY: one, or several with
+commas, the newest first), and on the embedded store a file beside the database, made at first
+use and readable by its owner alone. A shared store has no such file: there secrets are refused
+until there is a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mainspring.core.model import Sealed
+from mainspring.errors import InvalidInput, SecretKeyMissing
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+__all__ = ["VARIABLE", "Vault", "key_files", "new_key", "new_signing_secret", "signing_bytes"]
+
+log = logging.getLogger("mainspring")
+
+VARIABLE = "MAINSPRING_SECRET_KEY"
+
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_PREFIX = "whsec_"
+
+
+def new_key() -> str:
+    """A key as the environment takes it."""
+    return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
+def new_signing_secret() -> str:
+    """A secret to sign with, in the form that Standard Webhooks libraries take."""
+    return _PREFIX + base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
+def signing_bytes(secret: str) -> bytes:
+    """The key that a `whsec_…` text stands for; 24 to 64 bytes, as the scheme asks."""
+    try:
+        key = base64.b64decode(secret.removeprefix(_PREFIX).encode(), validate=True)
+    except (ValueError, AttributeError):
+        key = b""
+    if not isinstance(secret, str) or not secret.startswith(_PREFIX) or not 24 <= len(key) <= 64:
+        raise InvalidInput(
+            "a signing secret is whsec_ and then the base64 of 24 to 64 random bytes;"
+            " leave it out to have one made, or use new_signing_secret()"
+        )
+    return key
+
+
+class Vault:
+    """Seals and opens secrets. Without a key it opens nothing, and says what to do."""
+
+    def __init__(
+        self,
+        keys: Sequence[bytes] = (),
+        file: Path | None = None,
+        former_file: Path | None = None,
+    ) -> None:
+        self._given = tuple(keys)
+        self._file = file
+        self._former_file = former_file
+        self._ciphers: dict[str, AESGCM] = {}
+        self._newest: str | None = None
+        self._load()
+
+    @classmethod
+    def of(
+        cls,
+        given: Sequence[str] = (),
+        *,
+        file: Path | None = None,
+        former_file: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Vault:
+        """With the keys given, those of the environment, and those of the file (where there is
+        one; it is made only when there is no other key to seal with). `former_file` is read as
+        well: the name that the file had in an earlier version."""
+        environ = os.environ if environ is None else environ
+        texts = [*given, *environ.get(VARIABLE, "").split(",")]
+        return cls([_key(text) for text in map(str.strip, texts) if text], file, former_file)
+
+    @property
+    def ready(self) -> bool:
+        """Whether secrets can be sealed here."""
+        return self._newest is not None or self._file is not None
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of the keys that are there, the one that seals first."""
+        return tuple(self._ciphers)
+
+    def seal(self, text: str, *bound: str) -> Sealed:
+        """Encrypt a secret for one use; `bound` says which (the job, what it is, where it goes),
+        and is asked for again to open it."""
+        if self._newest is None:
+            self._make_file()
+        assert self._newest is not None
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        box = nonce + self._ciphers[self._newest].encrypt(nonce, text.encode(), _bound(bound))
+        return Sealed(self._newest, base64.b64encode(box).decode())
+
+    def open(self, sealed: Sealed, *bound: str) -> str:
+        from cryptography.exceptions import InvalidTag
+
+        cipher = self._ciphers.get(sealed.key)
+        if cipher is None:
+            self._load()  # another process may have made the file since
+            cipher = self._ciphers.get(sealed.key)
+        what = f"{bound[1]} of job {bound[0]}"
+        if cipher is None:
+            raise SecretKeyMissing(
+                f"{what} was encrypted with the key {sealed.key}, which this process does not have:"
+                f" give it in {VARIABLE} (behind the newest, with a comma), or set the secret again"
+            )
+        try:
+            box = base64.b64decode(sealed.box)
+            return cipher.decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], _bound(bound)).decode()
+        except (InvalidTag, ValueError):
+            raise SecretKeyMissing(
+                f"{what} cannot be decrypted: it was changed, or moved here from elsewhere."
+                " Set the secret again"
+            ) from None
+
+    def stale(self, sealed: Sealed) -> bool:
+        """Whether a secret is sealed with another key than the newest."""
+        return sealed.key != self._newest
+
+    def __repr__(self) -> str:
+        return f"Vault(keys={list(self._ciphers)})"
+
+    # Steps
+
+    def _load(self) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        for key in (*self._given, *_read_file(self._file), *_read_file(self._former_file)):
+            self._ciphers.setdefault(_key_id(key), AESGCM(key))
+        self._newest = next(iter(self._ciphers), None)
+
+    def _make_file(self) -> None:
+        if self._file is None:
+            raise SecretKeyMissing(
+                f"secrets are kept encrypted, and there is no key: set {VARIABLE} to the same"
+                " base64 of 32 random bytes in every process of this store"
+                " (`openssl rand -base64 32` makes one), or leave secret headers out"
+            )
+        # Whole or not at all, and the first of several processes wins: the file appears under its
+        # name by a link, which fails where one is there.
+        draft = self._file.with_name(f"{self._file.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(new_key() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, self._file)
+        finally:
+            draft.unlink()
+        self._load()
+
+
+def key_files(database: Path) -> tuple[Path, Path]:
+    """Where the key of an embedded store is kept, and where 0.1.0 kept it."""
+    return Path(f"{database}-secret.key"), Path(f"{database}.key")
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != _KEY_BYTES:
+        raise InvalidInput(  # the text is not told: it may be a key with a slip in it
+            f"a key in {VARIABLE} is the base64 of {_KEY_BYTES} random bytes;"
+            " `openssl rand -base64 32` makes one"
+        )
+    return key
+
+
+def _read_file(path: Path | None) -> list[bytes]:
+    """The keys of the file, one in a line, the newest first."""
+    try:
+        if path is None:
+            return []
+        _warn_if_wide(path)
+        return [_key(line) for line in map(str.strip, path.read_text().splitlines()) if line]
+    except FileNotFoundError:
+        return []
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+
+
+@cache
+def _warn_if_wide(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        log.warning(
+            "%s holds the key of all secrets, and others than its owner may read it (%04o). Run:"
+            " chmod 600 %s",
+            path,
+            mode,
+            shlex.quote(str(path)),
+        )
+
+
+def _key_id(key: bytes) -> str:
+    return hashlib.sha256(b"mainspring key id\0" + key).hexdigest()[:8]
+
+
+def _bound(parts: Sequence[str]) -> bytes:
+    """Unambiguous: no job id, header name or origin has a control character in it."""
+    return "\x1f".join(("mainspring", "1", *parts)).encode()
