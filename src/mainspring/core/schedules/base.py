@@ -13,7 +13,7 @@ from mainspring.core.schedules import dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
-__all__ = ["Schedule", "Wall", "in_utc", "iso", "moment", "stable_hash"]
+__all__ = ["Schedule", "WallClockSchedule", "in_utc", "iso", "moment", "stable_hash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wall(Schedule):
+class WallClockSchedule(Schedule):
     """A schedule of wall times in a zone: the DST policy turns them into instants."""
 
     @property

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-__all__ = ["NO_DAYS", "Days", "Walls", "bits", "mask_of"]
+__all__ = ["NO_DAYS", "Days", "WallTimes", "bits", "mask_of"]
 
 Days = tuple[int, ...]
 NO_DAYS: Days = (0,) * 13
@@ -21,7 +21,7 @@ _LAST_YEAR = 9999
 _Triple = tuple[int, int, int]
 
 
-class Walls(ABC):
+class WallTimes(ABC):
     """All wall times with these hours, minutes and seconds on the days that `days_of` gives."""
 
     def __init__(self, hours: int, minutes: int, seconds: int) -> None:

@@ -16,7 +16,7 @@ from mainspring.core.schedules.cron_syntax import LONGEST
 from mainspring.core.schedules.interval import Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
-from mainspring.core.schedules.rrule_syntax import read_recipe
+from mainspring.core.schedules.rrule_syntax import read_recurrence_text
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
@@ -126,22 +126,22 @@ def rrule(
     by itself UTC.
     """
     text = _rule_text(rule)
-    recipe = read_recipe(text, _zone_or_utc(tz))
-    if recipe.zoned:
-        tz = _same_zone(recipe.timezone, tz)
-    zone = zone_named(recipe.timezone)
-    first = _moment(start, recipe.timezone, "start")
-    dtstart = recipe.dtstart
+    parts = read_recurrence_text(text, _zone_or_utc(tz))
+    if parts.zoned:
+        tz = _same_zone(parts.timezone, tz)
+    zone = zone_named(parts.timezone)
+    first = _moment(start, parts.timezone, "start")
+    dtstart = parts.dtstart
     if dtstart is None and first is not None:
         dtstart = dst.wall_of(first, zone).replace(microsecond=0, fold=0)
     return Recurrence(
-        rule=recipe.rule,
+        rule=parts.rule,
         dtstart=dtstart,
-        exdates=recipe.exdates,
-        rdates=recipe.rdates,
-        timezone=recipe.timezone,
+        exdates=parts.exdates,
+        rdates=parts.rdates,
+        timezone=parts.timezone,
         start=first,
-        end=_moment(end, recipe.timezone, "end"),
+        end=_moment(end, parts.timezone, "end"),
         jitter=_span(jitter),
         floating=_floating(tz, start=start, end=end),
         source=text if tz is None else None,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from mainspring.core.schedules import dst
-from mainspring.core.schedules.base import Wall
-from mainspring.core.schedules.cron_calendar import CronWalls, walls_of
+from mainspring.core.schedules.base import WallClockSchedule
+from mainspring.core.schedules.cron_calendar import CronWallTimes, wall_times_of
 from mainspring.core.schedules.description import cron_in_words
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
@@ -19,7 +19,7 @@ _DAWN = datetime(2, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cron(Wall):
+class Cron(WallClockSchedule):
     """The times that a cron expression matches on the wall clock of `timezone`.
 
     An expression that cannot be read, an unknown zone, and one that can never fire within its
@@ -29,11 +29,11 @@ class Cron(Wall):
     kind: ClassVar[str] = "cron"
 
     expression: str
-    _walls: CronWalls = field(init=False, repr=False, compare=False)
+    _walls: CronWallTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         zone_named(self.timezone)
-        object.__setattr__(self, "_walls", walls_of(self.expression, self.key))
+        object.__setattr__(self, "_walls", wall_times_of(self.expression, self.key))
         self._check()
         if self.next(_DAWN) is None:
             raise InvalidSchedule(f"{self.expression!r} can never fire: {self._why_never()}")

@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from datetime import date
 from functools import cache, lru_cache
 
-from mainspring.core.schedules.calendar import NO_DAYS, Days, Walls
+from mainspring.core.schedules.calendar import NO_DAYS, Days, WallTimes
 from mainspring.core.schedules.cron_syntax import DaysOfMonth, DaysOfWeek, Fields, parse_cron
 
-__all__ = ["CronWalls", "calendar_of", "walls_of"]
+__all__ = ["CronWallTimes", "calendar_of", "wall_times_of"]
 
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 @lru_cache(maxsize=4096)
-def walls_of(expression: str, key: str) -> CronWalls:
+def wall_times_of(expression: str, key: str) -> CronWallTimes:
     """The wall times of an expression, kept: stores give out the same schedule again and again."""
-    return CronWalls(parse_cron(expression, key))
+    return CronWallTimes(parse_cron(expression, key))
 
 
-class CronWalls(Walls):
+class CronWallTimes(WallTimes):
     """The wall times that an expression matches."""
 
     def __init__(self, fields: Fields) -> None:

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
 from mainspring.core.schedules import dst
-from mainspring.core.schedules.base import Wall, in_utc, iso
+from mainspring.core.schedules.base import WallClockSchedule, in_utc, iso
 from mainspring.core.schedules.description import rule_in_words
-from mainspring.core.schedules.rrule_calendar import RuleWalls, rule_walls
-from mainspring.core.schedules.rrule_syntax import Freq, read_recipe
+from mainspring.core.schedules.rrule_calendar import RuleWallTimes, rule_wall_times
+from mainspring.core.schedules.rrule_syntax import Freq, read_recurrence_text
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
@@ -21,7 +21,7 @@ _EARLIEST = datetime(1900, 1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence(Wall):
+class Recurrence(WallClockSchedule):
     """The times of an RRULE on the wall clock of `timezone`, counted from `dtstart`.
 
     `dtstart`, `exdates` and `rdates` (times beside the rule) are naive wall times there. Without
@@ -38,7 +38,7 @@ class Recurrence(Wall):
     rdates: tuple[datetime, ...] = ()
     source: str | None = field(default=None, compare=False, repr=False)
     """The text it was read from, where no zone was given: its UTC times are read once more."""
-    _walls: RuleWalls = field(init=False, repr=False, compare=False)
+    _walls: RuleWallTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         zone_named(self.timezone)
@@ -49,7 +49,7 @@ class Recurrence(Wall):
                 f"dtstart {dtstart} must be wall time (naive), in whole seconds, from 1900 on",
                 field="dtstart",
             )
-        walls = rule_walls(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
+        walls = rule_wall_times(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
         object.__setattr__(self, "_walls", walls)
         if self.next(_EARLIEST.replace(tzinfo=UTC)) is None:
             raise InvalidSchedule(
@@ -58,15 +58,15 @@ class Recurrence(Wall):
             )
 
     def _moved(self, timezone: str) -> dict[str, Any]:
-        moved = Wall._moved(self, timezone)
+        moved = WallClockSchedule._moved(self, timezone)
         if self.source is None:
             return moved
-        recipe = read_recipe(self.source, timezone)
-        dtstart = recipe.dtstart
+        parts = read_recurrence_text(self.source, timezone)
+        dtstart = parts.dtstart
         start = moved.get("start", self.start)
         if dtstart is None and start is not None:
             dtstart = dst.wall_of(start, zone_named(timezone)).replace(microsecond=0, fold=0)
-        stamps = {"dtstart": dtstart, "exdates": recipe.exdates, "rdates": recipe.rdates}
+        stamps = {"dtstart": dtstart, "exdates": parts.exdates, "rdates": parts.rdates}
         return {**moved, **stamps, "source": None}
 
     def bind(self, key: str, anchor: datetime) -> Self:

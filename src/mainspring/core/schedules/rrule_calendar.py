@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 
-from mainspring.core.schedules.calendar import Days, Walls, bits, mask_of
+from mainspring.core.schedules.calendar import Days, WallTimes, bits, mask_of
 from mainspring.core.schedules.rrule_days import matching_days, month_lengths
 from mainspring.core.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["MOST_STEPS", "RuleWalls", "rule_walls"]
+__all__ = ["MOST_STEPS", "RuleWallTimes", "rule_wall_times"]
 
 MOST_STEPS = 1_000
 """Steps of search for one answer, about 4 µs each. A search that needs more is an error."""
@@ -47,17 +47,17 @@ _CYCLE = 400  # years after which the calendar repeats
 
 
 @lru_cache(maxsize=1024)
-def rule_walls(
+def rule_wall_times(
     text: str,
     dtstart: datetime,
     timezone: str,
     exdates: tuple[datetime, ...],
     rdates: tuple[datetime, ...],
-) -> RuleWalls:
+) -> RuleWallTimes:
     rule = parse_rule(text)
     until = read_stamp(rule.until, timezone, "UNTIL", whole_day=True) if rule.until else None
     extra = sorted(set(rdates) - set(exdates))
-    return RuleWalls(rule, dtstart, until, frozenset(exdates), extra)
+    return RuleWallTimes(rule, dtstart, until, frozenset(exdates), extra)
 
 
 class _OutOfSteps(Exception):
@@ -78,7 +78,7 @@ class _Steps:
             raise _OutOfSteps
 
 
-class RuleWalls:
+class RuleWallTimes:
     """The wall times of a rule from DTSTART on, nearest first in either direction; and `extra`
     ones (RDATE), which no rule names."""
 
@@ -337,7 +337,7 @@ class _Periods:
             return None
 
 
-class _RuleMasks(Walls):
+class _RuleMasks(WallTimes):
     """A rule's times of day and days, as if its interval were one.
 
     Parts that are absent come from DTSTART, as RFC 5545 says.

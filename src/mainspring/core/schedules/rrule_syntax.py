@@ -19,7 +19,7 @@ from mainspring.core.schedules import dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["Freq", "Recipe", "Rule", "parse_rule", "read_recipe"]
+__all__ = ["Freq", "RecurrenceText", "Rule", "parse_rule", "read_recurrence_text"]
 
 LONGEST = 4096
 _WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
@@ -59,7 +59,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RecurrenceText:
     """A whole text taken apart: the rule, and what the lines around it say."""
 
     rule: str
@@ -84,7 +84,7 @@ _LISTS = {
 _PARTS = ("FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYDAY", *_LISTS)
 
 
-def read_recipe(text: str, timezone: str) -> Recipe:
+def read_recurrence_text(text: str, timezone: str) -> RecurrenceText:
     """Take a text of `DTSTART`, `RRULE`, `RDATE` and `EXDATE` lines apart (a bare rule is one)."""
     if len(text) > LONGEST:
         raise InvalidSchedule(f"a recurrence rule has at most {LONGEST} characters")
@@ -105,7 +105,7 @@ def read_recipe(text: str, timezone: str) -> Recipe:
         dtstart = read_stamp(value, timezone, "DTSTART")
     exdates = _stamps("EXDATE", found.get("EXDATE", []), timezone)
     rdates = _stamps("RDATE", found.get("RDATE", []), timezone)
-    return Recipe(found["RRULE"][0][1].upper(), timezone, zoned, dtstart, exdates, rdates)
+    return RecurrenceText(found["RRULE"][0][1].upper(), timezone, zoned, dtstart, exdates, rdates)
 
 
 def _stamps(name: str, lines: list[tuple[str, str]], timezone: str) -> tuple[datetime, ...]:
