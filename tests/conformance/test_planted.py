@@ -1,6 +1,6 @@
 """Bugs planted on purpose: a suite that lets these through would prove nothing.
 
-Each is what a store or a transition did wrong with a record that it could not read.
+Each is what a store or a transition did wrong, most of them with a record that it could not read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import replace
+from mainspring.core.model import Job, replace
 from mainspring.stores import protocol
 from mainspring.stores.memory import records
 from mainspring.stores.sqlite import SqliteStore, codec
@@ -63,6 +63,10 @@ def _never_comes_back() -> AbstractContextManager[Any]:
     return patch.object(SqliteStore, "find", find)
 
 
+def _versions_start_at_one() -> AbstractContextManager[Any]:
+    return patch.object(Job, "next_version", lambda job: job.version + 1)
+
+
 PLANTED: list[tuple[type[StoreConformance], Plant, str, dict[str, str]]] = [
     (OnMemory, _claims_what_cannot_be_read, "a_claim_passes_over_a_run_that_cannot_be_read",
      {"part": "payload"}),
@@ -79,6 +83,12 @@ PLANTED: list[tuple[type[StoreConformance], Plant, str, dict[str, str]]] = [
     (OnMemory, _later_slots_wait_for_ever, "later_slots_do_not_wait_for_it", {}),
     (OnSqlite, _never_comes_back, "a_claim_passes_over_a_run_that_cannot_be_read",
      {"part": "payload"}),
+    *((suite, _versions_start_at_one, test, {})
+      for suite in (OnMemory, OnSqlite)
+      for test in (
+          "a_plan_for_a_job_that_was_dropped_does_not_fire_the_one_made_since",
+          "a_write_meant_for_a_job_that_was_dropped_leaves_the_one_made_since",
+      )),
 ]  # fmt: skip
 
 

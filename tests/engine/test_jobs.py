@@ -47,7 +47,7 @@ async def test_add_update_remove(make: Make) -> None:
             tags=["people"],
             metadata={"team": 1},
         )
-        assert (job.id, job.handler, job.version, job.enabled) == ("greet-ada", "greet", 1, True)
+        assert (job.id, job.handler, job.enabled) == ("greet-ada", "greet", True)
         assert job == await scheduler.get_job("greet-ada")
         assert job.next_run_at is not None
         assert job.next_run_at > job.created_at
@@ -58,7 +58,8 @@ async def test_add_update_remove(make: Make) -> None:
         assert (await ended(scheduler, run)).result == "BOB"
 
         changed = await scheduler.update_job("greet-ada", schedule="1h", payload={"name": "Eve"})
-        assert (changed.policy, changed.tags, changed.version) == (job.policy, ("people",), 2)
+        assert (changed.policy, changed.tags) == (job.policy, ("people",))
+        assert changed.version > job.version
         assert changed.next_run_at is not None
         assert changed.next_run_at - changed.updated_at == timedelta(hours=1)
         kept = await scheduler.update_job("greet-ada", retries=5)

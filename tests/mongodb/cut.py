@@ -72,6 +72,7 @@ class _Account:
         self.store = store
         self.told: list[Told] = []
         self._held: list[Run] = []
+        self._first_versions: dict[str, int] = {}
 
     async def prepare(self) -> None:
         """A little of everything while all is well, and enough to go on with."""
@@ -129,6 +130,7 @@ class _Account:
     async def _put(self, name: str) -> None:
         now = await self.store.now()
         job = Job(id=name, handler="none", created_at=now, updated_at=now, next_run_at=now)
+        self._first_versions[name] = job.next_version()
         if await self.store.put_job(job):
             self.told.append(("put", name, None))
 
@@ -145,7 +147,7 @@ class _Account:
         )
         firing = Firing(
             job_id=name,
-            version=1,
+            version=self._first_versions[name],
             runs=(slot,),
             overlap=Overlap.ALLOW,
             next_run_at=None,

@@ -374,7 +374,7 @@ async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
         return replace(
             firing_of(made, clock),
             job_id=name,
-            version=1,
+            version=made.next_version(),
             runs=(root, replace(after, after=(root.id,))),
         )
 

@@ -37,10 +37,11 @@ async def test_a_limit_that_appears_holds_for_runs_already_there(tmp_path: Path)
 
 async def test_a_limit_that_goes_frees_the_runs_behind_it(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
-        await store.put_job(a_job("job", concurrency=1))
+        limited = a_job("job", concurrency=1)
+        await store.put_job(limited)
         await store.add([a_run(f"run-{n}") for n in range(3)])
         assert await claimed(store) == ["run-0"]
-        assert await store.put_job(a_job("job", version=1))
+        assert await store.put_job(a_job("job", version=limited.next_version()))
         assert await claimed(store) == ["run-1", "run-2"]
 
 

@@ -213,9 +213,10 @@ class Webhook(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A stored definition: handler, payload, schedule and policy; of a webhook, its request.
 
-    `version` grows with every write and is what `put_job` compares. `unreadable` says why this
-    version cannot read the record, as for a run: such a job fires nothing and none of its runs
-    start until it can be read again.
+    `version` grows with every write and is what `put_job` compares. It never repeats, even if the
+    job is removed and another one is made under its id (see `next_version`). `unreadable` says
+    why this program cannot read the record, as for a run: such a job fires nothing and none of its
+    runs start until it can be read again.
     """
 
     id: str
@@ -235,6 +236,15 @@ class Job(Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     webhook: Webhook | None = None
     unreadable: str | None = None
+
+    def next_version(self) -> int:
+        """The version after the next write: one higher.
+
+        A new job starts at its creation in microseconds. If versions started at 1, a job that is
+        removed and made again would soon have a version of the earlier one, and a process that
+        stalled after it read that one could still fire its slots or write its definition back.
+        """
+        return self.version + 1 if self.version else max(1, to_us(self.created_at))
 
     def not_before(self, now: datetime) -> datetime:
         """The moment after which the next slot is looked for: a clock that was set back must not

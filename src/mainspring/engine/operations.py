@@ -539,7 +539,7 @@ class Control:
         return kept
 
     def _changed(self, job: Job, event: str) -> Job:
-        job = replace(job, version=job.version + 1)
+        job = replace(job, version=job.next_version())
         self._parts.jobs.forget(job.id)
         self._keeper.changed()
         self._parts.emit(event, job_id=job.id, job=job)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from mainspring.core.model import Job, Page, Run, State
 from mainspring.engine.context import Parts
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
-from mainspring.engine.slots import PLAN_HOLDS, Gap, plan
+from mainspring.engine.slots import Gap, plan
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import Fired, Firing, JobQuery
 
@@ -117,7 +117,7 @@ class SlotFirer:
                 return seconds
         jobs = await self._due(now - self._grace(), self._chunk)
         self._more_due = len(jobs) >= self._chunk
-        chains = await self._planned_chunk(jobs, now)
+        chains = await self._planned_chunk(jobs)
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
@@ -162,18 +162,13 @@ class SlotFirer:
 
     # Planning
 
-    async def _planned_chunk(self, jobs: Sequence[Job], read_at: datetime) -> list[_Chain]:
-        """Plan jobs until the chunk is full, for the moment that it is now.
-
-        Jobs that were read long ago are not planned. This process may have been frozen since, and
-        another job may have the same id and version by now, if the job was removed and made again.
-        """
+    async def _planned_chunk(self, jobs: Sequence[Job]) -> list[_Chain]:
+        """Plan jobs until the chunk is full, for the moment that it is now. A job that has changed
+        since it was read has another version, and the store refuses the plan."""
         if not jobs:
             return []
         followers = await self._parts.jobs.followers()
         now = await self._parts.store.now()
-        if now - read_at > PLAN_HOLDS:
-            return []
         monotonic = self._parts.clock.monotonic
         ends = monotonic() + LONGEST_PLANNING
         chains: list[_Chain] = []

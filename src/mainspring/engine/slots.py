@@ -20,7 +20,7 @@ from mainspring.core.policy import MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.stores.protocol import Firing
 
-__all__ = ["PLAN_HOLDS", "Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
+__all__ = ["Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
 
 MOST_COUNTED = 100
 """Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to here:

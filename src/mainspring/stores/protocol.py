@@ -103,7 +103,7 @@ class Firing(Struct, frozen=True, kw_only=True):
     `runs[0]` is the slot's own; its dependents come behind it, waiting, and at last the record of
     the slots that were passed over before it, skipped already. Where none of the slots runs, that
     record is the only one. `version` is the job's as it was read: another node that fired first
-    has changed it.
+    has changed it, and a job that was made under this id since has another one.
     """
 
     job_id: str
@@ -183,7 +183,7 @@ class JobWrite(Struct, frozen=True):
     @classmethod
     def put(cls, job: Job) -> JobWrite:
         """Insert or replace a job that was read at `job.version` (0 for a new one)."""
-        return cls(job.id, job.version, replace(job, version=job.version + 1))
+        return cls(job.id, job.version, replace(job, version=job.next_version()))
 
     @classmethod
     def add(cls, job: Job) -> JobWrite:
@@ -350,7 +350,8 @@ class Store(Protocol):
 
     async def put_job(self, job: Job) -> bool:
         """Insert or replace by compare-and-set: `job.version` is the version it was read at
-        (0 for a new one), and is one higher afterwards. False if another write came first."""
+        (0 for a new one), and is `job.next_version()` afterwards. False if another write came
+        first."""
         ...
 
     async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:

@@ -22,12 +22,12 @@ __all__ = ["Adding", "Living"]
 class Living(Suite):
     async def test_a_store_opens_again_after_close_with_what_it_held(self, store: Store) -> None:
         await store.add([self.run()])
-        await store.put_job(self.job())
+        job = await self.put(store)
         await store.close()
         await store.close()
         await store.open()
         assert await self.states(store, "run") == [State.PENDING]
-        assert (await self.read_job(store)).version == 1
+        assert await self.read_job(store) == job
 
     async def test_now_is_in_utc_and_moves(self, store: Store) -> None:
         before = await store.now()

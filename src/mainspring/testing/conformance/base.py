@@ -149,6 +149,12 @@ class Suite:
         assert await store.put_job(replace(job, policy=Policy.make(job.policy, **policy)))
         return (await store.jobs(JobQuery(ids=frozenset({job_id})))).items[0]
 
+    async def make_anew(self, store: Store, job_id: str = "job", **fields: Any) -> Job:
+        """Drop a job, make another one under its id a tick later, and read it back."""
+        assert await store.drop_job(job_id)
+        assert await store.put_job(self.job(job_id, created_at=self.at(1), **fields))
+        return await self.read_job(store, job_id)
+
     async def claim(self, store: Store, limit: int = 100, **fields: Any) -> list[Run]:
         given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
         return await store.claim(Claim(limit=limit, **given))

@@ -30,8 +30,9 @@ class WritingManyJobs(Suite):
 
     async def test_each_is_done_where_its_version_stands(self, store: Store) -> None:
         jobs = [self.job(name) for name in ("a", "b", "c")]
+        first = jobs[0].next_version()
         assert await store.put_jobs([JobWrite.put(job) for job in jobs]) == [True] * 3
-        b = replace(jobs[1], version=1)
+        b = replace(jobs[1], version=first)
         changed = replace(b, description="changed")
         assert await store.put_jobs(
             [
@@ -43,41 +44,49 @@ class WritingManyJobs(Suite):
                 JobWrite.drop("nowhere"),
             ]
         ) == [False, True, False, True, False, False]
-        assert await self._versions(store) == {"a": 1, "b": 2, "c": 1, "d": 1}
+        assert await self._versions(store) == {
+            "a": first,
+            "b": first + 1,
+            "c": first,
+            "d": first,
+        }
         assert (await self.read_job(store, "b")).description == "changed"
-        assert await store.put_jobs([JobWrite.drop("c", 1), JobWrite.drop("a")]) == [True, True]
-        assert await self._versions(store) == {"b": 2, "d": 1}
+        assert await store.put_jobs([JobWrite.drop("c", first), JobWrite.drop("a")]) == [True, True]
+        assert await self._versions(store) == {"b": first + 1, "d": first}
 
     async def test_those_of_one_job_are_done_in_order(self, store: Store) -> None:
         job = self.job("a")
+        first = job.next_version()
         writes = [
             JobWrite.put(job),
-            JobWrite.put(replace(job, version=1, description="second")),
-            JobWrite.put(replace(job, version=1, description="late")),
+            JobWrite.put(replace(job, version=first, description="second")),
+            JobWrite.put(replace(job, version=first, description="late")),
             JobWrite.put(self.job("b")),
-            JobWrite.drop("a", 2),
+            JobWrite.drop("a", first + 1),
             JobWrite.put(replace(job, description="anew")),
         ]
         assert await store.put_jobs(writes) == [True, True, False, True, True, True]
         assert (await self.read_job(store, "a")).description == "anew"
-        assert await self._versions(store) == {"a": 1, "b": 1}
+        assert await self._versions(store) == {"a": first, "b": first}
 
     async def test_jobs_from_another_store_keep_their_versions(self, store: Store) -> None:
-        assert await store.put_jobs([JobWrite.put(self.job("a"))]) == [True]
+        here = self.job("a")
+        assert await store.put_jobs([JobWrite.put(here)]) == [True]
         given = [self.job(name, version=7) for name in ("a", "b")]
         assert await store.put_jobs([JobWrite.add(job) for job in given]) == [False, True]
-        assert await self._versions(store) == {"a": 1, "b": 7}
+        assert await self._versions(store) == {"a": here.next_version(), "b": 7}
 
     async def test_none_at_all(self, store: Store) -> None:
         assert await store.put_jobs([]) == []
 
     async def test_many_in_one_call(self, store: Store) -> None:
         jobs = [self.job(f"j{n:04}") for n in range(300)]
+        first = jobs[0].next_version()
         assert all(await store.put_jobs([JobWrite.put(job) for job in jobs]))
-        paused = [replace(job, version=1, enabled=False) for job in jobs]
+        paused = [replace(job, version=first, enabled=False) for job in jobs]
         assert all(await store.put_jobs([JobWrite.put(job) for job in paused]))
         assert len((await store.jobs(JobQuery(enabled=False, limit=1000))).items) == 300
-        assert all(await store.put_jobs([JobWrite.drop(job.id, 2) for job in jobs]))
+        assert all(await store.put_jobs([JobWrite.drop(job.id, first + 1) for job in jobs]))
         assert await self._versions(store) == {}
 
     async def test_limits_come_and_go_with_them(self, store: Store) -> None:
@@ -100,10 +109,10 @@ class KeepingJobs(Suite):
     async def ids(self, store: Store, **query: Any) -> list[str]:
         return [job.id for job in (await store.jobs(JobQuery(**query))).items]
 
-    async def test_a_new_job_has_version_one(self, store: Store) -> None:
+    async def test_a_new_job_has_its_first_version(self, store: Store) -> None:
         job = self.job(payload={"a": 1})
         assert await store.put_job(job) is True
-        assert await self.read_job(store) == replace(job, version=1)
+        assert await self.read_job(store) == replace(job, version=job.next_version())
 
     async def test_a_second_new_one_of_the_same_id_loses(self, store: Store) -> None:
         await store.put_job(self.job(description="first"))
@@ -116,7 +125,7 @@ class KeepingJobs(Suite):
         assert await store.put_job(replace(read, description="mine")) is True
         assert await store.put_job(replace(read, description="theirs")) is False
         job = await self.read_job(store)
-        assert (job.description, job.version) == ("mine", 2)
+        assert (job.description, job.version) == ("mine", read.version + 1)
 
     async def test_an_update_of_a_job_that_is_gone_loses(self, store: Store) -> None:
         assert await store.put_job(self.job(version=3)) is False
@@ -145,11 +154,26 @@ class KeepingJobs(Suite):
         assert await store.drop_job("job", read.version) is False
         assert await self.ids(store) == ["job"]
 
-    async def test_a_dropped_id_begins_anew(self, store: Store) -> None:
+    async def test_a_dropped_id_can_be_used_again(self, store: Store) -> None:
         await store.put_job(self.job())
         await store.drop_job("job")
         assert await store.put_job(self.job(description="again")) is True
-        assert (await self.read_job(store)).version == 1
+        assert (await self.read_job(store)).description == "again"
+
+    async def test_a_write_meant_for_a_job_that_was_dropped_leaves_the_one_made_since(
+        self, store: Store
+    ) -> None:
+        """An edit writes the whole definition: the removed job would be back."""
+        read = await self.put(store)
+        await self.make_anew(store, description="new")
+        assert await store.put_job(replace(read, enabled=False)) is False
+        assert await store.put_jobs([JobWrite.put(read), JobWrite.drop("job", read.version)]) == [
+            False,
+            False,
+        ]
+        assert await store.drop_job("job", read.version) is False
+        job = await self.read_job(store)
+        assert (job.description, job.enabled) == ("new", True)
 
     async def test_jobs_from_elsewhere_keep_their_version(self, store: Store) -> None:
         moved = [self.job("a", version=7, payload={"a": 1}), self.job("b", version=1)]
@@ -164,7 +188,7 @@ class KeepingJobs(Suite):
         assert await store.add_jobs(moved) == [False, True]
         assert await store.add_jobs(moved) == [False, False]
         job = await self.read_job(store)
-        assert (job.description, job.version) == ("here", 1)
+        assert (job.description, job.version) == ("here", self.job().next_version())
 
     async def test_the_limit_of_a_job_from_elsewhere_holds(self, store: Store) -> None:
         await store.add(self.runs("early", "late"))
@@ -274,6 +298,19 @@ class Firing(Suite):
         await store.drop_job("job")
         assert (await self.fire(store, job, self.start)).done is False
         assert await self.all_ids(store) == []
+
+    async def test_a_plan_for_a_job_that_was_dropped_does_not_fire_the_one_made_since(
+        self, store: Store
+    ) -> None:
+        """Neither the new job nor one that was written as often as the old one."""
+        job = await self.put(store)
+        job = await self.put(store, priority=1)
+        await self.make_anew(store, next_run_at=self.at(600))
+        assert (await self.fire(store, job, self.start)).done is False
+        made = await self.put(store, priority=2)
+        assert (await self.fire(store, job, self.start)).done is False
+        assert await self.all_ids(store) == []
+        assert await self.read_job(store) == made
 
     async def test_a_slots_run_that_is_there_is_left_as_it_is(self, store: Store) -> None:
         """A crash between the run and the advance, or a job made again under its id."""
