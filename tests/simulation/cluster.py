@@ -190,9 +190,9 @@ class Node:
         """While it reads jobs, all that it knows of others is gone: as after edits in the same
         process, or when it has known too many."""
         if self.scheduler is not None and self.scheduler._engine is not None:
-            book = self.scheduler._engine._parts.jobs
-            for job_id in list(book._known):
-                book.forget(job_id)
+            cache = self.scheduler._engine._context.jobs
+            for job_id in list(cache._known):
+                cache.forget(job_id)
 
     def _heard(self, event: Event) -> None:
         if not isinstance(event.error, StoreUnavailable | TimeoutError):

@@ -24,10 +24,10 @@ from mainspring.core.transitions import Change
 from mainspring.engine import operations, outcome
 from mainspring.engine import slots as planning
 from mainspring.engine.completer import Record
-from mainspring.engine.context import JobBook
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.loop import Home
 from mainspring.engine.handler_transaction import Transacting
+from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Keeper
 from mainspring.engine.leases import Leases
 from mainspring.engine.store_retry import Patience
@@ -255,11 +255,11 @@ def _rescued_by_age() -> Patches:
 
 def _rescued_by_own_clock() -> Patches:
     async def rescue(self: Keeper) -> None:
-        parts = self._parts
-        running = await parts.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
-        now = parts.clock.now()
+        engine = self._engine
+        running = await engine.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
+        now = engine.clock.now()
         lapsed = [run for run in running.items if run.lease_until and run.lease_until <= now]
-        jobs = await parts.jobs.get({run.job_id for run in lapsed})
+        jobs = await engine.jobs.get({run.job_id for run in lapsed})
         policies = [job.policy if (job := jobs.get(run.job_id)) else None for run in lapsed]
         deliveries = [one.delivery if one else Delivery.AT_LEAST_ONCE for one in policies]
         changes = [
@@ -433,9 +433,9 @@ def _drains_and_fires() -> Patches:
 
 
 def _forgotten_is_removed() -> Patches:
-    async def get(self: JobBook, ids: Any, newest: Any = ()) -> dict[str, Any]:
+    async def get(self: JobCache, ids: Any, newest: Any = ()) -> dict[str, Any]:
         now, wanted = self._clock.monotonic(), set(ids)
-        stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.FRESH}
+        stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.MAX_AGE}
         stale.update(newest)
         if stale:
             page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
@@ -443,7 +443,7 @@ def _forgotten_is_removed() -> Patches:
         known = {i: self._known[i][1] for i in wanted if i in self._known}
         return {i: known.get(i) for i in wanted}
 
-    return [patch.object(JobBook, "get", get)]
+    return [patch.object(JobCache, "get", get)]
 
 
 def _bugs() -> Iterator[Planted]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from mainspring.core import transitions
 from mainspring.core.model import FINISHED, LIVE, Run, State, replace
 from mainspring.core.transitions import Change
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.engine.operations import Control
 from mainspring.errors import Conflict, NotFound
 from mainspring.stores.protocol import RunQuery
@@ -39,8 +39,8 @@ async def _none(runs: list[Run]) -> set[str]:
 class Bulk:
     """`query.limit` is how many runs are taken at most; `ids` are runs named one by one."""
 
-    def __init__(self, parts: Parts, control: Control) -> None:
-        self._parts = parts
+    def __init__(self, engine: EngineContext, control: Control) -> None:
+        self._engine = engine
         self._control = control
 
     async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
@@ -55,7 +55,7 @@ class Bulk:
         return await self._all(
             _Chosen(query, ids, _REVIVABLE),
             change=transitions.revived,
-            tell=lambda run: self._parts.emit("run.enqueued", run),
+            tell=lambda run: self._engine.emit("run.enqueued", run),
             alone=self._control.retry,
             left=self._control.not_revivable,
         )
@@ -65,7 +65,7 @@ class Bulk:
         chosen = _Chosen(query, ids, FINISHED)
         async for runs in self._pages(chosen, brief=True):
             matched += len(runs)
-            done += await self._parts.store.drop_runs([run.id for run in runs])
+            done += await self._engine.store.drop_runs([run.id for run in runs])
         return Matched(matched, done, chosen.more)
 
     async def _all(
@@ -83,9 +83,9 @@ class Bulk:
             matched += len(runs)
             without = await left(runs)
             runs = [run for run in runs if run.id not in without]
-            now = await self._parts.store.now()
+            now = await self._engine.store.now()
             changes = [change(run, now) for run in runs]
-            kept = await self._parts.store.commit(changes)
+            kept = await self._engine.store.commit(changes)
             for run, made, was_kept in zip(runs, changes, kept, strict=True):
                 if was_kept:
                     tell(made.after(run))
@@ -95,14 +95,14 @@ class Bulk:
     async def _pages(self, chosen: _Chosen, *, brief: bool = False) -> AsyncIterator[list[Run]]:
         if chosen.ids is not None:
             for start in range(0, len(chosen.ids), PAGE):
-                found = await self._parts.store.get(chosen.ids[start : start + PAGE], brief=brief)
+                found = await self._engine.store.get(chosen.ids[start : start + PAGE], brief=brief)
                 yield [run for run in found.values() if run.state in chosen.states]
             return
         query, left = chosen.query, chosen.query.limit
         cursor = query.cursor
         while left > 0 and chosen.states:
             asked = min(PAGE, left)
-            page = await self._parts.store.find(
+            page = await self._engine.store.find(
                 replace(query, states=chosen.states, brief=brief, limit=asked, cursor=cursor)
             )
             left -= len(page.items)
@@ -110,7 +110,9 @@ class Bulk:
             if (cursor := page.cursor) is None:
                 return
         chosen.more = cursor is not None and bool(
-            (await self._parts.store.find(replace(query, brief=True, limit=1, cursor=cursor))).items
+            (
+                await self._engine.store.find(replace(query, brief=True, limit=1, cursor=cursor))
+            ).items
         )
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from mainspring.core.transitions import Change
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreError
 
 __all__ = ["Settler"]
@@ -30,8 +30,8 @@ class Settler:
     run is no longer ours. A commit is repeated until the store answers: repeating is harmless.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, engine: EngineContext) -> None:
+        self._engine = engine
         self._waiting: list[tuple[Change, Settled]] = []
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
@@ -68,14 +68,14 @@ class Settler:
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
-            return await self._parts.patience.call("commit", lambda: self._attempt(changes))
+            return await self._engine.patience.call("commit", lambda: self._attempt(changes))
         except _RefusedError:
             # One change that the store cannot take must not hold up the others.
             return [await self._alone(change) for change in changes]
 
     async def _attempt(self, changes: Sequence[Change]) -> list[bool]:
         try:
-            return await self._parts.store.commit(changes)
+            return await self._engine.store.commit(changes)
         except (StoreError, OSError):
             raise  # no fault of these changes: a right taken away, a full disk
         except Exception as error:
@@ -83,10 +83,10 @@ class Settler:
 
     async def _alone(self, change: Change) -> bool:
         try:
-            [kept] = await self._parts.patience.call("commit", lambda: self._attempt([change]))
+            [kept] = await self._engine.patience.call("commit", lambda: self._attempt([change]))
         except _RefusedError as refusal:
             log.error("the store refused to record run %s", change.id, exc_info=refusal.__cause__)
-            self._parts.emit("scheduler.error", error=refusal.__cause__)
+            self._engine.emit("scheduler.error", error=refusal.__cause__)
             return False
         return kept
 

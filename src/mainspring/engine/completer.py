@@ -13,7 +13,7 @@ from mainspring.core.transitions import Change
 from mainspring.engine.attempt import Stop, Work
 from mainspring.engine.breakers import Breakers, Turn
 from mainspring.engine.commit_batcher import Settler
-from mainspring.engine.context import EVENT_OF, Parts
+from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leases import Leases
 from mainspring.engine.outcome import Verdict
 
@@ -28,9 +28,13 @@ class Record:
     """`finished(run_id)` is called when a run that was held here is over and recorded."""
 
     def __init__(
-        self, parts: Parts, settler: Settler, leases: Leases, finished: Callable[[str], None]
+        self,
+        engine: EngineContext,
+        settler: Settler,
+        leases: Leases,
+        finished: Callable[[str], None],
     ) -> None:
-        self._parts = parts
+        self._engine = engine
         self._settler = settler
         self._leases = leases
         self._finished = finished
@@ -65,14 +69,14 @@ class Record:
             if not kept:
                 self._later(self._refused_alone(run))
             elif (name := EVENT_OF.get(change.set["state"])) is not None:
-                self._parts.emit(name, change.after(run))
+                self._engine.emit(name, change.after(run))
                 self._finished(run.id)
 
         self._settler.put(change, settled)
 
     def tell_breaker(self, run: Run, turn: Turn | None) -> None:
         if turn is not None:
-            self._parts.emit(f"breaker.{turn}", run)
+            self._engine.emit(f"breaker.{turn}", run)
 
     def _settled(self, work: Work, verdict: Verdict, kept: bool) -> None:
         if not kept:
@@ -91,22 +95,22 @@ class Record:
         name = "run.retrying" if verdict.will_retry else EVENT_OF.get(state)
         if name is not None:
             error = verdict.problem.exception if verdict.problem else None
-            if self._parts.events.wanted(name):
+            if self._engine.events.wanted(name):
                 data = {"breaker": turn} if turn == "opened" and verdict.will_retry else {}
-                self._parts.emit(name, change.after(work.run), error, **data)
+                self._engine.emit(name, change.after(work.run), error, **data)
             if not verdict.will_retry:
                 self._finished(work.run.id)
 
     async def _refused(self, work: Work) -> None:
         """Our outcome did not stand: a cancel came first, or the run is somebody else's."""
-        for run in await self._parts.get([work.run.id]):
+        for run in await self._engine.get([work.run.id]):
             mine = run.token == work.run.token
             if mine and run.state is State.SUCCEEDED and work.completion is not None:
                 # Its transaction was committed after all; only the answer was lost.
                 self._settled(work, Verdict(work.completion), True)
                 return
             if mine and run.state is State.RUNNING and run.cancel_requested:
-                now, context = self._parts.time.now(), work.context
+                now, context = self._engine.time.now(), work.context
                 change = transitions.cancelled(
                     work.run, now, run.reason, context.log_lines, context.detail
                 )
@@ -115,14 +119,14 @@ class Record:
         self._leases.let_go(work)
         if work.stop is not Stop.LOST:
             log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
-            self._parts.emit("ownership.lost", work.run)
+            self._engine.emit("ownership.lost", work.run)
 
     async def _refused_alone(self, run: Run) -> None:
         """A cancel that came first would else be heeded only when the lease lapses: nobody here
         works on the run, so it can end at once."""
-        for now in await self._parts.get([run.id]):
+        for now in await self._engine.get([run.id]):
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
-                change = transitions.cancelled(now, self._parts.time.now(), now.reason)
+                change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.settle_alone(now, change)
 
     def _count(self, work: Work, *, judged: bool, ok: bool) -> Turn | None:
@@ -133,7 +137,7 @@ class Record:
         if not judged or work.stop in (Stop.CANCEL, Stop.DRAIN):
             self.breakers.abandon(work.run.job_id)
             return None
-        now = self._parts.clock.monotonic()
+        now = self._engine.clock.monotonic()
         turn = self.breakers.record(work.run.job_id, breaker, now, ok=ok)
         self.tell_breaker(work.run, turn)
         return turn

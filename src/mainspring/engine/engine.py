@@ -16,10 +16,11 @@ from mainspring.core.handlers import Registry
 from mainspring.core.model import Job
 from mainspring.engine.bulk_operations import Bulk
 from mainspring.engine.commit_batcher import Settler
-from mainspring.engine.context import JobBook, Parts
+from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.executors.loop import Home
 from mainspring.engine.executors.loop_watch import LoopWatch
+from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Keeper
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.operations import Control
@@ -54,7 +55,7 @@ class Engine:
         store_url: str | None = None,
     ) -> None:
         time = CarriedClock(clock)
-        self._parts = Parts(
+        self._context = EngineContext(
             store=store,
             clock=clock,
             time=time,
@@ -62,44 +63,44 @@ class Engine:
             patience=Patience(clock, time, events, rng),
             rng=rng,
             registry=registry,
-            jobs=JobBook(store, clock),
+            jobs=JobCache(store, clock),
             settings=settings,
             resources=resources,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
-        self._settler = Settler(self._parts)
-        self.worker = Worker(self._parts, self._settler, self._finished)
-        self.live_workers = LiveWorkers(self._parts, store_url)
-        self.keeper = Keeper(self._parts, self._finished, self.live_workers)
-        self.awaited = Awaited(self._parts.store)
-        self.control = Control(self._parts, self.worker, self.keeper, self.awaited)
-        self.bulk = Bulk(self._parts, self.control)
+        self._settler = Settler(self._context)
+        self.worker = Worker(self._context, self._settler, self._finished)
+        self.live_workers = LiveWorkers(self._context, store_url)
+        self.keeper = Keeper(self._context, self._finished, self.live_workers)
+        self.awaited = Awaited(self._context.store)
+        self.control = Control(self._context, self.worker, self.keeper, self.awaited)
+        self.bulk = Bulk(self._context, self.control)
 
     @property
     def store(self) -> Store:
-        return self._parts.store
+        return self._context.store
 
     @property
     def time(self) -> CarriedClock:
         """The store's time, carried on between readings."""
-        return self._parts.time
+        return self._context.time
 
     def can_run(self, job: Job) -> bool:
         """Whether this process works on runs of the job."""
-        return self._parts.settings.workers > 0 and self.live_workers.myself().takes(
+        return self._context.settings.workers > 0 and self.live_workers.myself().takes(
             job.handler, job.policy.queue
         )
 
     @property
     def retention(self) -> timedelta:
         """How long runs are kept that have ended."""
-        return self._parts.settings.retention
+        return self._context.settings.retention
 
     @property
     def failing(self) -> tuple[str, ...]:
         """What it asked of the store that has failed and not worked since."""
-        return self._parts.patience.failing
+        return self._context.patience.failing
 
     async def start(
         self, home: asyncio.AbstractEventLoop, drafts: Sequence[Job], *, inline: bool
@@ -108,8 +109,8 @@ class Engine:
 
         `home` is the loop that async handlers run on.
         """
-        parts = self._parts
-        await parts.patience.first(parts.settings.wait_for_store, lambda: self._open(drafts))
+        context = self._context
+        await context.patience.first(context.settings.wait_for_store, lambda: self._open(drafts))
         tracing = self.worker.tracing = Tracing.found()
         program = self._home_on(home)
         watch = LoopWatch(
@@ -121,9 +122,9 @@ class Engine:
             Runner(
                 program,
                 self._home_on(asyncio.get_running_loop()),
-                parts.clock,
-                parts.time,
-                places=parts.settings.workers,
+                context.clock,
+                context.time,
+                places=context.settings.workers,
                 inline=inline,
                 over=self.worker.over,
                 freed=self.worker.freed,
@@ -131,7 +132,7 @@ class Engine:
             )
         )
         self._go(self._hinting)
-        if parts.settings.workers > 0:
+        if context.settings.workers > 0:
             for part in (
                 self._settler.run,
                 self.worker.claiming,
@@ -145,16 +146,16 @@ class Engine:
                 self.live_workers.announcing,
             ):
                 self._go(part)
-            log.info("worker %s started", parts.settings.worker_id)
-            parts.emit("worker.started", worker=parts.settings.worker_id)
+            log.info("worker %s started", context.settings.worker_id)
+            context.emit("worker.started", worker=context.settings.worker_id)
             await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
-        parts.emit("scheduler.started")
+        context.emit("scheduler.started")
 
     def _home_on(self, loop: asyncio.AbstractEventLoop) -> Home:
         return Home(
             loop,
-            self._parts.clock,
-            self._parts.time,
+            self._context.clock,
+            self._context.time,
             safe=self.worker.leases.safe,
             began=self.worker.began,
             over=self.worker.over,
@@ -164,7 +165,7 @@ class Engine:
 
     async def drain(self, *, timeout: float) -> None:
         """Take no more work and wait for what runs; questions are still answered."""
-        if self._parts.settings.workers > 0:
+        if self._context.settings.workers > 0:
             await self._drained(graceful=True, timeout=timeout)
 
     async def _drained(self, *, graceful: bool, timeout: float) -> None:
@@ -181,11 +182,11 @@ class Engine:
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
-        parts = self._parts
-        if parts.settings.workers > 0:
+        context = self._context
+        if context.settings.workers > 0:
             await self._drained(graceful=graceful, timeout=timeout)
-            log.info("worker %s stopped", parts.settings.worker_id)
-            parts.emit("worker.stopped", worker=parts.settings.worker_id)
+            log.info("worker %s stopped", context.settings.worker_id)
+            context.emit("worker.stopped", worker=context.settings.worker_id)
         # A store's driver may take a cancellation for an error of its own, and the part goes on:
         # it is sent until all have ended.
         while left := [task for task in self._tasks if not task.done()]:
@@ -199,42 +200,42 @@ class Engine:
             log.warning("could not look for runs that waited; the next leader does: %s", error)
         try:
             await self.keeper.resign()
-            if parts.settings.workers > 0:
+            if context.settings.workers > 0:
                 await self.live_workers.withdraw()
         except Exception as error:
             log.warning("could not tell the others of the stop: %s", reason_of(error))
-        parts.emit("scheduler.stopped")
+        context.emit("scheduler.stopped")
         try:
-            await parts.store.close()
+            await context.store.close()
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
 
     async def _open(self, drafts: Sequence[Job]) -> None:
-        parts = self._parts
-        await parts.store.open()
+        context = self._context
+        await context.store.open()
         try:
-            parts.time.correct(await parts.store.now())
+            context.time.correct(await context.store.now())
             await self.control.refuse_disorder(drafts)
             for draft in drafts:
                 # The store has logged it, and nothing may overwrite it: the others go on.
                 with contextlib.suppress(RecordUnreadable):
                     await self.control.define(draft)
         except BaseException:
-            await parts.store.close()
+            await context.store.close()
             raise
 
     async def _flush(self) -> None:
         """A store that is away must not keep a program from stopping: leases will lapse."""
         try:
-            async with asyncio.timeout(self._parts.settings.lease.total_seconds()):
+            async with asyncio.timeout(self._context.settings.lease.total_seconds()):
                 await self._settler.flushed()
         except TimeoutError:
             log.warning("the store did not take the last outcomes; the runs will be rescued")
 
     async def _hinting(self) -> None:
-        poll = self._parts.settings.poll.total_seconds()
+        poll = self._context.settings.poll.total_seconds()
         while True:
-            if await self._parts.patience.call("wait", lambda: self._parts.store.wait(poll)):
+            if await self._context.patience.call("wait", lambda: self._context.store.wait(poll)):
                 self.worker.wake()
                 self.keeper.wake()
                 self.awaited.wake()
@@ -254,5 +255,5 @@ class Engine:
                 return
             except Exception as error:
                 log.exception("a part of the engine failed and is started again")
-                self._parts.emit("scheduler.error", error=error)
+                self._context.emit("scheduler.error", error=error)
                 await asyncio.sleep(1)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from mainspring.core.context import TRANSACTING
 from mainspring.engine.attempt import Work
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.engine.outcome import completed
 from mainspring.errors import (
     InvalidInput,
@@ -35,10 +35,10 @@ T = TypeVar("T")
 class Transacting:
     """One use of `ctx.transaction()`. Implements `context.HandlerTransaction`."""
 
-    def __init__(self, parts: Parts, work: Work) -> None:
-        self._parts = parts
+    def __init__(self, engine: EngineContext, work: Work) -> None:
+        self._engine = engine
         self._work = work
-        self._limit = parts.settings.lease / 3
+        self._limit = engine.settings.lease / 3
         self._transaction: Transaction
         self._timer: asyncio.Timeout
         self._began = 0.0
@@ -68,7 +68,7 @@ class Transacting:
     # Steps
 
     def _make(self, *, blocking: bool) -> None:
-        run, store = self._work.run, self._parts.store
+        run, store = self._work.run, self._engine.store
         if self._work.committed:
             raise InvalidState(f"run {run.id} was completed by its transaction: it has had its one")
         if self._work.context.in_transaction:
@@ -86,14 +86,14 @@ class Transacting:
             await self._transaction.rollback()
             self._tell(error)
             raise
-        self._began = self._parts.clock.monotonic()
+        self._began = self._engine.clock.monotonic()
         self._work.context.in_transaction = True
         TRANSACTING.set(self._work.context)
         return session
 
     async def _end(self, error: BaseException | None, *, expired: bool) -> None:
         """Complete the run, or undo everything and say why."""
-        lasted = self._parts.clock.monotonic() - self._began
+        lasted = self._engine.clock.monotonic() - self._began
         expired = expired or lasted > self._limit.total_seconds()
         try:
             if error is None and not expired:
@@ -114,7 +114,7 @@ class Transacting:
     async def _complete(self) -> None:
         self._unless_stopped()
         work = self._work
-        work.completion = completed(work, self._parts.time.now())
+        work.completion = completed(work, self._engine.time.now())
         try:
             kept = await self._transaction.commit(work.completion)
         except (InvalidInput, TransactionExpired):

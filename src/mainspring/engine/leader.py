@@ -17,7 +17,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Page, Run, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
-from mainspring.engine.context import EVENT_OF, Parts
+from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.rest import rest
 from mainspring.engine.slot_firer import SlotFirer
@@ -60,9 +60,9 @@ class Keeper:
     """`finished(run_id)` is called for runs that a sweep has ended."""
 
     def __init__(
-        self, parts: Parts, finished: Callable[[str], None], live_workers: LiveWorkers
+        self, engine: EngineContext, finished: Callable[[str], None], live_workers: LiveWorkers
     ) -> None:
-        self._parts = parts
+        self._engine = engine
         self._finished = finished
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -73,11 +73,11 @@ class Keeper:
         self._retired = False
         self._not_firing = asyncio.Event()
         self._not_firing.set()
-        self._firer = SlotFirer(parts, finished, self.unblock, lambda: self.leads, live_workers)
+        self._firer = SlotFirer(engine, finished, self.unblock, lambda: self.leads, live_workers)
 
     @property
     def leads(self) -> bool:
-        return self._term is not None or not self._parts.settings.leader_election
+        return self._term is not None or not self._engine.settings.leader_election
 
     def wake(self) -> None:
         """A job may have changed, somewhere."""
@@ -94,14 +94,14 @@ class Keeper:
         self._unblock.set()
 
     async def electing(self) -> None:
-        settings = self._parts.settings
+        settings = self._engine.settings
         while settings.leader_election and not self._retired:
-            before = self._parts.clock.monotonic()
+            before = self._engine.clock.monotonic()
             term = await self._call(
-                "elect", lambda: self._parts.store.elect(LEADER, settings.worker_id, TERM)
+                "elect", lambda: self._engine.store.elect(LEADER, settings.worker_id, TERM)
             )
             # A term that took longer to get than it lasts is over already.
-            slow = self._parts.clock.monotonic() - before > TERM.total_seconds() / 2
+            slow = self._engine.clock.monotonic() - before > TERM.total_seconds() / 2
             self._lead(None if slow else term)
             if self._retired:  # meanwhile: another node is to lead at once
                 await self._guarded("elect", self.resign)
@@ -124,7 +124,7 @@ class Keeper:
 
     async def resign(self) -> None:
         if self._term is not None:
-            await self._parts.store.elect(LEADER, self._parts.settings.worker_id, timedelta())
+            await self._engine.store.elect(LEADER, self._engine.settings.worker_id, timedelta())
             self._lead(None)
 
     async def firing(self) -> None:
@@ -152,7 +152,7 @@ class Keeper:
 
     async def sweeping(self) -> None:
         """Rescue, unblock and prune, each in its own rhythm."""
-        monotonic = self._parts.clock.monotonic
+        monotonic = self._engine.clock.monotonic
         rescued_at, pruned_at, swept_at = -FOLLOWER_SWEEP, monotonic(), -WAITING_SWEEP
         while True:
             every = LEADER_SWEEP if self.leads else FOLLOWER_SWEEP
@@ -167,7 +167,7 @@ class Keeper:
                 pruned_at = monotonic()
                 await self._guarded("prune", self._prune)
             elif not self.leads:
-                self._parts.patience.succeeded("prune")  # it is another's to do
+                self._engine.patience.succeeded("prune")  # it is another's to do
             await asyncio.sleep(STEP_REST if self._any_waiting else HINT_REST)
             await rest(self._unblock, rescued_at + every - monotonic())
 
@@ -178,15 +178,15 @@ class Keeper:
         cursor = None
         while True:
             look = RunQuery(lapsed=True, limit=BATCH, cursor=cursor)
-            page: Page[Run] = await self._parts.store.find(look)
+            page: Page[Run] = await self._engine.store.find(look)
             if page.items:
                 await self._rescue_these(page.items)
             if (cursor := page.cursor) is None:
                 return
 
     async def _rescue_these(self, found: list[Run]) -> None:
-        now = await self._parts.store.now()
-        jobs = await self._parts.jobs.get({run.job_id for run in found})
+        now = await self._engine.store.now()
+        jobs = await self._engine.jobs.get({run.job_id for run in found})
         lapsed: dict[str, Run] = {}
         changes = []
         for run in found:
@@ -197,15 +197,15 @@ class Keeper:
             delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
             lapsed[run.id] = run
             unbegun = transitions.never_began(run, job)
-            blameless = host_was_restarted(run.worker, self._parts.settings.worker_id)
+            blameless = host_was_restarted(run.worker, self._engine.settings.worker_id)
             changes.append(
                 transitions.rescued(run, now, delivery, unbegun=unbegun, blameless=blameless)
             )
         for run in await self._committed(list(lapsed.values()), changes):
             log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
-            self._parts.emit("run.rescued", run)
+            self._engine.emit("run.rescued", run)
             if run.finished:
-                self._parts.emit(EVENT_OF[run.state], run)
+                self._engine.emit(EVENT_OF[run.state], run)
 
     async def _unblock_all(self) -> None:
         """Look at every waiting run: for what was missed."""
@@ -234,7 +234,7 @@ class Keeper:
     async def _free_found(self, query: RunQuery) -> bool:
         found, cursor = False, None
         while True:
-            page: Page[Run] = await self._parts.store.find(
+            page: Page[Run] = await self._engine.store.find(
                 replace(query, brief=True, limit=BATCH, cursor=cursor)
             )
             found = found or bool(page.items)
@@ -247,18 +247,18 @@ class Keeper:
         if not waiting:
             return
         names = {name for run in waiting for name in run.after}
-        upstream = await self._parts.store.get(names, brief=True)
+        upstream = await self._engine.store.get(names, brief=True)
         known = {run_id: run.state for run_id, run in upstream.items()}
-        now = self._parts.time.now()
+        now = self._engine.time.now()
         pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
         runs = [run for run, change in pairs if change is not None]
         changes = [change for _, change in pairs if change is not None]
         skipped = [
             run.id for run in await self._committed(runs, changes) if run.state is State.SKIPPED
         ]
-        if skipped and self._parts.events.wanted("run.skipped"):
-            for run in (await self._parts.store.get(skipped)).values():
-                self._parts.emit("run.skipped", run)
+        if skipped and self._engine.events.wanted("run.skipped"):
+            for run in (await self._engine.store.get(skipped)).values():
+                self._engine.emit("run.skipped", run)
 
     async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         """Commit, and give the runs as they are now, of those that were still as seen."""
@@ -276,7 +276,7 @@ class Keeper:
     async def _commit(self, changes: list[Change]) -> list[bool]:
         """Commit the changes; where that fails, each by itself. One run that cannot be written (an
         open transaction has it locked, say) must not hold up the others. Raises where none can."""
-        store = self._parts.store
+        store = self._engine.store
         try:
             return await store.commit(changes)
         except StoreError:
@@ -298,30 +298,30 @@ class Keeper:
 
     async def _prune(self) -> None:
         # Runs that were set aside are looked at again: this version, or a repair, may read them.
-        await self._parts.store.find(RunQuery(set_aside=True, limit=BATCH))
-        before = await self._parts.store.now() - self._parts.settings.retention
+        await self._engine.store.find(RunQuery(set_aside=True, limit=BATCH))
+        before = await self._engine.store.now() - self._engine.settings.retention
         pruned = BATCH
         while pruned == BATCH:  # in bites, so that other writes get their turn
-            pruned = await self._parts.store.prune(before, BATCH)
+            pruned = await self._engine.store.prune(before, BATCH)
 
     # Leading
 
     def _lead(self, term: int | None) -> None:
         if term is not None and term != self._term:
-            self._parts.emit("leader.elected", term=term)
+            self._engine.emit("leader.elected", term=term)
             self.changed()
         elif term is None and self._term is not None:
-            self._parts.emit("leader.lost")
+            self._engine.emit("leader.lost")
         self._term = term
 
     async def _call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
-        return await self._parts.patience.call(what, operation)
+        return await self._engine.patience.call(what, operation)
 
     async def _guarded(self, what: str, sweep: Callable[[], Awaitable[None]]) -> None:
         """One sweep that fails is tried again with the next: none may stop the others."""
         try:
             await sweep()
         except Exception as error:
-            self._parts.patience.failed(what, error)
+            self._engine.patience.failed(what, error)
         else:
-            self._parts.patience.succeeded(what)
+            self._engine.patience.succeeded(what)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run, State, replace
 from mainspring.engine.attempt import Stop, Work
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreUnavailable, TransactionAborted
 from mainspring.stores.protocol import Held, Renewed
 
@@ -35,9 +35,9 @@ LOOK_AGAIN = 0.25
 
 class Leases:
     def __init__(
-        self, parts: Parts, *, lose: Callable[[Work], None], cancel: Callable[[Work], None]
+        self, engine: EngineContext, *, lose: Callable[[Work], None], cancel: Callable[[Work], None]
     ) -> None:
-        self._parts = parts
+        self._engine = engine
         self._lose = lose
         self._cancel = cancel
         self._held: dict[str, Work] = {}
@@ -64,8 +64,8 @@ class Leases:
 
     def safe(self, work: Work) -> bool:
         """Whether its lease was confirmed so lately that it cannot have lapsed on the way."""
-        lease = self._parts.settings.lease.total_seconds()
-        return work.held_since >= self._parts.clock.monotonic() - lease * SELF_CANCEL
+        lease = self._engine.settings.lease.total_seconds()
+        return work.held_since >= self._engine.clock.monotonic() - lease * SELF_CANCEL
 
     def heed(self, runs: Iterable[Run]) -> None:
         """Stop what somebody asked to cancel, and what is no longer ours."""
@@ -83,7 +83,7 @@ class Leases:
         """Renew each lease when about a sixth of it is gone; no handler can block the engine's
         loop. After a failure soon again: the end of an outage must not be slept through with the
         lease running out."""
-        lease = self._parts.settings.lease.total_seconds()
+        lease = self._engine.settings.lease.total_seconds()
         answered = True
         while True:
             await asyncio.sleep(lease / (12 if answered else 60))
@@ -92,7 +92,7 @@ class Leases:
     async def guarding(self) -> None:
         """Stop handlers before their lease lapses, also while a renewal hangs."""
         while True:
-            await asyncio.sleep(self._parts.settings.lease.total_seconds() / 12)
+            await asyncio.sleep(self._engine.settings.lease.total_seconds() / 12)
             for work in list(self._held.values()):
                 if not _over(work) and not self.safe(work):
                     self._lost(work)
@@ -104,37 +104,37 @@ class Leases:
             await self._changed.wait()
             self._changed.clear()
             # What was claimed a moment ago may be over a moment later: it is looked at then.
-            before = self._parts.clock.monotonic() - LOOK_AGAIN
+            before = self._engine.clock.monotonic() - LOOK_AGAIN
             held = [work for work in self._held.values() if not work.ended]
             old = [work.run.id for work in held if work.held_since < before]
             if old:
-                self.heed(await self._parts.get(old, brief=True))
+                self.heed(await self._engine.get(old, brief=True))
             if len(old) < len(held):
                 self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)
 
     async def _renew(self) -> bool:
         """Whether the store has answered, as far as it was asked."""
-        lease = self._parts.settings.lease
-        sent = self._parts.clock.monotonic()
+        lease = self._engine.settings.lease
+        sent = self._engine.clock.monotonic()
         young = sent - lease.total_seconds() * YOUNG
         works = [work for work in self._held.values() if _wants_renewal(work, young)]
         if not works:  # what could not be renewed is over: that fails no more
-            self._parts.patience.succeeded("renew")
+            self._engine.patience.succeeded("renew")
             return True
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         try:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine, refused = await self._renew_apart(held)
         except Exception as error:  # also a store that does not answer in time
-            self._parts.patience.failed("renew", error)
+            self._engine.patience.failed("renew", error)
             return False
         if len(refused) == len(held):  # it is not about these runs: the store takes nothing
-            self._parts.patience.failed("renew", next(iter(refused.values())))
+            self._engine.patience.failed("renew", next(iter(refused.values())))
             return False
         for run_id, refusal in refused.items():
             log.error("the lease of run %s cannot be renewed: %s", run_id, refusal)
-        self._parts.patience.succeeded("renew")
+        self._engine.patience.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
             if work.run.id in refused:
@@ -157,7 +157,7 @@ class Leases:
         cannot take, so that the leases of the others do not lapse for it. Such a one is renewed
         without its progress. The second answer are those that are refused even so."""
         try:
-            return await self._parts.store.renew(held, self._parts.settings.lease), {}
+            return await self._engine.store.renew(held, self._engine.settings.lease), {}
         except (StoreUnavailable, TimeoutError):
             raise
         except Exception as error:
@@ -182,7 +182,7 @@ class Leases:
         progress = work.context.latest_progress
         if _has_news(work):
             work.told_progress = progress
-            self._parts.emit("run.progress", replace(work.run, progress=progress))
+            self._engine.emit("run.progress", replace(work.run, progress=progress))
 
 
 def _has_news(work: Work) -> bool:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from msgspec import Struct, convert, to_builtins
 
 from mainspring.core.model import Job, Note, Owner
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.stores.protocol import JobQuery, NoteQuery, Store
 from mainspring.stores.url_redaction import without_password
 
@@ -105,8 +105,8 @@ def removal_command(job: Job, store_url: str | None) -> str:
 class LiveWorkers:
     """What this process knows of all workers of its store, itself included."""
 
-    def __init__(self, parts: Parts, store_url: str | None) -> None:
-        self._parts = parts
+    def __init__(self, engine: EngineContext, store_url: str | None) -> None:
+        self._engine = engine
         self._store_url = store_url
         self._workers: list[LiveWorker] = []
         self._read_at: float | None = None
@@ -121,21 +121,21 @@ class LiveWorkers:
     async def announcing(self) -> None:
         """Keep this worker's note fresh, and read those of the others."""
         await self._announce()
-        await self._parts.patience.call("jobs", self._warn_at_start)
+        await self._engine.patience.call("jobs", self._warn_at_start)
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             await self._announce()
 
     async def current(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
-        found = await find_workers(self._parts.store)
+        found = await find_workers(self._engine.store)
         myself = self.myself()
-        if self._parts.settings.workers > 0:
+        if self._engine.settings.workers > 0:
             found = [worker for worker in found if worker.id != myself.id] + [myself]
         return found
 
     async def withdraw(self) -> None:
-        await self._parts.store.drop_note(NOTE_KIND, self._parts.settings.worker_id)
+        await self._engine.store.drop_note(NOTE_KIND, self._engine.settings.worker_id)
 
     def may_fire(self, job: Job, myself: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while it is not known who is alive. `myself` is
@@ -146,7 +146,7 @@ class LiveWorkers:
                 self._not_fired.discard(job.id)
                 log.warning("job %s is fired again: a worker can run it", job.id)
             return True
-        now = self._parts.clock.monotonic()
+        now = self._engine.clock.monotonic()
         since = self._absent_since.get(job.id)
         if since is None:
             self._absent(job, myself)
@@ -165,24 +165,24 @@ class LiveWorkers:
     def _has_worker(self, job: Job, myself: LiveWorker) -> bool | None:
         if myself.takes(job.handler, job.policy.queue):
             return True
-        age = None if self._read_at is None else self._parts.clock.monotonic() - self._read_at
+        age = None if self._read_at is None else self._engine.clock.monotonic() - self._read_at
         if age is None or age > LIFETIME.total_seconds():
             return None
         return not without_worker([job], self._workers)
 
     def myself(self) -> LiveWorker:
-        settings = self._parts.settings
+        settings = self._engine.settings
         return LiveWorker(
-            id=settings.worker_id, handlers=self._parts.registry.names(), queues=settings.queues
+            id=settings.worker_id, handlers=self._engine.registry.names(), queues=settings.queues
         )
 
     async def _announce(self) -> None:
-        await self._parts.patience.call("announce", self._write_and_read)
+        await self._engine.patience.call("announce", self._write_and_read)
 
     async def _write_and_read(self) -> None:
         myself = self.myself()
         query = NoteQuery(kind=NOTE_KIND, names=frozenset({myself.id}), limit=1)
-        kept = (await self._parts.store.notes(query)).items
+        kept = (await self._engine.store.notes(query)).items
         facts = to_builtins(myself)
         value = {"handlers": sorted(facts["handlers"]), "queues": facts["queues"]}
         note = Note(
@@ -190,16 +190,16 @@ class LiveWorkers:
             name=myself.id,
             value=value,
             version=kept[0].version if kept else 0,
-            expires_at=self._parts.time.now() + LIFETIME,
+            expires_at=self._engine.time.now() + LIFETIME,
         )
-        await self._parts.store.put_note(note)
-        self._workers = await find_workers(self._parts.store)
-        self._read_at = self._parts.clock.monotonic()
+        await self._engine.store.put_note(note)
+        self._workers = await find_workers(self._engine.store)
+        self._read_at = self._engine.clock.monotonic()
         await self._forget_removed()
 
     async def _forget_removed(self) -> None:
         if ids := frozenset(self._not_fired):
-            page = await self._parts.store.jobs(JobQuery(ids=ids, limit=len(ids)))
+            page = await self._engine.store.jobs(JobQuery(ids=ids, limit=len(ids)))
             for job_id in ids - {job.id for job in page.items if job.enabled}:
                 self._absent_since.pop(job_id, None)
                 self._not_fired.discard(job_id)
@@ -207,7 +207,7 @@ class LiveWorkers:
     async def _warn_at_start(self) -> None:
         cursor = None
         while True:
-            page = await self._parts.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
+            page = await self._engine.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
             myself = self.myself()
             for job in without_worker(page.items, [myself, *self._workers]):
                 if job.schedule is not None and job.id not in self._absent_since:
@@ -216,7 +216,7 @@ class LiveWorkers:
                 return
 
     def _absent(self, job: Job, myself: LiveWorker) -> None:
-        self._absent_since[job.id] = self._parts.clock.monotonic()
+        self._absent_since[job.id] = self._engine.clock.monotonic()
         if len(self._absent_since) > MOST_WARNINGS:
             return
         workers = [myself, *self._workers]

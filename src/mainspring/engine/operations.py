@@ -30,7 +30,7 @@ from mainspring.core.policy import Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.engine.leader import Keeper
 from mainspring.engine.run_waiters import Awaited
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
@@ -68,8 +68,10 @@ Adapt = Callable[[Job, Job], Job]
 
 
 class Control:
-    def __init__(self, parts: Parts, worker: Worker, keeper: Keeper, awaited: Awaited) -> None:
-        self._parts = parts
+    def __init__(
+        self, engine: EngineContext, worker: Worker, keeper: Keeper, awaited: Awaited
+    ) -> None:
+        self._engine = engine
         self._worker = worker
         self._keeper = keeper
         self._awaited = awaited
@@ -88,7 +90,7 @@ class Control:
         """Add a run for each payload, in one commit, or none. A payload of None is the job's.
         `checked_by`: the handler that the caller has checked them with, on its own thread."""
         job = await self.known_job(job_id)
-        handler = self._parts.registry.find(job.handler)
+        handler = self._engine.registry.find(job.handler)
         known = handler is not None and handler is checked_by
         if handler is not None and not known:
             payloads = [handler.stored(payload) for payload in payloads]
@@ -99,11 +101,11 @@ class Control:
                 handler.check(job.payload if payload is None else payload)
         for upstream in options.upstream():
             await self.run(upstream)
-        now = await self._parts.store.now()
+        now = await self._engine.store.now()
         roots = self._made_runs(job, payloads, options, zone, source, now)
-        followers = await self._parts.jobs.followers()
+        followers = await self._engine.jobs.followers()
         instances = [with_followers(root, followers, now) for root in roots]
-        added = await self._parts.store.add(_flat(instances))
+        added = await self._engine.store.add(_flat(instances))
         if options.after:  # it may have ended before its follower was there to be found
             with contextlib.suppress(StoreError):  # it is added; the next sweep frees it
                 await self._keeper.free_followers(options.upstream())
@@ -111,7 +113,7 @@ class Control:
         answers = [stands[root.id] for root in roots]
         for one in answers:
             if not one.duplicate:
-                self._parts.emit("run.enqueued", one.run)
+                self._engine.emit("run.enqueued", one.run)
         return [one.run for one in answers]
 
     async def cancel(self, run_id: str, reason: str) -> bool:
@@ -123,7 +125,7 @@ class Control:
                 return False
             if run.cancel_requested:
                 return True
-            change = transitions.cancelling(run, await self._parts.store.now(), reason)
+            change = transitions.cancelling(run, await self._engine.store.now(), reason)
             if await self._committed(change):
                 self.tell_cancelled(change.after(run))
                 return True
@@ -134,7 +136,7 @@ class Control:
         if after.finished:
             self._awaited.finished(after.id)
             self._keeper.unblock(after.id)
-            self._parts.emit("run.cancelled", after)
+            self._engine.emit("run.cancelled", after)
         else:
             self._worker.leases.heed([after])
 
@@ -151,7 +153,7 @@ class Control:
             raise InvalidState(
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
-        change = transitions.revived(run, await self._parts.store.now())
+        change = transitions.revived(run, await self._engine.store.now())
         if not await self._committed(change):
             now = await self.run(run_id)
             held = f"its dedupe key {run.dedupe_key!r} is held by another run"
@@ -160,13 +162,13 @@ class Control:
                 + (held if now.state is run.state else f"it is {now.state} by now")
             )
         after = change.after(run)
-        self._parts.emit("run.enqueued", after)
+        self._engine.emit("run.enqueued", after)
         return after
 
     async def orphans(self, runs: Sequence[Run]) -> set[str]:
         """Those of the runs whose job was removed: tried again, they would only be cancelled."""
         ids = {run.job_id for run in runs}
-        jobs = await self._parts.jobs.get(ids, newest=ids)
+        jobs = await self._engine.jobs.get(ids, newest=ids)
         return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
 
     async def not_revivable(self, runs: Sequence[Run]) -> set[str]:
@@ -178,7 +180,7 @@ class Control:
         return await self._awaited.look(run_id)
 
     async def runs(self, query: RunQuery) -> Page[Run]:
-        return await self._parts.store.find(query)
+        return await self._engine.store.find(query)
 
     async def unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
         """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
@@ -189,50 +191,50 @@ class Control:
         looks += [RunQuery(states=frozenset({state})) for state in State]
         runs: dict[str, Run] = {}
         for look in looks:
-            page = await self._parts.store.find(replace(look, limit=1000))
+            page = await self._engine.store.find(replace(look, limit=1000))
             runs |= {run.id: run for run in page.items if run.unreadable is not None}
         return jobs, list(runs.values())[:limit]
 
     async def _all_jobs(self) -> AsyncIterator[Job]:
         cursor: str | None = None
         while True:
-            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            page = await self._engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
             for job in page.items:
                 yield job
             if (cursor := page.cursor) is None:
                 return
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        return await self._parts.store.counts(since)
+        return await self._engine.store.counts(since)
 
     # Jobs
 
     async def job(self, job_id: str) -> Job:
-        page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        page = await self._engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
         if not page.items:
             raise JobNotFound(job_id)
         return page.items[0]
 
     async def known_job(self, job_id: str) -> Job:
         """The job as it was at most a second ago."""
-        job = (await self._parts.jobs.get([job_id]))[job_id]
+        job = (await self._engine.jobs.get([job_id]))[job_id]
         if job is None:
-            raise JobNotFound(job_id, self._parts.registry.names())
+            raise JobNotFound(job_id, self._engine.registry.names())
         _refuse_unreadable(job)
         return job
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
-        return await self._parts.store.jobs(query)
+        return await self._engine.store.jobs(query)
 
     async def refuse_disorder(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
         """Refuse jobs that could never run for what they come after. `all_known`: what they
         name must be there, or among them."""
         if not any(job.policy.after for job in jobs):
             return
-        order = {job.id: job.policy.after for job in await self._parts.jobs.followers()}
+        order = {job.id: job.policy.after for job in await self._engine.jobs.followers()}
         order |= {job.id: job.policy.after for job in jobs}
         names = frozenset(name for after in order.values() for name in after)
-        page = await self._parts.store.jobs(JobQuery(ids=names, limit=len(names)))
+        page = await self._engine.store.jobs(JobQuery(ids=names, limit=len(names)))
         known = {job.id for job in page.items} | order.keys()
         refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
 
@@ -241,10 +243,10 @@ class Control:
         `keep` it: only see whether it could be."""
         await self.refuse_disorder([draft])
         self._refuse_effect_once(draft)
-        now = await self._parts.store.now()
+        now = await self._engine.store.now()
         job = _fresh(draft, now)
         _refuse_over(job, now)
-        free = await (self._parts.store.put_job(job) if keep else self._free(job.id))
+        free = await (self._engine.store.put_job(job) if keep else self._free(job.id))
         if not free:
             raise JobExists(
                 f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
@@ -260,7 +262,7 @@ class Control:
         stored = await self._stored(draft.id)
         if stored is None or stored.policy.after != draft.policy.after:
             await self._refuse_reorder(draft)
-        now = await self._parts.store.now()
+        now = await self._engine.store.now()
         job = _fresh(draft, now)
         if stored is not None:
             job = _merged(adapt(draft, stored), stored, now)
@@ -282,7 +284,7 @@ class Control:
         """
         self._refuse_effect_once(draft)
         for _ in range(TRIES):
-            now = await self._parts.store.now()
+            now = await self._engine.store.now()
             stored = await self._stored(draft.id)
             if stored is not None:
                 _refuse_unreadable(stored)
@@ -290,7 +292,7 @@ class Control:
             job = _fresh(draft, now) if stored is None else _merged(wanted, stored, now)
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
-            if await self._parts.store.put_job(job):
+            if await self._engine.store.put_job(job):
                 changed = self._changed(job, "job.updated" if stored else "job.created")
                 if stored is None or stored.schedule != job.schedule:
                     await self._tell_over(changed, now)
@@ -312,9 +314,9 @@ class Control:
             job.id,
             gap.last,
         )
-        [fired] = await self._parts.store.fire([firing])
+        [fired] = await self._engine.store.fire([firing])
         for run in fired.runs:
-            self._parts.emit("schedule.missed", run, **gap.data())
+            self._engine.emit("schedule.missed", run, **gap.data())
 
     async def edit(
         self, job_id: str, edit: Edit, *, operator: bool = False, seen: Job | None = None
@@ -325,7 +327,7 @@ class Control:
             job = await self.job(job_id)
             _refuse_unreadable(job)
             _unchanged(job, seen)
-            now = await self._parts.store.now()
+            now = await self._engine.store.now()
             edited = replace(edit(job, now), updated_at=now)
             if job.owner is Owner.CODE and not operator and not _switched(job, edited):
                 raise JobOwnedByCode(job_id)
@@ -333,7 +335,7 @@ class Control:
                 await self._refuse_reorder(edited)
             if edited.policy != job.policy:
                 self._refuse_effect_once(edited)
-            if await self._parts.store.put_job(edited):
+            if await self._engine.store.put_job(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")
 
@@ -341,7 +343,7 @@ class Control:
         """Change every job that needs it; say how many did. A job removed meanwhile needs none."""
         count, cursor = 0, None
         while True:
-            page = await self._parts.store.jobs(JobQuery(limit=1000, cursor=cursor))
+            page = await self._engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
             for job in filter(needed, [job for job in page.items if job.unreadable is None]):
                 with contextlib.suppress(JobNotFound):
                     await self.edit(job.id, lambda job, now: edit(job), operator=True)
@@ -403,8 +405,8 @@ class Control:
                 if not left:
                     break
                 query = JobQuery(ids=frozenset(left), limit=len(left))
-                jobs = {job.id: job for job in (await self._parts.store.jobs(query)).items}
-                now = await self._parts.store.now()
+                jobs = {job.id: job for job in (await self._engine.store.jobs(query)).items}
+                now = await self._engine.store.now()
                 writes = []
                 for job_id in left:
                     try:
@@ -414,7 +416,7 @@ class Control:
                             writes.append(write)
                     except MainspringError as error:
                         outcome[job_id] = error
-                done = await self._parts.store.put_jobs(writes)
+                done = await self._engine.store.put_jobs(writes)
                 await self._tell_written([w for w, kept in zip(writes, done, strict=True) if kept])
                 left = [w.id for w, kept in zip(writes, done, strict=True) if not kept]
             for job_id in left:
@@ -423,19 +425,19 @@ class Control:
 
     async def _tell_written(self, writes: Sequence[JobWrite]) -> None:
         for write in writes:
-            self._parts.jobs.forget(write.id)
+            self._engine.jobs.forget(write.id)
             if write.job is not None:
-                self._parts.emit("job.updated", job_id=write.id, job=write.job)
+                self._engine.emit("job.updated", job_id=write.id, job=write.job)
         removed = {write.id for write in writes if write.job is None}
         if len(removed) < len(writes):
             self._keeper.changed()
         if not removed:
             return
-        counts = (await self._parts.store.counts()).runs
+        counts = (await self._engine.store.counts()).runs
         for job_id in removed:
             if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
                 await self._cancel_unstarted(job_id)
-            self._parts.emit("job.removed", job_id=job_id)
+            self._engine.emit("job.removed", job_id=job_id)
 
     async def remove(self, job_id: str, *, force: bool, seen: Job | None = None) -> None:
         """Delete a job, cancel its pending runs, let running ones end: with this attempt, for a
@@ -445,13 +447,13 @@ class Control:
             _unchanged(job, seen)
             if job.owner is Owner.CODE and not force:
                 raise JobOwnedByCode(job_id)
-            if await self._parts.store.drop_job(job_id, job.version):
+            if await self._engine.store.drop_job(job_id, job.version):
                 break
         else:
             raise _contended(f"job {job_id}")
-        self._parts.jobs.forget(job_id)
+        self._engine.jobs.forget(job_id)
         await self._cancel_unstarted(job_id)
-        self._parts.emit("job.removed", job_id=job_id)
+        self._engine.emit("job.removed", job_id=job_id)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
         """One run each, also for several nodes that start within the same minute."""
@@ -469,24 +471,24 @@ class Control:
         until: datetime | None = None
         while True:
             query = RunQuery(job=job_id, states=unstarted, until=until, limit=1000)
-            if not (found := (await self._parts.store.find(query)).items):
+            if not (found := (await self._engine.store.find(query)).items):
                 return
             anew = await self._stored(job_id)  # asked after the runs: it is there before its first
             if anew is not None:
                 until = anew.created_at
-            now = await self._parts.store.now()
+            now = await self._engine.store.now()
             left = [run for run in found if until is None or run.created_at < until]
             changes = [transitions.cancelled(run, now, "job removed") for run in left]
-            done = await self._parts.store.commit(changes)
+            done = await self._engine.store.commit(changes)
             for run, change, kept in zip(left, changes, done, strict=True):
                 if kept:
                     self._awaited.finished(run.id)
                     self._keeper.unblock(run.id)
-                    self._parts.emit("run.cancelled", change.after(run))
+                    self._engine.emit("run.cancelled", change.after(run))
 
     async def _refuse_reorder(self, job: Job) -> None:
         """What a job comes after also matters to those that come after it."""
-        followers = await self._parts.jobs.followers()
+        followers = await self._engine.jobs.followers()
         order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
         behind = [one for one in followers if job.id in upstream_of(one.id, order)]
         await self.refuse_disorder([job])
@@ -509,7 +511,7 @@ class Control:
         ):
             run = make_run(
                 job,
-                run_id=new_run_id(now, self._parts.rng),
+                run_id=new_run_id(now, self._engine.rng),
                 now=now + timedelta(microseconds=at),  # they run, and are listed, in this order
                 source=source,
                 scheduled_at=run_at,
@@ -526,23 +528,23 @@ class Control:
         return runs
 
     def _refuse_effect_once(self, job: Job) -> None:
-        why = self._parts.store.no_transactions
+        why = self._engine.store.no_transactions
         if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
             raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
 
     async def _stored(self, job_id: str) -> Job | None:
-        page = await self._parts.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        page = await self._engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
         return page.items[0] if page.items else None
 
     async def _committed(self, change: Change) -> bool:
-        [kept] = await self._parts.store.commit([change])
+        [kept] = await self._engine.store.commit([change])
         return kept
 
     def _changed(self, job: Job, event: str) -> Job:
         job = replace(job, version=job.next_version())
-        self._parts.jobs.forget(job.id)
+        self._engine.jobs.forget(job.id)
         self._keeper.changed()
-        self._parts.emit(event, job_id=job.id, job=job)
+        self._engine.emit(event, job_id=job.id, job=job)
         return job
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mainspring.core.model import Job, Page, Run, State
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.slots import Gap, plan
 from mainspring.errors import StoreUnavailable
@@ -82,13 +82,13 @@ class SlotFirer:
 
     def __init__(
         self,
-        parts: Parts,
+        engine: EngineContext,
         finished: Callable[[str], None],
         unblock: Callable[[str], None],
         leads: Callable[[], bool],
         live_workers: LiveWorkers,
     ) -> None:
-        self._parts = parts
+        self._engine = engine
         self._finished = finished
         self._unblock = unblock
         self._leads = leads
@@ -107,9 +107,9 @@ class SlotFirer:
         """Fire one chunk of what is due. Returns the seconds until the next look: 0 if more may
         be due already."""
         if self._stopped:
-            return self._parts.settings.poll.total_seconds()
-        now = await self._parts.store.now()
-        self._parts.time.correct(now)
+            return self._engine.settings.poll.total_seconds()
+        now = await self._engine.store.now()
+        self._engine.time.correct(now)
         if not self._more_due:
             seconds = await self._until_next(now)
             if seconds > 0:
@@ -121,9 +121,9 @@ class SlotFirer:
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
-        began = self._parts.clock.monotonic()
+        began = self._engine.clock.monotonic()
         fired = await self._fired(chains)
-        self._adapt(self._parts.clock.monotonic() - began)
+        self._adapt(self._engine.clock.monotonic() - began)
         self._tell(chains, fired)
         if not any(one.done for one in fired):
             self._more_due = False
@@ -137,7 +137,7 @@ class SlotFirer:
 
     async def _until_next(self, now: datetime) -> float:
         """Seconds until the next slot is due, or until the next look."""
-        poll = self._parts.settings.poll.total_seconds()
+        poll = self._engine.settings.poll.total_seconds()
         soonest = await self._due(now + FAR, 1)
         if not soonest or soonest[0].next_run_at is None:
             return poll
@@ -148,7 +148,7 @@ class SlotFirer:
         cannot be read or that no live worker can run stay due: they must not hide the others."""
         asked = limit + len(self._set_aside) + len(self._live_workers.not_fired)
         while True:
-            page: Page[Job] = await self._parts.store.jobs(JobQuery(due=moment, limit=asked))
+            page: Page[Job] = await self._engine.store.jobs(JobQuery(due=moment, limit=asked))
             myself = self._live_workers.myself()
             fit = [job for job in page.items if self._can_fire(job, myself)]
             if fit or len(page.items) < asked:
@@ -167,9 +167,9 @@ class SlotFirer:
         since it was read has another version, and the store refuses the plan."""
         if not jobs:
             return []
-        followers = await self._parts.jobs.followers()
-        now = await self._parts.store.now()
-        monotonic = self._parts.clock.monotonic
+        followers = await self._engine.jobs.followers()
+        now = await self._engine.store.now()
+        monotonic = self._engine.clock.monotonic
         ends = monotonic() + LONGEST_PLANNING
         chains: list[_Chain] = []
         room = self._chunk
@@ -208,7 +208,7 @@ class SlotFirer:
         if (more := len(refused) - MOST_REFUSED_LOGGED) > 0:
             log.error("the store refuses to fire %d more jobs; next try in %d s", more, rest)
         for chain, error in refused:
-            self._leave(chain.job, error, self._parts.clock.monotonic() + rest)
+            self._leave(chain.job, error, self._engine.clock.monotonic() + rest)
         return fired
 
     async def _fired_apart(
@@ -217,7 +217,7 @@ class SlotFirer:
         """Fire all at once; if the store refuses that, in halves, down to the jobs at fault."""
         firings = [firing for chain in chains for firing in chain.firings]
         try:
-            return await self._parts.store.fire(firings)
+            return await self._engine.store.fire(firings)
         except (StoreUnavailable, TimeoutError, OSError):
             raise
         except Exception as error:
@@ -230,19 +230,19 @@ class SlotFirer:
 
     def _leave(self, job: Job, error: Exception, until: float) -> None:
         self._set_aside[job.id] = (job.version, until)
-        self._parts.emit("scheduler.error", error=error, job_id=job.id)
+        self._engine.emit("scheduler.error", error=error, job_id=job.id)
 
     def _is_aside(self, job: Job) -> bool:
         version, until = self._set_aside.get(job.id, (None, 0.0))
         if version is None:
             return False
-        if version == job.version and self._parts.clock.monotonic() < until:
+        if version == job.version and self._engine.clock.monotonic() < until:
             return True
         del self._set_aside[job.id]
         return False
 
     def _adapt(self, seconds: float) -> None:
-        slowest = min(SLOWEST_CHUNK, self._parts.settings.lease.total_seconds() / 12)
+        slowest = min(SLOWEST_CHUNK, self._engine.settings.lease.total_seconds() / 12)
         if seconds > slowest:
             self._chunk = max(self._chunk // 2, SMALLEST_CHUNK)
         elif seconds < slowest / 4 and self._more_due:
@@ -257,7 +257,7 @@ class SlotFirer:
                 one = next(results)
                 for run in one.replaced:
                     self._finished(run.id)
-                    self._parts.emit("run.cancelled", run)
+                    self._engine.emit("run.cancelled", run)
                 for run in one.runs:
                     self._tell_fired(run, chain.gap)
                     for earlier in run.after if run.after_any else ():
@@ -266,16 +266,16 @@ class SlotFirer:
     def _tell_fired(self, run: Run, gap: Gap | None) -> None:
         if gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first:
             self._count_missed(run, gap)
-            self._parts.emit("schedule.missed", run, **gap.data())
+            self._engine.emit("schedule.missed", run, **gap.data())
         elif run.state is State.SKIPPED:
-            self._parts.emit("run.skipped", run)
+            self._engine.emit("run.skipped", run)
         else:
-            self._parts.emit("run.enqueued", run)
+            self._engine.emit("run.enqueued", run)
 
     def _count_missed(self, run: Run, gap: Gap) -> None:
         found = self._catch_up
         if found is None:
-            found = self._catch_up = _CatchUp(gap.first, self._parts.clock.monotonic())
+            found = self._catch_up = _CatchUp(gap.first, self._engine.clock.monotonic())
         found.since = min(found.since, gap.first)
         found.jobs += 1
         found.slots += gap.count
@@ -290,7 +290,7 @@ class SlotFirer:
         if found is not None and found.jobs > MOST_GAPS_LOGGED:
             log.warning(
                 "caught up in %.1f s: %d jobs had missed %d slots since %s",
-                self._parts.clock.monotonic() - found.began,
+                self._engine.clock.monotonic() - found.began,
                 found.jobs,
                 found.slots,
                 found.since,

@@ -21,7 +21,7 @@ from mainspring.core.model import Run
 from mainspring.engine.attempt import Stop, Work
 from mainspring.engine.commit_batcher import Settler
 from mainspring.engine.completer import Record
-from mainspring.engine.context import Parts
+from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import Transacting
@@ -66,17 +66,19 @@ DRAIN_GRACE = 2.0
 class Worker:
     """`finished(run_id)` is called when a run that was held here is over and recorded."""
 
-    def __init__(self, parts: Parts, settler: Settler, finished: Callable[[str], None]) -> None:
-        self._parts = parts
-        self._settings = parts.settings
-        self.leases = Leases(parts, lose=self._lose, cancel=self._cancel)
-        self._record = Record(parts, settler, self.leases, finished)
+    def __init__(
+        self, engine: EngineContext, settler: Settler, finished: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._settings = engine.settings
+        self.leases = Leases(engine, lose=self._lose, cancel=self._cancel)
+        self._record = Record(engine, settler, self.leases, finished)
         self._ready: deque[Work] = deque()
-        self._groups = GroupLimits(parts.settings.workers, parts.clock.monotonic)
+        self._groups = GroupLimits(engine.settings.workers, engine.clock.monotonic)
         self._search_at = 0.0  # when to claim again while a group is busy
         self._active: dict[Work, None] = {}  # a run may be here twice: lost, and claimed again
         self._recording: dict[Work, None] = {}  # their begin is being recorded; each has a place
-        self._suspects = Suspects(parts.time, go_on=self._go_on, give_back=self._give_back_until)
+        self._suspects = Suspects(engine.time, go_on=self._go_on, give_back=self._give_back_until)
         self._taken = 0  # places
         self._loop_blocked = False  # the program's
         self._stuck: set[Work] = set()
@@ -127,7 +129,7 @@ class Worker:
             for work in self._groups.surplus():
                 self._settle_unbegun(work, transitions.released(work.run, self._now(), began=False))
             busy = self._groups.busy_jobs()
-            pause = self._search_at - self._parts.clock.monotonic() if busy else 0.0
+            pause = self._search_at - self._engine.clock.monotonic() if busy else 0.0
             room = self._room() if pause <= 0 else 0
             found = await self._claim(room, busy) if room > 0 else 0
             self._short = room <= found
@@ -135,9 +137,9 @@ class Worker:
                 poll = self._settings.poll.total_seconds()
                 await rest(self._wake, min(poll, pause) if pause > 0 else poll)
             elif busy and not found:
-                took = self._parts.clock.monotonic() - self._looked
+                took = self._engine.clock.monotonic() - self._looked
                 pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
-                self._search_at = self._parts.clock.monotonic() + pause
+                self._search_at = self._engine.clock.monotonic() + pause
             elif not self._short and not (found and await rest(self._wake, BUSY_SECONDS)):
                 await self._sleep_until_due()
         unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
@@ -190,9 +192,9 @@ class Worker:
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
     async def _claim(self, limit: int, busy: frozenset[str]) -> int:
-        sent = self._looked = self._parts.clock.monotonic()
+        sent = self._looked = self._engine.clock.monotonic()
         claim = self._asked(limit, busy)
-        runs = await self._parts.patience.call("claim", lambda: self._parts.store.claim(claim))
+        runs = await self._engine.patience.call("claim", lambda: self._engine.store.claim(claim))
         if runs:
             await self._admit(runs, sent)
         return len(runs)
@@ -209,7 +211,7 @@ class Worker:
 
     def _handlers(self) -> frozenset[str]:
         """The handlers that can begin here. None on a loop that is blocked."""
-        registry = self._parts.registry
+        registry = self._engine.registry
         names = registry.names()
         if not self._loop_blocked:
             return names
@@ -217,46 +219,46 @@ class Worker:
         return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
 
     async def _sleep_until_due(self) -> None:
-        if self._due_known <= 0 or (self._due is not None and self._due <= self._parts.time.now()):
+        if self._due_known <= 0 or (self._due is not None and self._due <= self._engine.time.now()):
             self._due_known = POLLS_BETWEEN
             claim = self._asked(1)
-            self._due = await self._parts.patience.call(
-                "next due", lambda: self._parts.store.next_due(claim, self._since_looked())
+            self._due = await self._engine.patience.call(
+                "next due", lambda: self._engine.store.next_due(claim, self._since_looked())
             )
         self._due_known -= 1
         seconds = self._settings.poll.total_seconds()
         if self._due is not None:
-            seconds = min(seconds, (self._due - self._parts.time.now()).total_seconds())
+            seconds = min(seconds, (self._due - self._engine.time.now()).total_seconds())
         await rest(self._wake, max(seconds, 0.001))
 
     def _since_looked(self) -> timedelta:
         """How long ago the last claim was, and a bit: one may be longer on its way than another.
         What fell due meanwhile would else wait for the next poll."""
-        return timedelta(seconds=self._parts.clock.monotonic() - self._looked + 0.02)
+        return timedelta(seconds=self._engine.clock.monotonic() - self._looked + 0.02)
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Turn claimed runs into work, or settle at once what will not run."""
-        registry = self._parts.registry
+        registry = self._engine.registry
         newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
-        jobs = await self._parts.patience.call(
-            "jobs", lambda: self._parts.jobs.get({run.job_id for run in runs}, newest)
+        jobs = await self._engine.patience.call(
+            "jobs", lambda: self._engine.jobs.get({run.job_id for run in runs}, newest)
         )
         results, blocked = await self._upstream_results(runs)
         for run in runs:
             job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # gone, or another took its id since
-                now = self._parts.time.now()
+                now = self._engine.time.now()
                 self._record.settle_alone(run, transitions.cancelled(run, now, "job removed"))
                 continue
             if job.unreadable is not None or run.id in blocked:
                 # Its policy, or what it is given from the runs before it, cannot be read.
-                later = self._parts.time.now() + UNREADABLE_SNOOZE
+                later = self._engine.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
                 self._record.settle_alone(run, transitions.snoozed(run, later, reason))
                 continue
             handler = registry.get(run.handler)
             context = RunContext(
-                run, self._parts.resources, results.get(run.id), job, self._transact
+                run, self._engine.resources, results.get(run.id), job, self._transact
             )
             work = Work(run, job, handler, context, sent)
             self.leases.hold(work)
@@ -289,23 +291,23 @@ class Worker:
         self._record.settle_alone(work.run, change)
 
     def _now(self) -> datetime:
-        return self._parts.time.now()
+        return self._engine.time.now()
 
     def _transact(self, context: RunContext) -> Transacting:
-        return Transacting(self._parts, self.leases.of(context))
+        return Transacting(self._engine, self.leases.of(context))
 
     def _put_off(self, work: Work) -> bool:
         """Settle a run that is too late, or whose breaker is open."""
         run, breaker = work.run, work.job.policy.breaker
         if run.start_by is None and breaker is None:
             return False
-        now = self._parts.time.now()
+        now = self._engine.time.now()
         if run.start_by is not None and now > run.start_by:
             self._settle_unbegun(work, transitions.skipped(run, now, "expired"))
             return True
         if breaker is None:
             return False
-        mono = self._parts.clock.monotonic()
+        mono = self._engine.clock.monotonic()
         wait, turn = self._record.breakers.admit(run.job_id, breaker, mono)
         self._record.tell_breaker(run, turn)
         if wait is None:
@@ -322,7 +324,7 @@ class Worker:
         waited = {upstream for run in runs for upstream in run.after}
         if not waited:
             return {}, set()
-        found = {run.id: run for run in await self._parts.get(waited)}
+        found = {run.id: run for run in await self._engine.get(waited)}
         results = {
             run.id: {found[u].job_id: found[u].result for u in run.after if u in found}
             for run in runs
@@ -398,7 +400,7 @@ class Worker:
 
     def began(self, work: Work) -> None:
         """A handler is about to begin. On any thread."""
-        self._parts.emit("run.started", work.run)
+        self._engine.emit("run.started", work.run)
 
     # A blocked loop
 
@@ -440,7 +442,7 @@ class Worker:
     def over(self, works: list[Work], places: int) -> None:
         """Attempts have ended: decide what becomes of each run, and have it recorded."""
         self._taken -= places
-        now = self._parts.time.now()
+        now = self._engine.time.now()
         for work in works:
             self._active.pop(work, None)
             self._leave_group(work, _seconds(work, now) if work.stop is None else None)
@@ -454,7 +456,7 @@ class Worker:
             elif work.stop is Stop.LATE:
                 self._give_back(work)
             else:
-                verdict = judge(work, now, self._parts.rng)
+                verdict = judge(work, now, self._engine.rng)
                 self._record.settle(work, verdict)
             if self.tracing is not None:
                 self.tracing.end(work, verdict)
@@ -478,7 +480,7 @@ class Worker:
             self._wake.set()
 
     def _give_back(self, work: Work) -> None:
-        now = self._parts.time.now()
+        now = self._engine.time.now()
         self._record.settle(work, Verdict(transitions.released(work.run, now, began=False)))
 
     def _give_back_until(self, work: Work, until: datetime) -> None:
@@ -505,21 +507,21 @@ class Worker:
         if not self._taken_back(work):
             self._runner.stop(work, Stop.CANCEL)
             return
-        now = self._parts.time.now()
+        now = self._engine.time.now()
         self._record.settle(work, Verdict(transitions.cancelled(work.run, now, work.run.reason)))
         self._begin()
 
     def _lose(self, work: Work) -> None:
         log.warning("lost the lease of run %s; its handler is stopped", work.run.id)
-        self._parts.emit("ownership.lost", work.run)
+        self._engine.emit("ownership.lost", work.run)
         if not self._taken_back(work):
             self._runner.stop(work, Stop.LOST)
         self.leases.let_go(work)
         self._begin()
 
     async def _active_over(self, timeout: float) -> None:
-        ends = self._parts.clock.monotonic() + timeout
-        while self._active and (left := ends - self._parts.clock.monotonic()) > 0:
+        ends = self._engine.clock.monotonic() + timeout
+        while self._active and (left := ends - self._engine.clock.monotonic()) > 0:
             self._wake.clear()
             await rest(self._wake, max(left, 0.001))
 
@@ -528,7 +530,7 @@ class Worker:
         guess that is far too long for most, and so falls faster than it rises."""
         if not works:
             return
-        now = self._parts.time.now()
+        now = self._engine.time.now()
         seconds = sum(_seconds(work, now) for work in works) / len(works)
         change = max(seconds, 1e-5) - self._handler_seconds
         self._handler_seconds += change * (0.75 if change < 0 else 0.5)

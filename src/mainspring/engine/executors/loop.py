@@ -67,7 +67,7 @@ class Home:
         tracing: Tracing | None = None,
     ) -> None:
         self.loop = loop
-        self._engine = asyncio.get_running_loop()
+        self._engine_loop = asyncio.get_running_loop()
         self._monotonic = clock.monotonic
         self._time = time
         self._safe = safe
@@ -148,7 +148,7 @@ class Home:
 
     def call(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call something on the program's loop."""
-        if self.loop is self._engine:
+        if self.loop is self._engine_loop:
             call(*arguments)
         else:
             soon(self.loop, call, *arguments)
@@ -317,10 +317,10 @@ class Home:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(work.task))
 
     def _on_engine(self, call: Callable[..., None], *arguments: Any) -> None:
-        if self.loop is not self._engine:
-            soon(self._engine, call, *arguments)
-        elif not self._engine.is_closed():
-            self._engine.call_soon(call, *arguments)
+        if self.loop is not self._engine_loop:
+            soon(self._engine_loop, call, *arguments)
+        elif not self._engine_loop.is_closed():
+            self._engine_loop.call_soon(call, *arguments)
 
     def _hand_over(self, work: Work | None) -> None:
         # Append first, then look at the flag; `_collect` lowers the flag first, then takes:

@@ -11,7 +11,7 @@ import pytest
 from mainspring import Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Job, Page
-from mainspring.engine.context import JobBook
+from mainspring.engine.job_cache import JobCache
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, JobQuery
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
@@ -29,11 +29,11 @@ class SlowJobReads:
 class ForgottenMeanwhile(MemoryStore):
     """Whenever a worker reads jobs by their ids, it is made to forget one that it knows."""
 
-    book: JobBook | None = None
+    cache: JobCache | None = None
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
-        if query.ids is not None and self.book is not None:
-            self.book.forget("work")
+        if query.ids is not None and self.cache is not None:
+            self.cache.forget("work")
         return await super().jobs(query)
 
 
@@ -79,7 +79,7 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
 
         async with scheduler:
             assert scheduler._engine is not None
-            book = scheduler._engine._parts.jobs
+            cache = scheduler._engine._context.jobs
             run = await scheduler.enqueue("work")
             also = await scheduler.enqueue("other")
             handlers, lease = frozenset({run.handler, also.handler}), timedelta(seconds=3)
@@ -88,9 +88,9 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
             assert len(claimed) == 2
             assert all(await store.commit([transitions.beginning(one) for one in claimed]))
             for _ in range(50):
-                store.book = None
-                await book.get(["work"])
-                store.book = book
+                store.cache = None
+                await cache.get(["work"])
+                store.cache = cache
                 await asyncio.sleep(0.2)
             ended = await scheduler.get_run(run.id)
             assert (ended.state, ended.reason) == (State.FAILED, "lost")
@@ -106,11 +106,11 @@ def test_more_jobs_than_are_remembered_are_still_all_found(kept: int) -> None:
             desk.job(id="handler")(lambda: None)
             for number in range(8):
                 await desk.add_job(f"job{number}", handler="handler")
-        book = JobBook(store, VirtualClock())
-        book.MOST_KEPT = kept
+        cache = JobCache(store, VirtualClock())
+        cache.MAX_ENTRIES = kept
         for start in range(8):
             wanted = {f"job{(start + n) % 8}" for n in range(3)} | {"nobody"}
-            found = await book.get(wanted)
+            found = await cache.get(wanted)
             assert found.keys() == wanted
             assert {job_id for job_id, job in found.items() if job is None} == {"nobody"}
 
@@ -125,15 +125,15 @@ def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
         async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as desk:
             desk.job(id="handler")(lambda: None)
             await desk.add_job("job", handler="handler", priority=1)
-            book = JobBook(store, VirtualClock())
+            cache = JobCache(store, VirtualClock())
             slow.on = True
-            reading = asyncio.ensure_future(book.get(["job"]))
+            reading = asyncio.ensure_future(cache.get(["job"]))
             await asyncio.sleep(0.5)
-            book.forget("job")
+            cache.forget("job")
             await reading
             slow.on = False
             await desk.update_job("job", priority=2)
-            job = (await book.get(["job"]))["job"]
+            job = (await cache.get(["job"]))["job"]
             assert job is not None
             assert job.policy.priority == 2
 

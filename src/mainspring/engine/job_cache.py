@@ -1,0 +1,82 @@
+"""A cache of job definitions that are at most a second old.
+
+The worker reads the policy of each claimed run from it, instead of reading the job for every run.
+What must be exact (limits, overlap, versions) is decided inside the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mainspring.core.clock import Clock
+from mainspring.core.model import Job
+from mainspring.stores.protocol import JobQuery, Store
+
+__all__ = ["JobCache"]
+
+
+class JobCache:
+    MAX_AGE = 1.0
+    """Seconds for which a job that was read is used without another read."""
+
+    MAX_ENTRIES = 10_000
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: dict[str, tuple[float, Job]] = {}
+        self._followers: tuple[float, list[Job]] | None = None
+        self._edits = 0
+
+    async def get(self, ids: Iterable[str], newest: Iterable[str] = ()) -> dict[str, Job | None]:
+        """Return the job for each id, or None where a read of the store just now found none.
+
+        Jobs of `newest` are always read from the store. The answer consists of what this call has
+        read or found in the cache at its start: `forget` may empty the cache during the read, and
+        a run must never end as "job removed" because its job was dropped from the cache.
+        """
+        now = self._clock.monotonic()
+        answer: dict[str, Job | None] = {}
+        stale = set(newest)
+        for job_id in set(ids) - stale:
+            read_at, job = self._known.get(job_id, (now, None))
+            if job is None or now - read_at > self.MAX_AGE:
+                stale.add(job_id)
+            else:
+                answer[job_id] = job
+        if stale:
+            edits = self._edits
+            page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
+            found = {job.id: job for job in page.items}
+            answer.update((job_id, found.get(job_id)) for job_id in stale)
+            if edits == self._edits:  # otherwise an edit came during the read: these may be older
+                self._remember(found.values(), now)
+        return answer
+
+    def _remember(self, jobs: Iterable[Job], read_at: float) -> None:
+        if len(self._known) > self.MAX_ENTRIES:
+            self._known.clear()
+        self._known.update((job.id, (read_at, job)) for job in jobs)
+
+    async def followers(self) -> list[Job]:
+        """Return the jobs that run after other jobs, at most `MAX_AGE` seconds old."""
+        now = self._clock.monotonic()
+        if self._followers is None or now - self._followers[0] > self.MAX_AGE:
+            found: list[Job] = []
+            cursor = None
+            edits = self._edits
+            while True:
+                page = await self._store.jobs(JobQuery(follows=True, limit=1000, cursor=cursor))
+                found += [job for job in page.items if job.unreadable is None]
+                if (cursor := page.cursor) is None:
+                    break
+            if edits != self._edits:
+                return found
+            self._followers = (now, found)
+        return self._followers[1]
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job that this process has changed: the next `get` reads it from the store."""
+        self._edits += 1
+        self._known.pop(job_id, None)
+        self._followers = None
