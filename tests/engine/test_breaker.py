@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 
-from mainspring import Breaker, State
+from mainspring import Breaker, Scheduler, State
 from mainspring.core.transitions import request_cancel
+from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
-from mainspring.testing import FaultyStore
+from mainspring.testing import FaultyStore, VirtualClock, run_virtual
 from tests.engine.conftest import Make
 from tests.engine.kit import Heard, Weather, ended, opened
 
@@ -52,6 +54,26 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
         *("breaker.opened", "breaker.half_open") * 2,
         "breaker.closed",
     ]
+
+
+def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() -> None:
+    class Late(MemoryStore):
+        async def now(self) -> datetime:
+            return await super().now() - timedelta(seconds=3)
+
+    async def main() -> None:
+        scheduler = Scheduler(Late(VirtualClock()), clock=VirtualClock(), inline=True, workers=1)
+
+        @scheduler.job(breaker=Breaker(failures=1, reset="2s"))
+        async def call() -> None:
+            raise ValueError
+
+        async with scheduler:
+            runs = await call.enqueue_many([{}] * 3)
+            done = [await scheduler.wait(run.id, 60) for run in runs]
+        assert max(run.token for run in done) < 10
+
+    run_virtual(main, steps=100_000)
 
 
 async def test_successes_between_keep_it_closed(make: Make) -> None:

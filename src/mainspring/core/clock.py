@@ -76,6 +76,12 @@ class CarriedClock:
         """Take a fresh reading of the store's clock."""
         self._reading = _Reading(reading, self._monotonic())
 
+    def advance_to(self, moment: datetime) -> None:
+        """Take note that the store's clock has reached this moment. A reading whose answer was
+        slow leaves this clock behind."""
+        if self.now() < moment:
+            self.correct(moment)
+
     def now(self) -> datetime:
         reading = self._reading
         return reading.time + timedelta(0, self._monotonic() - reading.read_at)

@@ -30,8 +30,7 @@ from mainspring.errors import (
 __all__ = ["LEAST_SNOOZE", "Verdict", "completed", "judge"]
 
 LEAST_SNOOZE = timedelta(seconds=0.1)
-"""More than our time may lag behind the store's: else a snoozed run is due again at once, and
-claimed and snoozed as fast as the store can."""
+"""A run that is snoozed for no time would be claimed and snoozed as fast as the store can."""
 
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 

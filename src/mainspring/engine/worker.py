@@ -196,6 +196,10 @@ class Worker:
         claim = self._asked(limit, busy)
         runs = await self._engine.patience.call("claim", lambda: self._engine.store.claim(claim))
         if runs:
+            if (claimed_at := runs[0].started_at) is not None:
+                # Else a run that is snoozed for less than our time lags behind the store's is due
+                # again at once, and is claimed and snoozed as fast as the store can.
+                self._parts.time.advance_to(claimed_at)
             await self._admit(runs, sent)
         return len(runs)
 
