@@ -614,6 +614,26 @@ async def test_another_node_takes_over_when_the_leader_dies(world: World) -> Non
 
 
 @virtual
+async def test_a_program_that_was_killed_and_started_again_soon_fires_on_time(world: World) -> None:
+    """Its former self still leads by the store, for up to a term."""
+    first, second = world.scheduler(), world.scheduler()
+    for node in (first, second):
+
+        @node.job("1s")
+        async def tick() -> None: ...
+
+    async with killed(first):
+        await asyncio.sleep(2.5)
+        assert first.is_leader
+    async with second:
+        await asyncio.sleep(10)
+        assert not second.is_leader
+        found = await runs(second, "tick")
+    ran = [run.scheduled_at for run in found if run.state == "succeeded"]
+    assert {at(s) for s in range(6, 12)} <= set(ran)
+
+
+@virtual
 async def test_a_leader_that_stops_resigns(world: World) -> None:
     first, second = world.scheduler(), world.scheduler()
     async with second:

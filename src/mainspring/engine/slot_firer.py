@@ -24,7 +24,7 @@ __all__ = ["FOLLOWER_GRACE", "SlotFirer"]
 log = logging.getLogger("mainspring")
 
 FOLLOWER_GRACE = timedelta(seconds=2)
-"""How late a slot must be before a node that does not lead fires it."""
+"""How late a slot must be before a node that does not lead fires it, unless the leader is away."""
 
 FOLLOWER_REST = 1.0
 """Seconds that such a node waits after another node was quicker."""
@@ -96,6 +96,7 @@ class SlotFirer:
         self._stopped = False
         self._chunk = FIRST_CHUNK
         self._more_due = False
+        self._leader_is_away = False
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
         self._catch_up: _CatchUp | None = None
 
@@ -125,6 +126,10 @@ class SlotFirer:
         fired = await self._fired(chains)
         self._adapt(self._engine.clock.monotonic() - began)
         self._tell(chains, fired)
+        # A follower that wins what the leader has left for so long fires at once from now on, until
+        # another node is quicker. A program that was killed and started again follows its former
+        # self for up to a term. It would fire slots late meanwhile, and skip those between.
+        self._leader_is_away = not self._leads() and all(one.done for one in fired)
         if not any(one.done for one in fired):
             self._more_due = False
             return 0.0 if self._leads() else FOLLOWER_REST
@@ -133,7 +138,8 @@ class SlotFirer:
     # Looking
 
     def _grace(self) -> timedelta:
-        return timedelta() if self._leads() else FOLLOWER_GRACE
+        fires_at_once = self._leads() or self._leader_is_away
+        return timedelta() if fires_at_once else FOLLOWER_GRACE
 
     async def _until_next(self, now: datetime) -> float:
         """Seconds until the next slot is due, or until the next look."""
