@@ -123,6 +123,7 @@ class Monitor:
     _returned: set[Key] = field(default_factory=set)
     _active: dict[str, dict[int, _Handling]] = field(default_factory=lambda: defaultdict(dict))
     _starts: Counter[str] = field(default_factory=Counter)
+    _stopped: Counter[str] = field(default_factory=Counter)
     _revived: Counter[str] = field(default_factory=Counter)
     _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
     _first: dict[str, datetime] = field(default_factory=dict)
@@ -212,8 +213,9 @@ class Monitor:
         self.counted["suspect began"] += suspect
         if run.job_id == "killer":
             self.counted["killer began"] += 1
-            if self._starts[run.id] >= 4 * (1 + self._revived[run.id]):
-                self.fail("poison", f"{run.id} killed {self._starts[run.id]} workers and goes on")
+            killed = self._starts[run.id] - self._stopped[run.id]
+            if killed >= 4 * (1 + self._revived[run.id]):
+                self.fail("poison", f"{run.id} killed {killed} workers and goes on")
 
     def _is_suspect(self, run_id: str, token: int) -> bool:
         run = self._runs.get(run_id)
@@ -226,6 +228,7 @@ class Monitor:
             return
         self.note(handling.author, f"{outcome} {_short(run_id)} t{token}")
         self.counted[outcome] += 1
+        self._stopped[run_id] += outcome == "stopped"
         if outcome == "returned":
             self._returned.add((run_id, token))
         self._check_overrun(handling, (run_id, token), self.clock.now())
