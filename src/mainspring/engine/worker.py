@@ -199,7 +199,7 @@ class Worker:
             if (claimed_at := runs[0].started_at) is not None:
                 # Else a run that is snoozed for less than our time lags behind the store's is due
                 # again at once, and is claimed and snoozed as fast as the store can.
-                self._parts.time.advance_to(claimed_at)
+                self._engine.time.advance_to(claimed_at)
             await self._admit(runs, sent)
         return len(runs)
 
