@@ -23,7 +23,7 @@ _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HERE = Path(__file__).parent / "pages"
+_PAGES = Path(__file__).parents[1] / "pages"
 
 
 @router.head("/")
@@ -62,4 +62,4 @@ def _page(content: bytes, media_type: str) -> Response:
 
 @cache
 def _read(name: str) -> bytes:
-    return (_HERE / name).read_bytes()
+    return (_PAGES / name).read_bytes()
