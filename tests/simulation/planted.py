@@ -30,7 +30,7 @@ from mainspring.engine.handler_transaction import Transacting
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Keeper
 from mainspring.engine.leases import Leases
-from mainspring.engine.store_retry import Patience
+from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.suspects import Suspects
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
@@ -341,14 +341,16 @@ def _freed_by_the_first() -> Patches:
 
 
 def _loops_end() -> Patches:
-    async def call(self: Patience, operation: Callable[[], Any]) -> Any:
-        return await operation()
+    async def once(
+        self: RetryingStore, operation: str, procedure: Callable[[], Any], **how: Any
+    ) -> Any:
+        return await procedure()
 
     async def always(self: Engine, part: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception):
             await part()
 
-    return [patch.object(Patience, "call", call), patch.object(Engine, "_always", always)]
+    return [patch.object(RetryingStore, "repeat", once), patch.object(Engine, "_always", always)]
 
 
 def _backfills() -> Patches:
@@ -433,12 +435,16 @@ def _drains_and_fires() -> Patches:
 
 
 def _forgotten_is_removed() -> Patches:
-    async def get(self: JobCache, ids: Any, newest: Any = ()) -> dict[str, Any]:
+    async def get(
+        self: JobCache, ids: Any, newest: Any = (), *, store: Any = None
+    ) -> dict[str, Any]:
         now, wanted = self._clock.monotonic(), set(ids)
         stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.MAX_AGE}
         stale.update(newest)
         if stale:
-            page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
+            page = await (store or self._store).jobs(
+                JobQuery(ids=frozenset(stale), limit=len(stale))
+            )
             self._known.update((job.id, (now, job)) for job in page.items)
         known = {i: self._known[i][1] for i in wanted if i in self._known}
         return {i: known.get(i) for i in wanted}

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import random
 import shutil
 import sqlite3
 import sys
@@ -23,7 +22,7 @@ from mainspring import Scheduler
 from mainspring.core import transitions
 from mainspring.core.clock import CarriedClock
 from mainspring.core.events import Event, Events
-from mainspring.engine.store_retry import Patience
+from mainspring.engine.store_retry import Outages
 from mainspring.errors import (
     StoreDamaged,
     StoreFileChanged,
@@ -223,11 +222,11 @@ async def test_the_error_is_told_during_another_outage_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()
-    patience = Patience(clock, CarriedClock(clock), Events(), random.Random(1))
-    patience.failed("claim", StoreUnavailable("locked"))
-    patience.failed("renew", StoreUnavailable("locked"))
-    patience.failed("claim", StoreTooNew("newer"))
-    patience.failed("renew", StoreTooNew("newer"))
+    outages = Outages(clock, CarriedClock(clock), Events())
+    outages.failed("claim", StoreUnavailable("locked"))
+    outages.failed("renew", StoreUnavailable("locked"))
+    outages.failed("claim", StoreTooNew("newer"))
+    outages.failed("renew", StoreTooNew("newer"))
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in told] == ["WARNING", "ERROR"]
     assert "newer" in told[1][1]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EngineContext
-from mainspring.errors import StoreError
 
 __all__ = ["Settler"]
 
@@ -68,28 +67,16 @@ class Settler:
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
-            return await self._engine.patience.call("commit", lambda: self._attempt(changes))
-        except _RefusedError:
+            return await self._engine.retrying_store.commit(changes)
+        except Exception:
             # One change that the store cannot take must not hold up the others.
-            return [await self._alone(change) for change in changes]
+            return [await self._commit_alone(change) for change in changes]
 
-    async def _attempt(self, changes: Sequence[Change]) -> list[bool]:
+    async def _commit_alone(self, change: Change) -> bool:
         try:
-            return await self._engine.store.commit(changes)
-        except (StoreError, OSError):
-            raise  # no fault of these changes: a right taken away, a full disk
+            [kept] = await self._engine.retrying_store.commit([change])
         except Exception as error:
-            raise _RefusedError from error
-
-    async def _alone(self, change: Change) -> bool:
-        try:
-            [kept] = await self._engine.patience.call("commit", lambda: self._attempt([change]))
-        except _RefusedError as refusal:
-            log.error("the store refused to record run %s", change.id, exc_info=refusal.__cause__)
-            self._engine.emit("scheduler.error", error=refusal.__cause__)
+            log.exception("the store refused to record run %s", change.id)
+            self._engine.emit("scheduler.error", error=error)
             return False
         return kept
-
-
-class _RefusedError(BaseException):
-    """Not an Exception, so that patience does not try it again."""

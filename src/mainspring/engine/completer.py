@@ -103,7 +103,7 @@ class Record:
 
     async def _refused(self, work: Work) -> None:
         """Our outcome did not stand: a cancel came first, or the run is somebody else's."""
-        for run in await self._engine.get([work.run.id]):
+        for run in (await self._engine.retrying_store.get([work.run.id])).values():
             mine = run.token == work.run.token
             if mine and run.state is State.SUCCEEDED and work.completion is not None:
                 # Its transaction was committed after all; only the answer was lost.
@@ -124,7 +124,7 @@ class Record:
     async def _refused_alone(self, run: Run) -> None:
         """A cancel that came first would else be heeded only when the lease lapses: nobody here
         works on the run, so it can end at once."""
-        for now in await self._engine.get([run.id]):
+        for now in (await self._engine.retrying_store.get([run.id])).values():
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.settle_alone(now, change)

@@ -6,7 +6,7 @@ Each component receives it when it is made, so none of them needs a global.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from mainspring.core.handlers import Registry
 from mainspring.core.model import Run, State
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.settings import Settings
-from mainspring.engine.store_retry import Patience
+from mainspring.engine.store_retry import Outages, RetryingStore
 from mainspring.stores.protocol import Store
 
 __all__ = ["EVENT_OF", "EngineContext"]
@@ -33,10 +33,12 @@ EVENT_OF = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
     store: Store
+    """Raises what the store raises: for operations that a caller waits for, and for sweeps."""
+    retrying_store: RetryingStore
+    outages: Outages
     clock: Clock
     time: CarriedClock
     events: Events
-    patience: Patience
     rng: random.Random
     registry: Registry
     jobs: JobCache
@@ -54,9 +56,3 @@ class EngineContext:
         if self.events.wanted(name):
             job_id = run.job_id if run else job_id
             self.events.emit(Event(name, self.time.now(), job_id, run, error, data))
-
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> list[Run]:
-        """Read the runs of these ids that exist; retry until the store answers."""
-        wanted = list(ids)
-        found = await self.patience.call("get", lambda: self.store.get(wanted, brief=brief))
-        return list(found.values())

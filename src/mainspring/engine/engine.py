@@ -26,7 +26,7 @@ from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.operations import Control
 from mainspring.engine.run_waiters import Awaited
 from mainspring.engine.settings import Settings
-from mainspring.engine.store_retry import Patience, reason_of
+from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wait_for_store
 from mainspring.engine.telemetry import Tracing
 from mainspring.engine.worker import Worker
 from mainspring.errors import RecordUnreadable
@@ -55,12 +55,15 @@ class Engine:
         store_url: str | None = None,
     ) -> None:
         time = CarriedClock(clock)
+        outages = Outages(clock, time, events)
+        retrying_store = RetryingStore(store, outages, rng)
         self._context = EngineContext(
             store=store,
+            retrying_store=retrying_store,
+            outages=outages,
             clock=clock,
             time=time,
             events=events,
-            patience=Patience(clock, time, events, rng),
             rng=rng,
             registry=registry,
             jobs=JobCache(store, clock),
@@ -100,7 +103,7 @@ class Engine:
     @property
     def failing(self) -> tuple[str, ...]:
         """What it asked of the store that has failed and not worked since."""
-        return self._context.patience.failing
+        return self._context.outages.failing
 
     async def start(
         self, home: asyncio.AbstractEventLoop, drafts: Sequence[Job], *, inline: bool
@@ -110,7 +113,9 @@ class Engine:
         `home` is the loop that async handlers run on.
         """
         context = self._context
-        await context.patience.first(context.settings.wait_for_store, lambda: self._open(drafts))
+        await wait_for_store(
+            lambda: self._open(drafts), context.settings.wait_for_store, context.clock
+        )
         tracing = self.worker.tracing = Tracing.found()
         program = self._home_on(home)
         watch = LoopWatch(
@@ -235,7 +240,7 @@ class Engine:
     async def _hinting(self) -> None:
         poll = self._context.settings.poll.total_seconds()
         while True:
-            if await self._context.patience.call("wait", lambda: self._context.store.wait(poll)):
+            if await self._context.retrying_store.wait(poll):
                 self.worker.wake()
                 self.keeper.wake()
                 self.awaited.wake()

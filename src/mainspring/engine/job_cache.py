@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from mainspring.core.clock import Clock
 from mainspring.core.model import Job
+from mainspring.engine.store_retry import RetryingStore
 from mainspring.stores.protocol import JobQuery, Store
 
 __all__ = ["JobCache"]
@@ -28,12 +29,19 @@ class JobCache:
         self._followers: tuple[float, list[Job]] | None = None
         self._edits = 0
 
-    async def get(self, ids: Iterable[str], newest: Iterable[str] = ()) -> dict[str, Job | None]:
+    async def get(
+        self,
+        ids: Iterable[str],
+        newest: Iterable[str] = (),
+        *,
+        store: RetryingStore | None = None,
+    ) -> dict[str, Job | None]:
         """Return the job for each id, or None where a read of the store just now found none.
 
         Jobs of `newest` are always read from the store. The answer consists of what this call has
         read or found in the cache at its start: `forget` may empty the cache during the read, and
-        a run must never end as "job removed" because its job was dropped from the cache.
+        a run must never end as "job removed" because its job was dropped from the cache. With
+        `store` the read is repeated until the store answers; without, its error is raised.
         """
         now = self._clock.monotonic()
         answer: dict[str, Job | None] = {}
@@ -46,7 +54,9 @@ class JobCache:
                 answer[job_id] = job
         if stale:
             edits = self._edits
-            page = await self._store.jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
+            page = await (store or self._store).jobs(
+                JobQuery(ids=frozenset(stale), limit=len(stale))
+            )
             found = {job.id: job for job in page.items}
             answer.update((job_id, found.get(job_id)) for job_id in stale)
             if edits == self._edits:  # otherwise an edit came during the read: these may be older

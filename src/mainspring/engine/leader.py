@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TypeVar
 
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, State, replace
@@ -28,7 +27,6 @@ from mainspring.stores.protocol import LEADER, RunQuery
 __all__ = ["Keeper"]
 
 log = logging.getLogger("mainspring")
-T = TypeVar("T")
 
 TERM = timedelta(seconds=15)
 LEADER_SWEEP = 2.0
@@ -97,14 +95,13 @@ class Keeper:
         settings = self._engine.settings
         while settings.leader_election and not self._retired:
             before = self._engine.clock.monotonic()
-            term = await self._call(
-                "elect", lambda: self._engine.store.elect(LEADER, settings.worker_id, TERM)
-            )
+            term = await self._engine.retrying_store.repeat("elect", self._elect)
             # A term that took longer to get than it lasts is over already.
             slow = self._engine.clock.monotonic() - before > TERM.total_seconds() / 2
             self._lead(None if slow else term)
             if self._retired:  # meanwhile: another node is to lead at once
-                await self._guarded("elect", self.resign)
+                with self._engine.outages.suppressed("elect"):
+                    await self.resign()
             await asyncio.sleep(TERM.total_seconds() / 3)
 
     async def retire(self) -> None:
@@ -120,7 +117,8 @@ class Keeper:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETIRE_SECONDS):
                 await self._not_firing.wait()
-                await self._guarded("elect", self.resign)
+                with self._engine.outages.suppressed("elect"):
+                    await self.resign()
 
     async def resign(self) -> None:
         if self._term is not None:
@@ -140,7 +138,7 @@ class Keeper:
             self._wake.clear()
             self._changed.clear()
             # A try that failed is planned afresh: what was due then may be missed by now.
-            seconds = await self._call("fire", self._firer.fire_due)
+            seconds = await self._engine.retrying_store.repeat("fire", self._firer.fire_due)
             if self._retired:
                 return
             if seconds <= 0:
@@ -158,16 +156,20 @@ class Keeper:
             every = LEADER_SWEEP if self.leads else FOLLOWER_SWEEP
             if monotonic() - rescued_at >= every:
                 rescued_at = monotonic()
-                await self._guarded("rescue", self._rescue)
+                with self._engine.outages.suppressed("rescue"):
+                    await self._rescue()
             if self.leads and monotonic() - swept_at >= WAITING_SWEEP:
                 swept_at = monotonic()
-                await self._guarded("unblock", self._unblock_all)
-            await self._guarded("unblock", self._unblock_followers)
+                with self._engine.outages.suppressed("unblock"):
+                    await self._unblock_all()
+            with self._engine.outages.suppressed("unblock"):
+                await self._unblock_followers()
             if self.leads and monotonic() - pruned_at >= PRUNE_EVERY:
                 pruned_at = monotonic()
-                await self._guarded("prune", self._prune)
+                with self._engine.outages.suppressed("prune"):
+                    await self._prune()
             elif not self.leads:
-                self._engine.patience.succeeded("prune")  # it is another's to do
+                self._engine.outages.succeeded("prune")  # it is another's to do
             await asyncio.sleep(STEP_REST if self._any_waiting else HINT_REST)
             await rest(self._unblock, rescued_at + every - monotonic())
 
@@ -314,14 +316,5 @@ class Keeper:
             self._engine.emit("leader.lost")
         self._term = term
 
-    async def _call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
-        return await self._engine.patience.call(what, operation)
-
-    async def _guarded(self, what: str, sweep: Callable[[], Awaitable[None]]) -> None:
-        """One sweep that fails is tried again with the next: none may stop the others."""
-        try:
-            await sweep()
-        except Exception as error:
-            self._engine.patience.failed(what, error)
-        else:
-            self._engine.patience.succeeded(what)
+    async def _elect(self) -> int | None:
+        return await self._engine.store.elect(LEADER, self._engine.settings.worker_id, TERM)

@@ -108,7 +108,7 @@ class Leases:
             held = [work for work in self._held.values() if not work.ended]
             old = [work.run.id for work in held if work.held_since < before]
             if old:
-                self.heed(await self._engine.get(old, brief=True))
+                self.heed((await self._engine.retrying_store.get(old, brief=True)).values())
             if len(old) < len(held):
                 self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)
@@ -120,21 +120,21 @@ class Leases:
         young = sent - lease.total_seconds() * YOUNG
         works = [work for work in self._held.values() if _wants_renewal(work, young)]
         if not works:  # what could not be renewed is over: that fails no more
-            self._engine.patience.succeeded("renew")
+            self._engine.outages.succeeded("renew")
             return True
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
         try:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine, refused = await self._renew_apart(held)
         except Exception as error:  # also a store that does not answer in time
-            self._engine.patience.failed("renew", error)
+            self._engine.outages.failed("renew", error)
             return False
         if len(refused) == len(held):  # it is not about these runs: the store takes nothing
-            self._engine.patience.failed("renew", next(iter(refused.values())))
+            self._engine.outages.failed("renew", next(iter(refused.values())))
             return False
         for run_id, refusal in refused.items():
             log.error("the lease of run %s cannot be renewed: %s", run_id, refusal)
-        self._engine.patience.succeeded("renew")
+        self._engine.outages.succeeded("renew")
         still = {run.id for run in mine}
         for work in works:
             if work.run.id in refused:

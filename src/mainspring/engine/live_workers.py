@@ -121,7 +121,7 @@ class LiveWorkers:
     async def announcing(self) -> None:
         """Keep this worker's note fresh, and read those of the others."""
         await self._announce()
-        await self._engine.patience.call("jobs", self._warn_at_start)
+        await self._engine.retrying_store.repeat("jobs", self._warn_at_start)
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             await self._announce()
@@ -177,7 +177,7 @@ class LiveWorkers:
         )
 
     async def _announce(self) -> None:
-        await self._engine.patience.call("announce", self._write_and_read)
+        await self._engine.retrying_store.repeat("announce", self._write_and_read)
 
     async def _write_and_read(self) -> None:
         myself = self.myself()

@@ -1,27 +1,41 @@
-"""Living through a store that is away: back off with jitter, say so once, go on by itself."""
+"""Retries store calls while the store is unavailable, and logs when an outage begins and ends.
+
+`RetryingStore` has the engine's calls of the store protocol. It repeats each call, with growing
+pauses, until the store answers. `Outages` knows which operations fail at the moment. It writes one
+log line when the first one fails and one when all succeed again, however many calls fail between.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from mainspring.core.clock import CarriedClock, Clock
 from mainspring.core.durations import humanize
 from mainspring.core.events import Event, Events
-from mainspring.errors import StoreDamaged, StoreFileChanged, StoreTooNew, StoreUnavailable
+from mainspring.core.model import Job, Page, Run
+from mainspring.core.transitions import Change
+from mainspring.errors import (
+    StoreDamaged,
+    StoreError,
+    StoreFileChanged,
+    StoreTooNew,
+    StoreUnavailable,
+)
+from mainspring.stores.protocol import Claim, JobQuery, Store
 
-__all__ = ["OPERATIONS", "Patience", "reason_of"]
+__all__ = ["OPERATIONS", "Outages", "RetryingStore", "reason_of", "wait_for_store"]
 
 log = logging.getLogger("mainspring")
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-
 
 OPERATIONS = {
     "announce": "announcing this worker",
@@ -38,99 +52,157 @@ OPERATIONS = {
     "unblock": "looking for waiting runs",
     "wait": "waiting for changes",
 }
-"""The engine's calls to the store, in words."""
+"""What the engine does with the store: the name of each operation, and the words for log lines."""
+
+PERMANENT = (StoreFileChanged, StoreDamaged, StoreTooNew)
+"""Errors that need an operator. They are logged as errors, also during another outage."""
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in words, also one that has none of its own."""
+    """Return the text of an error, or its type where it has no text."""
     try:
         text = str(error).strip()
-    except Exception:  # an error whose text cannot be made
+    except Exception:  # its __str__ raises
         text = ""
     if isinstance(error, TimeoutError) and not text:
         return "it did not answer in time"
     return text or type(error).__name__
 
 
-NEEDS_SOMEBODY = (StoreFileChanged, StoreDamaged, StoreTooNew)
-"""What does not go away by itself: it is logged as an error, also during another outage."""
+async def wait_for_store(
+    open_store: Callable[[], Awaitable[T]], most: timedelta, clock: Clock
+) -> T:
+    """Open the store, and retry for at most so long while it is unavailable.
+
+    Other errors (a wrong password, a damaged file) do not go away, so they are raised at once.
+    """
+    began, pause, logged = clock.monotonic(), FIRST_PAUSE, False
+    while True:
+        try:
+            answer = await open_store()
+        except StoreUnavailable as error:
+            if clock.monotonic() - began + pause > most.total_seconds():
+                raise
+            if not logged:
+                log.warning("waiting for the store up to %s: %s", humanize(most), error)
+                logged = True
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+        else:
+            if logged:
+                log.warning("the store is there, after %.1f s", clock.monotonic() - began)
+            return answer
 
 
-class Patience:
-    """Repeats store calls until they go through. Every call of the engine may be sent again."""
+class Outages:
+    """Which operations fail at the moment; logs the beginning and the end of an outage."""
 
-    def __init__(self, clock: Clock, time: CarriedClock, events: Events, rng: random.Random):
+    def __init__(self, clock: Clock, time: CarriedClock, events: Events) -> None:
         self._clock = clock
         self._time = time
         self._events = events
-        self._rng = rng
         self._failing: set[str] = set()
-        self._called_somebody = False
+        self._permanent_logged = False
         self._since = 0.0
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """What the engine asked of the store that has failed and not worked since."""
+        """The operations that have failed and not succeeded since."""
         return tuple(sorted(self._failing))
 
-    async def first(self, longest: timedelta, operation: Callable[[], Awaitable[T]]) -> T:
-        """The first call of all: what is away may come, but not for ever. Other errors (a wrong
-        password, a damaged file) will not go away by themselves."""
-        began, pause, said = self._clock.monotonic(), FIRST_PAUSE, False
-        while True:
-            try:
-                answer = await operation()
-            except StoreUnavailable as error:
-                if self._clock.monotonic() - began + pause > longest.total_seconds():
-                    raise
-                if not said:
-                    log.warning("waiting for the store up to %s: %s", humanize(longest), error)
-                    said = True
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
-            else:
-                if said:
-                    log.warning("the store is there, after %.1f s", self._clock.monotonic() - began)
-                return answer
-
-    async def call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
-        pause = FIRST_PAUSE
-        while True:
-            try:
-                answer = await operation()
-            except Exception as error:
-                self.failed(what, error)
-                await asyncio.sleep(pause * (0.5 + self._rng.random()))
-                pause = min(pause * 2, LONGEST_PAUSE)
-            else:
-                self.succeeded(what)
-                return answer
-
-    def failed(self, what: str, error: Exception) -> None:
-        """Say so, unless it was said: one outage is one message, however many calls it fails."""
-        needs_somebody = isinstance(error, NEEDS_SOMEBODY)
-        said = bool(self._failing) and not (needs_somebody and not self._called_somebody)
+    def failed(self, operation: str, error: Exception) -> None:
+        """Note a failure. Only the first of an outage is logged and emitted as an event."""
+        permanent = isinstance(error, PERMANENT)
+        logged = bool(self._failing) and not (permanent and not self._permanent_logged)
         if not self._failing:
             self._since = self._clock.monotonic()
-        self._failing.add(what)
-        if said:
+        self._failing.add(operation)
+        if logged:
             return
-        self._called_somebody = needs_somebody
-        expected = needs_somebody or isinstance(error, StoreUnavailable | TimeoutError)
+        self._permanent_logged = permanent
+        expected = permanent or isinstance(error, StoreUnavailable | TimeoutError)
         log.log(
-            logging.ERROR if needs_somebody else logging.WARNING,
+            logging.ERROR if permanent else logging.WARNING,
             "the store failed at %s: %s; this is tried again until it succeeds",
-            OPERATIONS.get(what, what),
+            OPERATIONS.get(operation, operation),
             reason_of(error),
             exc_info=not expected,
         )
         self._events.emit(Event("scheduler.error", self._time.now(), error=error))
 
-    def succeeded(self, what: str) -> None:
-        """What failed works again. A store that reads but cannot write has not come back."""
-        if what in self._failing:
-            self._failing.discard(what)
+    def succeeded(self, operation: str) -> None:
+        """Note a success. The outage ends when no operation fails any more: a store that can read
+        but not write is not back."""
+        if operation in self._failing:
+            self._failing.discard(operation)
             if not self._failing:
-                self._called_somebody = False
+                self._permanent_logged = False
                 away = self._clock.monotonic() - self._since
                 log.warning("the store answers again after %.1f s", away)
+
+    @contextlib.contextmanager
+    def suppressed(self, operation: str) -> Iterator[None]:
+        """Note whether the block succeeds, and suppress its error: the caller tries again later."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(operation, error)
+        else:
+            self.succeeded(operation)
+
+
+class RetryingStore:
+    """The calls of the store protocol that the engine makes for itself, each with retries.
+
+    Every call may be sent again, also where it was done and only its answer was lost. All errors
+    are retried, except those of `commit` that the changes themselves cause. Cancelling the task
+    ends the retries.
+    """
+
+    def __init__(self, store: Store, outages: Outages, rng: random.Random) -> None:
+        self._store = store
+        self._outages = outages
+        self._rng = rng
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        return await self.repeat("claim", lambda: self._store.claim(claim))
+
+    async def next_due(self, claim: Claim, back: timedelta) -> datetime | None:
+        return await self.repeat("next due", lambda: self._store.next_due(claim, back))
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        """Retry errors of the store (a full disk, a lost right); raise all others at once, since
+        they are about these changes."""
+        return await self.repeat(
+            "commit", lambda: self._store.commit(changes), retried=(StoreError, OSError)
+        )
+
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        wanted = list(ids)
+        return await self.repeat("get", lambda: self._store.get(wanted, brief=brief))
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self.repeat("jobs", lambda: self._store.jobs(query))
+
+    async def wait(self, timeout: float) -> bool:
+        return await self.repeat("wait", lambda: self._store.wait(timeout))
+
+    async def repeat(
+        self,
+        operation: str,
+        procedure: Callable[[], Awaitable[T]],
+        *,
+        retried: type[Exception] | tuple[type[Exception], ...] = Exception,
+    ) -> T:
+        """Repeat a procedure of several store calls, from its beginning, until it succeeds."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                answer = await procedure()
+            except retried as error:
+                self._outages.failed(operation, error)
+                await asyncio.sleep(pause * (0.5 + self._rng.random()))
+                pause = min(pause * 2, LONGEST_PAUSE)
+            else:
+                self._outages.succeeded(operation)
+                return answer

@@ -194,7 +194,7 @@ class Worker:
     async def _claim(self, limit: int, busy: frozenset[str]) -> int:
         sent = self._looked = self._engine.clock.monotonic()
         claim = self._asked(limit, busy)
-        runs = await self._engine.patience.call("claim", lambda: self._engine.store.claim(claim))
+        runs = await self._engine.retrying_store.claim(claim)
         if runs:
             if (claimed_at := runs[0].started_at) is not None:
                 # Else a run that is snoozed for less than our time lags behind the store's is due
@@ -225,9 +225,8 @@ class Worker:
     async def _sleep_until_due(self) -> None:
         if self._due_known <= 0 or (self._due is not None and self._due <= self._engine.time.now()):
             self._due_known = POLLS_BETWEEN
-            claim = self._asked(1)
-            self._due = await self._engine.patience.call(
-                "next due", lambda: self._engine.store.next_due(claim, self._since_looked())
+            self._due = await self._engine.retrying_store.next_due(
+                self._asked(1), self._since_looked()
             )
         self._due_known -= 1
         seconds = self._settings.poll.total_seconds()
@@ -244,8 +243,8 @@ class Worker:
         """Turn claimed runs into work, or settle at once what will not run."""
         registry = self._engine.registry
         newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
-        jobs = await self._engine.patience.call(
-            "jobs", lambda: self._engine.jobs.get({run.job_id for run in runs}, newest)
+        jobs = await self._engine.jobs.get(
+            {run.job_id for run in runs}, newest, store=self._engine.retrying_store
         )
         results, blocked = await self._upstream_results(runs)
         for run in runs:
@@ -328,7 +327,7 @@ class Worker:
         waited = {upstream for run in runs for upstream in run.after}
         if not waited:
             return {}, set()
-        found = {run.id: run for run in await self._engine.get(waited)}
+        found = await self._engine.retrying_store.get(waited)
         results = {
             run.id: {found[u].job_id: found[u].result for u in run.after if u in found}
             for run in runs
