@@ -39,7 +39,7 @@ from mainspring import Event, Run, Scheduler, State
 from mainspring.cli.gc_tuning import calm_collector
 from mainspring.stores import open_store
 from mainspring.stores.protocol import RunQuery
-from mainspring.webhooks import Prepared, WebhookSettings
+from mainspring.webhooks import PreparedRequest, WebhookSettings
 
 ROUNDS = 7
 CALLS = 8_000
@@ -121,7 +121,7 @@ def endpoint() -> Iterator[str]:
         process.wait()
 
 
-async def webhooks(path: Path, url: str) -> tuple[float, float, Prepared]:
+async def webhooks(path: Path, url: str) -> tuple[float, float, PreparedRequest]:
     """Runs a second from the first claim to the last record, their CPU time in µs, and the request
     that was sent."""
     store = f"sqlite:///{path}/jobs.db"
@@ -149,7 +149,7 @@ async def webhooks(path: Path, url: str) -> tuple[float, float, Prepared]:
     return CALLS / seconds, worked / CALLS * 1e6, request
 
 
-async def bare_loop(request: Prepared) -> tuple[float, float]:
+async def bare_loop(request: PreparedRequest) -> tuple[float, float]:
     left = iter(range(CALLS))
 
     async def caller(session: aiohttp.ClientSession) -> None:

@@ -140,7 +140,7 @@ async def test_a_name_is_checked_by_the_address_it_stands_for(
 @two_addresses
 async def test_a_name_that_changes_its_address_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: the first answer is harmless, the second is not."""
-    monkeypatch.setattr(transport, "NAME_SECONDS", 0)
+    monkeypatch.setattr(transport, "DNS_CACHE_SECONDS", 0)
     _names(monkeypatch, {"rebinding.test": [["127.0.0.2"], ["127.0.0.1"]]})
     made = Endpoint(lambda _: response(200, b"", "Connection: close"))
     async with serving(made.serve) as port:
@@ -224,8 +224,8 @@ async def test_lookups_that_hang_hold_up_no_other(monkeypatch: pytest.MonkeyPatc
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
-    monkeypatch.setattr(transport, "LOOKUP_HANGS", 0.05)
-    monkeypatch.setattr(transport, "MOST_HANGING", 50)
+    monkeypatch.setattr(transport, "SLOW_LOOKUP_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "MAX_SLOW_LOOKUPS", 50)
     resolver = transport._Resolver(AllowList.of(["127.0.0.1"]))
     async with asyncio.timeout(50):
         assert await resolver.resolve("known.test")
@@ -233,7 +233,7 @@ async def test_lookups_that_hang_hold_up_no_other(monkeypatch: pytest.MonkeyPatc
         hanging = [asyncio.create_task(resolver.resolve(name)) for name in names * 2]
         assert await resolver.resolve("new.test")
         assert not any(task.done() for task in hanging)
-        with pytest.raises(OSError, match="50 names are being looked up without an answer"):
+        with pytest.raises(OSError, match="50 lookups of names are waiting for a name server"):
             await new_names_until_one_is_refused(resolver)
         assert await resolver.resolve("known.test")
         assert not any(task.done() for task in hanging)

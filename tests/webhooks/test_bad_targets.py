@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from mainspring import Run, Scheduler, State
-from mainspring.webhooks import Prepared
+from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.client import Client
-from mainspring.webhooks.response import Heard
+from mainspring.webhooks.client import WebhookClient
+from mainspring.webhooks.response import PartialResponse
 from tests.webhooks.kit import (
     Behaviour,
     endpoint,
@@ -169,10 +169,10 @@ def peak_since(mark: int | None = None) -> int:
         (endless_interim, "too many interim answers"),
         (endless_trailers, None),
         (endless_chunk_extension, None),
-        (endless_headers, "did not answer in HTTP that can be read"),
-        (endless_header, "did not answer in HTTP that can be read"),
-        (endless_status, "did not answer in HTTP that can be read"),
-        (no_http, "did not answer in HTTP that can be read"),
+        (endless_headers, "sent a response that is not valid HTTP"),
+        (endless_header, "sent a response that is not valid HTTP"),
+        (endless_status, "sent a response that is not valid HTTP"),
+        (no_http, "sent a response that is not valid HTTP"),
         (resetting, "the connection to 127.0.0.1 broke"),
         (resetting_in_the_body, "broke"),
         (closing, "closed the connection without an answer"),
@@ -203,12 +203,12 @@ async def test_a_bad_endpoint_frees_its_place_and_costs_little(
 
 
 async def test_no_more_than_64_kib_are_read() -> None:
-    client, heard = Client(AllowList.of(["127.0.0.1"])), Heard()
+    client, response = WebhookClient(AllowList.of(["127.0.0.1"])), PartialResponse()
     async with serving(endless_body) as port:
-        request = Prepared("GET", f"http://127.0.0.1:{port}/", {}, b"")
-        await client.send(request, heard)
+        request = PreparedRequest("GET", f"http://127.0.0.1:{port}/", {}, b"")
+        await client.send(request, response)
         await client.close()
-    assert (heard.status, len(heard.body), heard.more) == (200, 65_536, True)
+    assert (response.status, len(response.body), response.more) == (200, 65_536, True)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
@@ -268,7 +268,7 @@ async def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> No
     async with serving(listening, ssl=context) as port, scheduler() as mainspring:
         run = await called(mainspring, f"https://127.0.0.1:{port}/")
     assert run.state is State.FAILED
-    assert "no safe connection to 127.0.0.1" in str(run.error)
+    assert "no secure connection to 127.0.0.1" in str(run.error)
     assert "certificate verify failed" in str(run.error)
     assert asked in ([], [None]), "nothing was sent over it"
 

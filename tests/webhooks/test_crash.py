@@ -24,7 +24,7 @@ from mainspring import Scheduler
 from mainspring.webhooks import WebhookSettings
 
 webhooks = WebhookSettings(allow=["127.0.0.1"])
-Scheduler(sys.argv[1], lease="1s", poll="50ms", webhooks=webhooks).run()
+Scheduler(sys.argv[1], lease="8s", poll="50ms", webhooks=webhooks).run()
 """
 
 

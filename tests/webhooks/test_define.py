@@ -18,15 +18,15 @@ from standardwebhooks import Webhook as Verifier
 from mainspring import Scheduler
 from mainspring.core.model import Webhook
 from mainspring.errors import InvalidInput
-from mainspring.webhooks import Facts, Vault, new_key, new_signing_secret, prepare
+from mainspring.webhooks import AttemptFacts, Vault, new_key, new_signing_secret, prepare
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.definition import define
-from mainspring.webhooks.request import Form, Mac, webhook_id
+from mainspring.webhooks.request import HmacKey, RequestTemplate, webhook_id
 from mainspring.webhooks.templates import Template, check, tight
 from mainspring.webhooks.vault import signing_bytes
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-FACTS = Facts(
+FACTS = AttemptFacts(
     job_id="nightly.report",
     run_id="nightly.report@20300102T030405Z",
     attempt=2,
@@ -43,7 +43,8 @@ def made(**fields: Any) -> Webhook:
 
 def sent(webhook: Webhook, **facts: Any) -> Any:
     return prepare(
-        Form.of(webhook), Facts(**{n: getattr(FACTS, n) for n in FACTS.__struct_fields__} | facts)
+        RequestTemplate.of(webhook),
+        AttemptFacts(**{n: getattr(FACTS, n) for n in FACTS.__struct_fields__} | facts),
     )
 
 
@@ -58,7 +59,7 @@ def sent(webhook: Webhook, **facts: Any) -> Any:
         ("javascript:alert(1)", "begins with https://"),
         ("https://", "begins with https://"),
         ("https:///path", "begins with https://"),
-        ("https://user:hunter2@example.org/", "carries no user or password"),
+        ("https://user:hunter2@example.org/", "cannot contain a user or password"),
         ("https://example.org/a b", "no spaces"),
         ("https://example.org/\r\nX: y", "no spaces"),
         ("https://example.org\\@evil.example/", "no spaces"),
@@ -66,7 +67,7 @@ def sent(webhook: Webhook, **facts: Any) -> Any:
         ("https://example.org:0/", "no port 0"),
         ("https://example.org/#part", "no fragment"),
         ("https://{{jobId}}.example.org/", "not in its host"),
-        ("https://example.org/{{now}}", "{{now}}, which stands for nothing"),
+        ("https://example.org/{{now}}", "{{now}}, which is not a known name"),
         ("https://example.org/" + "x" * 2000, "at most 2,000 characters"),
         ("https://a..b/", "cannot be read"),
         ("https://[::1", "cannot be read"),
@@ -143,7 +144,7 @@ def test_a_refused_secret_is_not_told() -> None:
         ({"body": {1: "a"}}, "not JSON"),
         ({"body": {"a": Decimal("1")}}, "holds a Decimal"),
         ({"body": {"a": NOW}}, "holds a datetime"),
-        ({"body": "\ud800"}, "no Unicode"),
+        ({"body": "\ud800"}, "not valid Unicode"),
         ({"body": "x" * 300_000}, "at most 262,144"),
         ({"body": {"a": ["{{now}}"]}}, "the body has {{now}}"),
         ({"success": 99}, "takes status codes"),
@@ -237,8 +238,12 @@ def test_any_body_is_signed_so_that_an_independent_library_agrees(body: Any, run
         webhook = made(body={"wrapped": body})
     except InvalidInput:
         return  # a lone surrogate
-    facts = Facts(job_id="j", run_id=run_id, attempt=1, scheduled_at=NOW, now=datetime.now(UTC))
-    request = prepare(Form.of(webhook), facts, (Mac(signing_bytes(one)) for one in secrets))
+    facts = AttemptFacts(
+        job_id="j", run_id=run_id, attempt=1, scheduled_at=NOW, now=datetime.now(UTC)
+    )
+    request = prepare(
+        RequestTemplate.of(webhook), facts, (HmacKey(signing_bytes(one)) for one in secrets)
+    )
     for secret in secrets:
         assert Verifier(secret).verify(request.body, dict(request.headers)) == {"wrapped": body}
     assert "." not in request.headers["webhook-id"]
@@ -294,9 +299,9 @@ async def test_a_webhook_and_a_function_do_not_become_each_other() -> None:
         await mainspring.add_job("function", handler="work")
         with pytest.raises(InvalidInput, match="kind cannot change"):
             await mainspring.update_job("call", handler="work")
-        with pytest.raises(InvalidInput, match="it is no webhook"):
+        with pytest.raises(InvalidInput, match="it is not a webhook job"):
             await mainspring.update_job("function", webhook=URL)
-        with pytest.raises(InvalidInput, match="it is no webhook"):
+        with pytest.raises(InvalidInput, match="it is not a webhook job"):
             await mainspring.rotate_secret("function")
 
 
@@ -337,7 +342,7 @@ asyncio.run(main())
 
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=5_000))
 def test_the_mac_is_that_of_the_standard_library(key: bytes, message: bytes) -> None:
-    mac = Mac(key)
+    mac = HmacKey(key)
     assert mac.digest(message) == mac.digest(message) == hmac.digest(key, message, "sha256")
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from mainspring.core.model import Webhook
-from mainspring.webhooks import Facts, Prepared, new_signing_secret, prepare
+from mainspring.webhooks import AttemptFacts, PreparedRequest, new_signing_secret, prepare
 from mainspring.webhooks.definition import FIELDS
-from mainspring.webhooks.request import Form, Mac
+from mainspring.webhooks.request import HmacKey, RequestTemplate
 from mainspring.webhooks.templates import NAMES
 from mainspring.webhooks.vault import signing_bytes
 from tests.webhooks.kit import endpoint
@@ -50,11 +50,15 @@ def test_every_field_and_template_is_described() -> None:
     assert {name for name in NAMES if f"`{{{{{name}}}}}`" not in PAGE} == set()
 
 
-def signed(*secrets: str) -> Prepared:
+def signed(*secrets: str) -> PreparedRequest:
     now = datetime.now(UTC)
-    facts = Facts(job_id="j", run_id="j@20300101T000000Z", attempt=1, scheduled_at=now, now=now)
+    facts = AttemptFacts(
+        job_id="j", run_id="j@20300101T000000Z", attempt=1, scheduled_at=now, now=now
+    )
     webhook = Webhook(url="https://example.org/", body={"text": "grüße"})
-    return prepare(Form.of(webhook), facts, (Mac(signing_bytes(one)) for one in secrets))
+    return prepare(
+        RequestTemplate.of(webhook), facts, (HmacKey(signing_bytes(one)) for one in secrets)
+    )
 
 
 def python(secret: str, headers: dict[str, str], body: bytes) -> bool:

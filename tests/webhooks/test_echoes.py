@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.redaction import Traces
+from mainspring.webhooks.redaction import SecretRedactor
 from tests.webhooks.kit import Request, endpoint, response, scheduler
 
 DIGEST = 'Digest username="bob", response="topsecretvalue"'
@@ -48,17 +48,17 @@ BASIC = "Basic " + base64.b64encode(b"bob:hunter2/hunter2").decode()
     ],
 )
 def test_a_secret_is_masked_in_every_form(secret: str, echoed: str, kept: str) -> None:
-    assert Traces([secret]).redacted(echoed) == kept
+    assert SecretRedactor([secret]).redact(echoed) == kept
 
 
 def test_what_is_no_secret_stays() -> None:
-    known = Traces([TOKEN, DIGEST, COOKIE, BASIC, "short", ""])
+    known = SecretRedactor([TOKEN, DIGEST, COOKIE, BASIC, "short", ""])
     text = "Bearer, Basic and Digest; username bob, session, csrf: a short answer"
-    assert known.redacted(text) == text
+    assert known.redact(text) == text
 
 
 def test_a_plain_token_costs_a_call_no_more_than_its_two_forms() -> None:
-    assert Traces(["Bearer eyJhbGciOi.J9_x-y"]).texts == (
+    assert SecretRedactor(["Bearer eyJhbGciOi.J9_x-y"]).texts == (
         "Bearer eyJhbGciOi.J9_x-y",
         "eyJhbGciOi.J9_x-y",
     )
@@ -96,11 +96,11 @@ async def test_an_endpoint_that_tells_its_request_back() -> None:
 
 def test_more_secrets_than_can_be_looked_for_mask_the_whole_answer() -> None:
     cookies = "; ".join(f"name{n}=value-number-{n}" for n in range(400))
-    few, many = Traces([cookies[:200]]), Traces([cookies])
-    assert few.redacted("nothing of it") == "nothing of it"
-    assert many.redacted("nothing of it") == "********"
-    assert many.redacted_bytes(b"nothing of it") == b"********"
-    assert (many.redacted(""), many.redacted_bytes(b"")) == ("", b"")
+    few, many = SecretRedactor([cookies[:200]]), SecretRedactor([cookies])
+    assert few.redact("nothing of it") == "nothing of it"
+    assert many.redact("nothing of it") == "********"
+    assert many.redact_bytes(b"nothing of it") == b"********"
+    assert (many.redact(""), many.redact_bytes(b"")) == ("", b"")
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ async def test_an_answer_that_cannot_be_read_is_not_quoted(secret: str) -> None:
         webhook = {"url": made.url, "headers": {"Authorization": secret}}
         await mainspring.add_job("call", webhook=webhook, retries=0)
         run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
-    assert str(run.error).endswith("did not answer in HTTP that can be read: Invalid HTTP header")
+    assert str(run.error).endswith("sent a response that is not valid HTTP: Invalid HTTP header")

@@ -377,7 +377,7 @@ async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
     """The store reads an equal definition anew now and then: that is no change. Beyond the bound
     the oldest is dropped, and never all at once: with one job more than the bound every call
     would open its secrets again."""
-    monkeypatch.setattr("mainspring.webhooks.service.MOST_OPENED", 3)
+    monkeypatch.setattr("mainspring.webhooks.service.MAX_OPENED", 3)
     webhooks = scheduler().webhooks
     jobs = [
         Job(

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.errors import WebhookFailed
-from mainspring.webhooks import Prepared
+from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.client import Client
-from mainspring.webhooks.response import Heard
+from mainspring.webhooks.client import WebhookClient
+from mainspring.webhooks.response import PartialResponse
 from mainspring.webhooks.transport import _Protocol
 from tests.webhooks.kit import (
     Behaviour,
@@ -39,20 +39,20 @@ BIG = os.urandom(8_000_000)
 
 
 @asynccontextmanager
-async def client() -> AsyncIterator[Client]:
-    made = Client(AllowList.of(["127.0.0.1"]))
+async def client() -> AsyncIterator[WebhookClient]:
+    made = WebhookClient(AllowList.of(["127.0.0.1"]))
     yield made
     await made.close()
 
 
 async def asked(
-    made: Client, port: int, body: bytes = b"", method: str = "POST", path: str = "/"
-) -> Heard:
-    heard = Heard()
-    request = Prepared(method, f"http://127.0.0.1:{port}{path}", {"X-One": "1"}, body)
+    made: WebhookClient, port: int, body: bytes = b"", method: str = "POST", path: str = "/"
+) -> PartialResponse:
+    response = PartialResponse()
+    request = PreparedRequest(method, f"http://127.0.0.1:{port}{path}", {"X-One": "1"}, body)
     async with asyncio.timeout(20):
-        await made.send(request, heard)
-    return heard
+        await made.send(request, response)
+    return response
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ async def test_a_request_as_it_is_sent(method: str, body: bytes, length: bytes) 
 async def test_no_header_can_end_a_line() -> None:
     """Definitions are checked; should one come through, nothing of it is sent."""
     async with serving(never) as port, client() as made:
-        request = Prepared("GET", f"http://127.0.0.1:{port}/", {"X": "1\r\nY: 2"}, b"")
+        request = PreparedRequest("GET", f"http://127.0.0.1:{port}/", {"X": "1\r\nY: 2"}, b"")
         with pytest.raises(WebhookFailed):
-            await made.send(request, Heard())
+            await made.send(request, PartialResponse())
 
 
 async def never(reader: Reader, writer: Writer) -> None:
@@ -194,8 +194,8 @@ async def test_an_answer_without_a_length_ends_with_its_connection(broken: bool)
             reset(writer)
 
     async with serving(serve) as port, client() as made:
-        heard = await asked(made, port)
-    assert (heard.status, bytes(heard.body), heard.more) == (200, b"some", broken)
+        response = await asked(made, port)
+    assert (response.status, bytes(response.body), response.more) == (200, b"some", broken)
 
 
 async def test_what_is_answered_to_a_call_that_was_cut_off_is_nobodys() -> None:
@@ -304,7 +304,7 @@ EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("answer", "heard", "again"),
+    ("answer", "response", "again"),
     [
         (OK, (200, b"ok"), True),
         (CHUNKED, (200, b"ok"), True),
@@ -331,7 +331,7 @@ EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 )
 @given(data=st.data())
 def test_an_answer_is_the_same_in_whatever_parts_it_comes(
-    answer: bytes, heard: tuple[int, bytes], again: bool, data: st.DataObject
+    answer: bytes, response: tuple[int, bytes], again: bool, data: st.DataObject
 ) -> None:
     cuts = data.draw(st.sets(st.integers(1, len(answer) - 1), max_size=6))
     places = [0, *sorted(cuts), len(answer)]
@@ -351,7 +351,7 @@ def test_an_answer_is_the_same_in_whatever_parts_it_comes(
         assert (protocol.clean and not protocol.should_close and not pipe.closing) is again
         return message.code, body
 
-    assert asyncio.run(read()) == heard
+    assert asyncio.run(read()) == response
 
 
 # -- over TLS -------------------------------------------------------------------------------
@@ -359,17 +359,17 @@ def test_an_answer_is_the_same_in_whatever_parts_it_comes(
 
 CALLER = """
 import asyncio, sys
-from mainspring.webhooks import Prepared
+from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.client import Client
-from mainspring.webhooks.response import Heard
+from mainspring.webhooks.client import WebhookClient
+from mainspring.webhooks.response import PartialResponse
 
 async def main():
-    client = Client(AllowList.of(["127.0.0.0/8", "::1"]))
+    client = WebhookClient(AllowList.of(["127.0.0.0/8", "::1"]))
     for size in sys.argv[2:]:
-        heard = Heard()
-        await client.send(Prepared("POST", sys.argv[1], {}, bytes(int(size))), heard)
-        print(heard.status, heard.body.decode())
+        response = PartialResponse()
+        await client.send(PreparedRequest("POST", sys.argv[1], {}, bytes(int(size))), response)
+        print(response.status, response.body.decode())
     await client.close()
 
 asyncio.run(main())

@@ -26,7 +26,7 @@ __all__ = [
     "ProcessResources",
     "RunContext",
     "Transact",
-    "leave_detail",
+    "keep_detail",
 ]
 
 MAX_LOG_BYTES = 64 * 1024
@@ -216,7 +216,7 @@ TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting"
 Transact = Callable[[RunContext], HandlerTransaction]
 
 
-def leave_detail(context: RunContext, detail: Any) -> None:
+def keep_detail(context: RunContext, detail: Any) -> None:
     """Set a context's detail to a value that nobody changes any more: it is not copied."""
     _bounded(detail)
     context._detail = detail

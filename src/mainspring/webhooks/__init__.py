@@ -1,25 +1,26 @@
-"""The built-in handler `webhook`: a safe client, signed requests, templates without code.
+"""The built-in handler `webhook`: it calls URLs, signs requests and protects internal addresses.
 
-    desk.py        what the scheduler asks of webhooks: define, change, rotate, preview
-    define.py      what people write, checked; secrets sealed      headers.py templates.py
-    secrets.py     the vault: AES-GCM, keys that can be changed
-    render.py      the request of one attempt, signed (pure)
-    address.py     which addresses may be called (pure)
-    client.py      the connection: checked, bounded, never redirected
-    handler.py     an attempt: send, read the answer, decide       echoes.py tracing.py
+    service.py         define, change, rotate and preview webhooks for the scheduler
+    definition.py      checks what a user writes, and encrypts its secrets
+    request.py         builds and signs the request of one attempt (pure)
+    transport.py       sends it over a checked connection and reads the response
+    handler.py         runs an attempt: send, read, decide the outcome
+    vault.py           encrypts secrets at rest
+    address_policy.py  decides which addresses may be called (pure)
+    redaction.py       masks secrets that a response echoes
 
-The core is installed without what this needs (aiohttp, cryptography): the extra is `server`.
+It needs aiohttp and cryptography, which the extra `server` installs.
 """
 
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.request import Facts, Prepared, prepare
+from mainspring.webhooks.request import AttemptFacts, PreparedRequest, prepare
 from mainspring.webhooks.settings import WebhookSettings
 from mainspring.webhooks.vault import Vault, new_key, new_signing_secret
 
 __all__ = [
     "MASK",
-    "Facts",
-    "Prepared",
+    "AttemptFacts",
+    "PreparedRequest",
     "Vault",
     "WebhookSettings",
     "new_key",

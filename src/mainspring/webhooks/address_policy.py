@@ -1,9 +1,9 @@
-"""Which addresses a webhook may call: those of the public internet, and what the operator allows.
+"""Decides which addresses a webhook may call: the public internet, and what the operator allows.
 
-A pure check of an address, in every form in which one can be hidden: IPv4 inside IPv6 (mapped,
-compatible, 6to4, NAT64, Teredo), shared and reserved ranges, the metadata services of clouds. It is
-asked about the address that is really connected to (client.py), so that neither a name that
-resolves otherwise the second time nor a curious spelling (`0x7f.1`) passes by it.
+A pure check of one address. It recognises IPv4 addresses inside IPv6 (mapped, compatible, 6to4,
+NAT64, Teredo), shared and reserved ranges, and the metadata services of clouds. The transport
+checks the address that it is about to connect to, so neither a name that resolves to another
+address the second time nor an unusual spelling (`0x7f.1`) gets past it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SPECIAL: tuple[tuple[Network, str], ...] = (
 
 
 class AllowList(Struct, frozen=True):
-    """What an operator lets webhooks reach beyond the public internet."""
+    """What the operator allows webhooks to call outside the public internet."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -60,7 +60,7 @@ class AllowList(Struct, frozen=True):
         return cls(frozenset(hosts), tuple(networks))
 
     def names(self, host: str) -> bool:
-        """Whether a host is allowed by its name, wherever it lies."""
+        """Whether a host is allowed by its name, whatever its address."""
         host = host.lower().rstrip(".")
         if host in self.hosts:
             return True
@@ -75,7 +75,7 @@ class AllowList(Struct, frozen=True):
         )
 
     def refusal(self, address: str, host: str = "") -> str | None:
-        """Why a connection to this address must not be made; None where it may."""
+        """Why this address must not be called; None if it may be."""
         found = ip_address(address)
         why = why_refused(found)
         if why is None or self.names(host) or self.holds(found):
@@ -83,7 +83,7 @@ class AllowList(Struct, frozen=True):
         return f"{address} ({why})"
 
     def refusal_of_host(self, host: str) -> str | None:
-        """What can be refused by the text of a host alone, before anything is resolved."""
+        """Why a host must not be called, as far as its text tells without resolving it."""
         name = host.lower().rstrip(".")
         if name == "localhost" or name.endswith(".localhost"):
             if self.names(name) or self.holds(IPv4Address("127.0.0.1")):
@@ -96,7 +96,7 @@ class AllowList(Struct, frozen=True):
 
 
 def is_literal(host: str) -> bool:
-    """Whether a URL's host is an address, written out."""
+    """Whether a URL's host is an address, not a name."""
     try:
         ip_address(host.strip("[]"))
     except ValueError:
@@ -105,7 +105,7 @@ def is_literal(host: str) -> bool:
 
 
 def why_refused(address: Address) -> str | None:
-    """What keeps an address from being called, in words; None for one of the public internet."""
+    """Why an address must not be called; None for one of the public internet."""
     for one in _forms(address):
         why = _why(one)
         if why is not None:
@@ -114,7 +114,7 @@ def why_refused(address: Address) -> str | None:
 
 
 def _forms(address: Address) -> list[Address]:
-    """The address without its zone, or the IPv4 address that it stands for."""
+    """The address without its zone, or the IPv4 address inside it."""
     if isinstance(address, IPv4Address):
         return [address]
     plain = IPv6Address(int(address))

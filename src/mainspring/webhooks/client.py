@@ -1,7 +1,7 @@
-"""Calls to endpoints, and in words why there is no answer.
+"""Calls endpoints, and turns connection errors into messages for people.
 
-There is no timeout in here: the engine cancels an attempt by the wall clock, and the connection
-goes with it.
+There is no timeout here: the engine cancels an attempt at its timeout, and that closes the
+connection.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from yarl import URL
 
 from mainspring.errors import AddressRefused, WebhookFailed
 from mainspring.webhooks.address_policy import AllowList, is_literal
-from mainspring.webhooks.request import Prepared
-from mainspring.webhooks.response import Heard
-from mainspring.webhooks.transport import Refusal, Wire
+from mainspring.webhooks.request import PreparedRequest
+from mainspring.webhooks.response import PartialResponse
+from mainspring.webhooks.transport import Refusal, Transport
 
-__all__ = ["Client"]
+__all__ = ["WebhookClient"]
 
 log = logging.getLogger("mainspring")
 
@@ -32,44 +32,44 @@ _QUOTED = re.compile(r"""[:\s]*(\n|(?<!\w)b?['"]|\bwhen reading\b)""")
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
 
-class Client:
-    """Made on any loop, used on one: a wire is opened there at the first call."""
+class WebhookClient:
+    """Create it anywhere, use it on one event loop: the first call opens the transport there."""
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
-        self._wire: Wire | None = None
+        self._transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def send(self, request: Prepared, heard: Heard) -> None:
-        """Make the request; `heard` fills up as the answer comes.
+    async def send(self, request: PreparedRequest, response: PartialResponse) -> None:
+        """Send the request and fill `response` while the answer arrives.
 
-        WebhookFailed says in words why there is no whole answer.
+        Raises `WebhookFailed`, which says why there is no complete response.
         """
         url = _url(request.url)
         try:
-            await self._opened().exchange(url, request, heard)
+            await self._opened().exchange(url, request, response)
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             raise _in_words(error, url) from None
 
     async def close(self) -> None:
-        wire, loop, self._wire = self._wire, self._loop, None
-        if wire is None or loop is None or loop.is_closed():
+        transport, loop, self._transport = self._transport, self._loop, None
+        if transport is None or loop is None or loop.is_closed():
             return
         if loop is asyncio.get_running_loop():
-            await wire.close()
+            await transport.close()
         else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(wire.close(), loop))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(transport.close(), loop))
 
-    def _opened(self) -> Wire:
+    def _opened(self) -> Transport:
         loop = asyncio.get_running_loop()
-        if self._wire is None or self._loop is not loop:
+        if self._transport is None or self._loop is not loop:
             self._loop = loop
-            self._wire = Wire(self._allow)
-        return self._wire
+            self._transport = Transport(self._allow)
+        return self._transport
 
 
 def _in_words(error: Exception, url: URL) -> WebhookFailed:
-    """Why there is no whole answer. Of the request nothing is told but its host."""
+    """Say why there is no complete response. Of the request the message names only the host."""
     host = url.raw_host
     cause = getattr(error, "os_error", error)
     match error:
@@ -78,31 +78,31 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
         case aiohttp.ClientConnectorDNSError():
             return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            return WebhookFailed(f"no safe connection to {host}: {str(error)[:300]}")
+            return WebhookFailed(f"no secure connection to {host}: {str(error)[:300]}")
         case aiohttp.ClientConnectorError():
             return WebhookFailed(f"no connection to {host}:{url.port}: {_short(cause)}")
         case aiohttp.ServerDisconnectedError():
             return WebhookFailed(f"{host} closed the connection without an answer")
         case aiohttp.ClientPayloadError():
-            return WebhookFailed(f"the answer of {host} broke off")
+            return WebhookFailed(f"the connection to {host} broke inside the response")
         case HttpProcessingError():
-            # What it quotes of the answer may be a secret, in a form that nobody knows.
+            # It may quote a part of the response that holds a secret in an unknown form.
             why = _QUOTED.split(error.message, 1)[0][:200]
-            return WebhookFailed(f"{host} did not answer in HTTP that can be read: {why}")
+            return WebhookFailed(f"{host} sent a response that is not valid HTTP: {why}")
         case _:
             return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")
 
 
 def _refused(host: str, why: Refusal) -> str:
-    """Why a host was not called. What a name resolves to is for the log alone: who may define
-    webhooks must not learn by them where the hosts of an inner network lie."""
+    """Say why a host was not called. Only the log names the address: people who may define webhooks
+    must not learn the addresses of an internal network from error messages."""
     allow = "an operator can allow it by host or range (--allow-private)"
     if is_literal(host):
         return f"{host} was not called: webhooks may not call {why}; {allow}"
     log.warning("a webhook to %s was refused: webhooks may not call %s", host, why)
     return (
-        f"{host} was not called: webhooks may not call the address that it resolves to; {allow},"
-        " and finds the address in the log"
+        f"{host} was not called: webhooks may not call the address that it resolves to; {allow};"
+        " the log names the address"
     )
 
 

@@ -1,4 +1,4 @@
-"""Webhooks as people write them: read, checked, their secrets sealed."""
+"""Checks webhooks as users write them, and encrypts their secrets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIELDS = (
     "url", "method", "headers", "secret_headers", "body", "success", "retry_on", "signing_secret",
 )  # fmt: skip
 
-LONGEST_URL = 2_000
+MAX_URL = 2_000
 
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
 _UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
@@ -38,8 +38,8 @@ _KEPT = "/%:@!$&'()*+,;=~?[]{}"
 
 
 def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook:
-    """A new webhook. A signing secret is made for it where none was given (and none can be kept
-    where there is no key: then it is not signed)."""
+    """A new webhook. It gets a new signing secret if none was given. Without an encryption key no
+    secret can be kept, so the webhook is not signed."""
     fields = _fields(given)
     if "url" not in fields:
         raise InvalidInput("a webhook needs a url")
@@ -52,11 +52,11 @@ def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook
 
 
 def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: AllowList) -> Webhook:
-    """A webhook with changes; what is not named stays.
+    """A webhook with changes. Fields that are not given stay.
 
-    Headers are given whole, and the mask stands for the secret that is there. A move to another
-    origin drops secret headers that are not given again, and refuses the mask: whoever may edit
-    a job may not have its secrets sent to a host of their own.
+    `headers` replaces all headers; the mask as a value keeps the stored secret. A change to another
+    origin drops secret headers that are not given again, and refuses the mask: people who may edit
+    a job must not be able to send its secrets to a host of theirs.
     """
     fields = _fields(given)
     if "signing_secret" in fields:
@@ -85,19 +85,23 @@ def origin_of(url: str) -> str:
 
 @lru_cache(maxsize=4096)
 def host_of(url: str) -> str:
-    """Host and port: what a call takes a share of, whatever its scheme and path."""
+    """Host and port: calls are limited for each of them, whatever the scheme and path."""
     return origin_of(url).partition("//")[2]
 
 
 def check_body(body: Any, what: str = "the body") -> Any:
     """A copy of a body that can be sent: text or JSON, with known templates only."""
-    codec.encode(body, what=what.removeprefix("the "))  # refuses NaN, odd keys, and what is large
+    codec.encode(
+        body, what=what.removeprefix("the ")
+    )  # refuses NaN, keys that are not text, and large values
     _refuse_odd(body, what)
     templates.check(body, what)
     try:
         return msgspec.json.decode(msgspec.json.encode(body))
     except (ValueError, msgspec.DecodeError):
-        raise InvalidInput(f"{what} holds text that is no Unicode (a lone surrogate)") from None
+        raise InvalidInput(
+            f"{what} contains text that is not valid Unicode (a lone surrogate)"
+        ) from None
 
 
 def _fields(given: Given) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _fields(given: Given) -> dict[str, Any]:
 
 
 def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that need neither keys nor the old webhook. None asks for the default."""
+    """Check the fields that need neither keys nor the old webhook. None means the default."""
     made: dict[str, Any] = {}
     if "method" in fields:
         made["method"] = _method(fields["method"])
@@ -138,7 +142,7 @@ def _method(given: Any) -> str:
     if not isinstance(method, str) or not _METHOD.fullmatch(method.upper()):
         raise InvalidInput(f"a method is a word such as POST or GET, not {given!r}")
     if method.upper() == "CONNECT":
-        raise InvalidInput("the method CONNECT opens a tunnel; a webhook makes a request")
+        raise InvalidInput("the method CONNECT opens a tunnel; use a method such as POST or GET")
     return method.upper()
 
 
@@ -147,13 +151,13 @@ def _url(given: Any, allow: AllowList) -> str:
         shown = repr(given) if given in ("", None) else type(given).__name__
         raise InvalidInput(f"a url is text such as https://example.org/hook, not {shown}")
     given = templates.tight(given)
-    if len(given) > LONGEST_URL:
-        raise InvalidInput(f"a url has at most {LONGEST_URL:,} characters, not {len(given):,}")
+    if len(given) > MAX_URL:
+        raise InvalidInput(f"a url has at most {MAX_URL:,} characters, not {len(given):,}")
     if _UNSAFE.search(given):
         raise InvalidInput("a url has no spaces, backslashes or control characters: encode them")
-    if _USER.match(given):  # before anything that tells it back: it holds a password
+    if _USER.match(given):  # checked before any message quotes the URL: it holds a password
         raise InvalidInput(
-            "a url carries no user or password: give them in the header Authorization,"
+            "a url cannot contain a user or password: give them in the header Authorization,"
             " which is kept encrypted"
         )
     try:
@@ -168,7 +172,7 @@ def _url(given: Any, allow: AllowList) -> str:
             f"a url begins with https:// or http:// and a host{_told(given, ', not ')}"
         )
     if "{{" in parts.netloc:
-        raise InvalidInput("a template stands in the path or the query of a url, not in its host")
+        raise InvalidInput("a template may be in the path or the query of a url, not in its host")
     if port == 0 or parts.fragment:
         raise InvalidInput(f"a url has no fragment (#…) and no port 0{_told(given, ': ')}")
     templates.check(given, "the url")
@@ -186,12 +190,12 @@ def _url(given: Any, allow: AllowList) -> str:
 
 
 def _told(url: str, before: str) -> str:
-    """The URL in a message; not one with an @, for what stands before it may be a password."""
+    """The URL for a message, unless it has an @: the text before it may be a password."""
     return "" if "@" in url else f"{before}{url!r}"
 
 
 def _canonical(host: str) -> str:
-    """`127.1`, `0x7f.1` and `2130706433` are spellings of one address: write it as it is meant."""
+    """The usual form of an address: `127.1`, `0x7f.1` and `2130706433` mean 127.0.0.1."""
     try:
         return socket.inet_ntoa(socket.inet_aton(host.rstrip(".")))
     except OSError:
@@ -247,7 +251,7 @@ def _mapping(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _codes(given: Any, what: str) -> tuple[tuple[int, int], ...] | None:
-    """Status codes as people write them: 204, "2xx", "200-299", or a list of such."""
+    """Parse status codes: 204, "2xx", "200-299", or a list of them."""
     if given is None:
         return None
     items = given if isinstance(given, list | tuple) else [given]
@@ -269,7 +273,8 @@ def _codes(given: Any, what: str) -> tuple[tuple[int, int], ...] | None:
 
 
 def _refuse_odd(value: Any, what: str) -> None:
-    """Only what JSON itself has: an endpoint knows nothing of our tags for dates and the like."""
+    """Refuse values that JSON does not have: an endpoint cannot read our tags for dates and the
+    like."""
     if isinstance(value, dict):
         for item in value.values():
             _refuse_odd(item, what)

@@ -1,8 +1,7 @@
-"""An attempt of a webhook: make the request, read the answer, decide.
+"""The built-in handler `webhook`: sends the request, reads the response, decides the outcome.
 
-What was sent (secrets masked) and what came back stays with the attempt, as its detail, however it
-ends: also when the engine cuts it off. Whatever an endpoint echoes of a secret is
-masked before it is kept.
+The request (secrets masked) and the response are kept with the attempt as its detail, also when
+the engine cancels it. Secrets that the endpoint echoes are masked first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import accumulate, chain
 from typing import Any, Protocol, TypeVar
 
 from mainspring.core.clock import Clock
-from mainspring.core.context import RunContext, leave_detail
+from mainspring.core.context import RunContext, keep_detail
 from mainspring.core.durations import duration
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Webhook, replace
@@ -31,26 +30,26 @@ from mainspring.errors import (
 )
 from mainspring.webhooks.definition import check_body, host_of
 from mainspring.webhooks.headers import without_secrets
-from mainspring.webhooks.redaction import Traces
-from mainspring.webhooks.request import Facts, Prepared
-from mainspring.webhooks.response import Heard
+from mainspring.webhooks.redaction import SecretRedactor
+from mainspring.webhooks.request import AttemptFacts, PreparedRequest
+from mainspring.webhooks.response import PartialResponse
 from mainspring.webhooks.service import HANDLER, Webhooks
 from mainspring.webhooks.telemetry import traced
 
-__all__ = ["MOST_KEPT", "WebhookHandler"]
+__all__ = ["MAX_KEPT_BODY", "WebhookHandler"]
 
-MOST_KEPT = 16 * 1024
-"""Bytes of a body that are kept."""
+MAX_KEPT_BODY = 16 * 1024
+"""How many bytes of a body are kept with the attempt."""
 
-MOST_KEPT_HEADERS = 8 * 1024
+MAX_KEPT_HEADERS = 8 * 1024
 
 Pair = TypeVar("Pair", bound=Sequence[str])
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-class Host(Protocol):
-    """What the handler asks of the scheduler."""
+class JobControl(Protocol):
+    """What the handler needs of the scheduler."""
 
     def store_time(self) -> datetime: ...
 
@@ -58,12 +57,12 @@ class Host(Protocol):
 
 
 class WebhookHandler(Handler):
-    """The handler `webhook`, built in. A run's payload, where there is one, is its body."""
+    """The handler `webhook`. A run's payload, if it has one, is the body of the request."""
 
     built_in = True
     reads_job = True
 
-    def __init__(self, webhooks: Webhooks, host: Host, clock: Clock) -> None:
+    def __init__(self, webhooks: Webhooks, host: JobControl, clock: Clock) -> None:
         super().__init__(HANDLER, self.send)
         self._webhooks = webhooks
         self._host = host
@@ -73,51 +72,57 @@ class WebhookHandler(Handler):
         check_body(payload)
 
     def group(self, job: Job) -> str | None:
-        """The host that is called: one that is slow must not take all capacity."""
+        """The host that the job calls. Its calls are limited, so that a slow host does not take all
+        capacity."""
         return None if job.webhook is None else host_of(job.webhook.url)
 
     def group_limit(self, capacity: int) -> int:
         return self._webhooks.settings.calls_to_one_host(capacity)
 
     async def send(self, ctx: RunContext) -> dict[str, Any]:
-        """Call the endpoint once; succeed, or say how the run goes on."""
+        """Call the endpoint once. Return its status, or raise what decides the next step."""
         assert ctx.job is not None
-        # The store's time: of many workers' clocks one may be wrong, and its signatures with it.
+        # Signatures carry the store's time, because the clock of a worker may be wrong.
         job, began, now = ctx.job, self._clock.monotonic(), self._host.store_time()
         webhook = job.webhook
         if webhook is None:
-            raise GiveUp(f"job {job.id!r} is no webhook any more")
+            raise GiveUp(f"job {job.id!r} is no longer a webhook job")
         opened = self._webhooks.opened(job)
         request = opened.prepared(_facts(ctx, now))
-        heard = Heard()
+        response = PartialResponse()
         with traced(request, ctx) as (span, trace_headers):
             if trace_headers:
                 request = replace(request, headers={**request.headers, **trace_headers})
             try:
-                await self._webhooks.client.send(request, heard)
+                await self._webhooks.client.send(request, response)
             except WebhookFailed as error:
-                error.args = (opened.traces.redacted(str(error)),)
+                error.args = (opened.redactor.redact(str(error)),)
                 raise
             finally:
                 seconds = self._clock.monotonic() - began
-                _keep(ctx, _detail(request, heard, opened.traces, seconds))
-            assert heard.status is not None
-            span.set_attribute("http.response.status_code", heard.status)
-            if _within(heard.status, webhook.success):
-                return {"status": heard.status}
-            raise await self._failure(ctx, webhook, heard.status, heard.headers)
+                _keep(ctx, _detail(request, response, opened.redactor, seconds))
+            assert response.status is not None
+            span.set_attribute("http.response.status_code", response.status)
+            if _within(response.status, webhook.success):
+                return {"status": response.status}
+            raise await self._failure(ctx, webhook, response.status, response.headers)
 
     async def _failure(
         self, ctx: RunContext, webhook: Webhook, status: int, headers: Sequence[tuple[str, str]]
     ) -> Exception:
-        """What an answer outside the success codes means for the run."""
+        """The error for a response outside the success codes; it decides how the run continues."""
         answered = f"the endpoint answered {_named(status)}"
         if status == HTTPStatus.GONE:
             try:
                 await self._host.pause_job(ctx.job_id, seen=ctx.job)
-            except (NotFound, JobChanged):  # it may have another endpoint, or be another job
-                return GiveUp(f"{answered}: it wants no more calls; the job was changed meanwhile")
-            return GiveUp(f"{answered}: it wants no more calls, so the job is paused")
+            except (
+                NotFound,
+                JobChanged,
+            ):  # the job may have another endpoint by now, or be another job
+                return GiveUp(
+                    f"{answered}: it accepts no more calls; the job was changed meanwhile"
+                )
+            return GiveUp(f"{answered}: it accepts no more calls, so the job is paused")
         if webhook.retry_on is not None and not _within(status, webhook.retry_on):
             return GiveUp(f"{answered}, which is not retried (retry_on)")
         wait = retry_after(headers, self._host.store_time())
@@ -130,8 +135,8 @@ class WebhookHandler(Handler):
 
 
 def retry_after(headers: Sequence[tuple[str, str]], now: datetime) -> timedelta | None:
-    """What `Retry-After` asks for: seconds, or a date (by the endpoint's own clock, where it tells
-    the time: clocks differ)."""
+    """How long `Retry-After` asks to wait. A date is compared with the response's own `Date`
+    header, if there is one, because the endpoint's clock may differ from ours."""
     found = {name.lower(): text.strip() for name, text in headers}
     text = found.get("retry-after", "")
     if text.isascii() and text.isdigit():
@@ -150,8 +155,8 @@ def _http_date(text: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _facts(ctx: RunContext, now: datetime) -> Facts:
-    return Facts(
+def _facts(ctx: RunContext, now: datetime) -> AttemptFacts:
+    return AttemptFacts(
         job_id=ctx.job_id,
         run_id=ctx.run_id,
         attempt=ctx.attempt,
@@ -172,10 +177,12 @@ def _named(status: int) -> str:
         return str(status)
 
 
-# -- what is kept ---------------------------------------------------------------------------
+# The detail that is kept with the attempt
 
 
-def _detail(request: Prepared, heard: Heard, traces: Traces, seconds: float) -> dict[str, Any]:
+def _detail(
+    request: PreparedRequest, response: PartialResponse, redactor: SecretRedactor, seconds: float
+) -> dict[str, Any]:
     headers = request.shown_headers()
     if len(fitting := _fitting(headers.items())) < len(headers):
         headers = dict(fitting)
@@ -184,49 +191,49 @@ def _detail(request: Prepared, heard: Heard, traces: Traces, seconds: float) -> 
             "method": request.method,
             "url": request.url,
             "headers": headers,
-            **_kept(request.body, traces),
+            **_kept(request.body, redactor),
         },
-        "response": None if heard.status is None else _answer(heard, traces),
+        "response": None if response.status is None else _answer(response, redactor),
         "duration_ms": round(seconds * 1000, 3),
     }
 
 
-def _answer(heard: Heard, traces: Traces) -> dict[str, Any]:
+def _answer(response: PartialResponse, redactor: SecretRedactor) -> dict[str, Any]:
     return {
-        "status": heard.status,
-        "reason": _clean(heard.reason, traces)[:200],
-        # In their order: a name may come twice.
+        "status": response.status,
+        "reason": _clean(response.reason, redactor)[:200],
+        # A list in the original order: a name may occur twice.
         "headers": _fitting(
-            [[name, _clean(text, traces)] for name, text in without_secrets(heard.headers)]
+            [[name, _clean(text, redactor)] for name, text in without_secrets(response.headers)]
         ),
-        **_kept(bytes(heard.body), traces, more=heard.more),
-        "address": heard.address,
+        **_kept(bytes(response.body), redactor, more=response.more),
+        "address": response.address,
     }
 
 
 def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
-    """The call is over: what cannot be kept of it must not change how it ended."""
+    """Keep the detail. A detail that is too large must not change the outcome of the call."""
     try:
-        leave_detail(ctx, detail)
+        keep_detail(ctx, detail)
     except InvalidPayload as error:
         answer = detail["response"]
         status = None if answer is None else {"status": answer["status"]}
-        leave_detail(ctx, {"request": None, "response": status, "dropped": str(error)[:500]})
+        keep_detail(ctx, {"request": None, "response": status, "dropped": str(error)[:500]})
 
 
-def _clean(text: str, traces: Traces) -> str:
-    """Text of an answer without secrets, and without what is no Unicode."""
-    text = traces.redacted(text)
+def _clean(text: str, redactor: SecretRedactor) -> str:
+    """Text of a response with secrets masked and invalid Unicode replaced."""
+    text = redactor.redact(text)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _kept(body: bytes, traces: Traces, *, more: bool = False) -> dict[str, Any]:
-    """The beginning of a body: as text, or what is no text in base64."""
-    body = traces.redacted_bytes(body)
-    truncated = more or len(body) > MOST_KEPT
-    part = body[:MOST_KEPT]
+def _kept(body: bytes, redactor: SecretRedactor, *, more: bool = False) -> dict[str, Any]:
+    """The beginning of a body, as text if it is text, else in base64."""
+    body = redactor.redact_bytes(body)
+    truncated = more or len(body) > MAX_KEPT_BODY
+    part = body[:MAX_KEPT_BODY]
     try:
-        # A cut may fall inside a character; anything else that does not decode is no text.
+        # A cut may fall inside a character. Anything else that does not decode is not text.
         shown = _decoded_cut(part) if truncated else part.decode()
         if not _CONTROL.search(shown):
             return {"body": shown, "truncated": truncated}
@@ -247,8 +254,8 @@ def _decoded_cut(part: bytes) -> str:
 
 
 def _fitting(headers: Collection[Pair]) -> Collection[Pair]:
-    """As many as are kept."""
-    if sum(map(len, chain.from_iterable(headers))) <= MOST_KEPT_HEADERS:
+    """The first headers, up to `MAX_KEPT_HEADERS` characters."""
+    if sum(map(len, chain.from_iterable(headers))) <= MAX_KEPT_HEADERS:
         return headers
     sizes = accumulate(len(name) + len(text) for name, text in headers)
-    return [one for one, size in zip(headers, sizes, strict=True) if size <= MOST_KEPT_HEADERS]
+    return [one for one, size in zip(headers, sizes, strict=True) if size <= MAX_KEPT_HEADERS]

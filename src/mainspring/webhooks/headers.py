@@ -1,4 +1,4 @@
-"""Header names and values: which may be given, which are secret, how secrets are shown."""
+"""Decides which headers may be set, which are secret, and how secrets are shown."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = [
 ]
 
 MASK = "********"
-"""What is shown of a secret. Given back in an edit it means: unchanged."""
+"""Shown in place of a secret. As a value in an edit it means "unchanged"."""
 
 SECRET = frozenset({"authorization", "cookie", "x-api-key"})
-"""Kept encrypted without being marked."""
+"""Headers that are encrypted even if the user does not mark them as secret."""
 
-ANSWERED_SECRET = frozenset({"set-cookie", "authorization", "cookie", "x-api-key"})
-"""Masked in what is kept of an answer."""
+SECRET_RESPONSE_HEADERS = frozenset({"set-cookie", "authorization", "cookie", "x-api-key"})
+"""Headers of a response that are masked before it is kept."""
 
 MOST = 50
-LONGEST_VALUE = 8_000
-MOST_CHARACTERS = 32_000
+MAX_HEADER_VALUE = 8_000
+MAX_HEADER_CHARACTERS = 32_000
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
@@ -49,7 +49,7 @@ _OURS = {
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse what would break out of its line, or out of the request."""
+    """Refuse names and values that would break the request, such as line breaks."""
     if len(headers) > MOST:
         raise InvalidInput(f"a webhook has at most {MOST} headers, not {len(headers)}")
     seen: set[str] = set()
@@ -65,15 +65,17 @@ def check_headers(headers: Mapping[str, str]) -> None:
         if lower in seen:
             raise InvalidInput(f"the header {name} is given twice")
         seen.add(lower)
-        if not isinstance(value, str):  # the value itself is not told: it may be a secret
+        if not isinstance(value, str):  # the message does not quote the value: it may be a secret
             raise InvalidInput(f"the header {name} takes text, not {type(value).__name__}")
-        if len(value) > LONGEST_VALUE:
+        if len(value) > MAX_HEADER_VALUE:
             raise InvalidInput(
-                f"the header {name} has {len(value):,} characters; {LONGEST_VALUE:,} are allowed"
+                f"the header {name} has {len(value):,} characters; {MAX_HEADER_VALUE:,} are allowed"
             )
         size += len(name) + len(value)
-        if size > MOST_CHARACTERS:
-            raise InvalidInput(f"a webhook's headers have at most {MOST_CHARACTERS:,} characters")
+        if size > MAX_HEADER_CHARACTERS:
+            raise InvalidInput(
+                f"a webhook's headers have at most {MAX_HEADER_CHARACTERS:,} characters"
+            )
         if not _VALUE.fullmatch(value) or not _encodes(value):
             raise InvalidInput(
                 f"the header {name} has a line break or another character that no header can hold"
@@ -81,7 +83,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def shown_name(name: object) -> str:
-    """A name as far as it is one: `Authorization: Bearer x`, given as a name, holds a secret."""
+    """The part of a name that may be quoted: `Authorization: Bearer x` as a name holds a secret."""
     text = str(name)
     found = _NAME.match(text)
     begins = found[0] if found else ""
@@ -93,8 +95,10 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """An answer's headers as they may be kept."""
-    return [(name, MASK if name.lower() in ANSWERED_SECRET else text) for name, text in headers]
+    """The headers of a response with secret values masked."""
+    return [
+        (name, MASK if name.lower() in SECRET_RESPONSE_HEADERS else text) for name, text in headers
+    ]
 
 
 def _encodes(value: str) -> bool:

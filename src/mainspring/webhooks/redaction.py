@@ -1,8 +1,8 @@
-"""What a secret can be known by where an endpoint echoes it, and masking that.
+"""Masks secrets that an endpoint echoes in its response.
 
-An endpoint tells a header back as its own language writes it: in JSON, in HTML, in a URL, or taken
-apart. The forms are worked out once, when a job's secrets are opened; a call only looks for them.
-What was hashed, cut or put in capitals cannot be known.
+An endpoint may return a header as JSON, HTML or part of a URL, or return only a part of it. The
+redactor computes these forms once, when a job's secrets are decrypted; each call only searches for
+them. A secret that was hashed, shortened or written in capitals is not recognised.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from urllib.parse import quote, quote_plus, unquote
 
 from mainspring.webhooks.headers import MASK
 
-__all__ = ["Traces"]
+__all__ = ["SecretRedactor"]
 
 SHORTEST = 6
-"""One that is shorter would be found in every other word."""
+"""A shorter text would match parts of ordinary words."""
 
-MOST_FORMS = 300
-"""Where there are more, all of an answer is masked: to look for 30,000 held the loop a second."""
+MAX_FORMS = 300
+"""With more forms all of a response is masked: a search for 30,000 blocks the loop for a second."""
 
 _MASK = MASK.encode()
 _SCHEMES = frozenset({"basic", "bearer", "token", "apikey"})
@@ -31,25 +31,25 @@ _GO = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
 _NET = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
 
 
-class Traces:
-    """Every form in which one of the secrets may come back, the longest first."""
+class SecretRedactor:
+    """Knows every form in which a response may contain one of the secrets; the longest first."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for part in _parts(secret) for form in part}
         found_by = (form for form in forms if len(form) >= SHORTEST)
         self.texts = tuple(sorted(found_by, key=len, reverse=True))
-        self._hides_all = len(self.texts) > MOST_FORMS
+        self._hides_all = len(self.texts) > MAX_FORMS
         self._bytes = tuple(text.encode() for text in self.texts)
 
-    def redacted(self, text: str) -> str:
-        """A text in which no secret stands any more."""
+    def redact(self, text: str) -> str:
+        """The text with every secret masked."""
         if self._hides_all and text:
             return MASK
         for part in self.texts:
             text = text.replace(part, MASK)
         return text
 
-    def redacted_bytes(self, body: bytes) -> bytes:
+    def redact_bytes(self, body: bytes) -> bytes:
         if self._hides_all and body:
             return _MASK
         for part in self._bytes:
@@ -57,14 +57,14 @@ class Traces:
         return body
 
     def __repr__(self) -> str:
-        return "Traces(********)"
+        return "SecretRedactor(********)"
 
 
 def _parts(secret: str) -> Iterator[Iterable[str]]:
-    """The secret as a whole, and what servers take out of it."""
+    """The forms of the whole secret, and of the parts that servers take out of it."""
     scheme, _, credentials = secret.partition(" ")
     if scheme.lower() in _SCHEMES and " " not in credentials:
-        yield (secret,)  # its scheme is no secret: the forms of the rest are enough
+        yield (secret,)  # the scheme is not secret: the forms of the rest suffice
     else:
         yield _forms(secret)
     yield _forms(secret.rpartition(" ")[2])

@@ -1,7 +1,7 @@
-"""What a webhook job sends, made from its definition and the facts of an attempt. Pure.
+"""Builds the request of an attempt from the job's definition, and signs it. Pure.
 
-The handler sends what `prepare` gives, and a dry run shows it: there is no second way. Only what
-a connection adds itself (Host, Content-Length) is not in it.
+The handler sends what `prepare` returns, and a dry run shows the same. Only Host and
+Content-Length, which the transport adds, are not in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mainspring.core.model import Webhook
 from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.templates import Template
 
-__all__ = ["Facts", "Form", "Mac", "Prepared", "prepare", "webhook_id"]
+__all__ = ["AttemptFacts", "HmacKey", "PreparedRequest", "RequestTemplate", "prepare", "webhook_id"]
 
 USER_AGENT = "Mainspring/0.1"
 
@@ -33,8 +33,8 @@ _OURS = {
 }
 
 
-class Facts(Struct, frozen=True, kw_only=True, gc=False):
-    """What an attempt knows of itself. `body` stands in for the job's, where one was given."""
+class AttemptFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """The facts of an attempt that a request may contain. `body`, if given, replaces the job's."""
 
     job_id: str
     run_id: str
@@ -44,9 +44,9 @@ class Facts(Struct, frozen=True, kw_only=True, gc=False):
     body: Any = None
 
 
-class Form(Struct, frozen=True):
-    """A webhook's request with its secrets in clear, taken apart: worked out once, filled in for
-    each attempt."""
+class RequestTemplate(Struct, frozen=True):
+    """A webhook's request with decrypted secrets and parsed templates. Built once for a definition,
+    filled in for each attempt."""
 
     method: str
     url: Template
@@ -54,16 +54,18 @@ class Form(Struct, frozen=True):
     filled_headers: tuple[tuple[str, Template], ...]
     body: Body
     names: frozenset[str]
-    """In its URL and its headers."""
+    """The template names in the URL and the headers."""
     typed: bool
-    """Whether its headers say what the body is."""
+    """Whether the headers name the content type."""
     secret: tuple[str, ...]
 
     @classmethod
-    def of(cls, webhook: Webhook, secret_headers: Mapping[str, str] | None = None) -> Form:
+    def of(
+        cls, webhook: Webhook, secret_headers: Mapping[str, str] | None = None
+    ) -> RequestTemplate:
         secret_headers = secret_headers or {}
         given = {name.lower() for name in (*webhook.headers, *secret_headers)}
-        # What was given stands over what we would say, however it is written.
+        # A header of the user replaces our default, in upper or lower case.
         ours = {name: text for name, text in _OURS.items() if name.lower() not in given}
         written = {name: Template.of(text) for name, text in {**ours, **webhook.headers}.items()}
         url = _written_out(Template.of(webhook.url))
@@ -80,7 +82,7 @@ class Form(Struct, frozen=True):
         )
 
     def __repr__(self) -> str:
-        return f"Form({self.method} ********)"
+        return f"RequestTemplate({self.method} ********)"
 
 
 class Body(Struct, frozen=True):
@@ -102,8 +104,8 @@ class Body(Struct, frozen=True):
 _NONE = Body(Template(("",), ()))
 
 
-class Prepared(Struct, frozen=True, gc=False):
-    """A request as it is sent. `secret` are the names of headers that are never shown."""
+class PreparedRequest(Struct, frozen=True, gc=False):
+    """A request as it is sent. `secret` holds the names of headers that are never shown."""
 
     method: str
     url: str
@@ -115,11 +117,13 @@ class Prepared(Struct, frozen=True, gc=False):
         return {**self.headers, **dict.fromkeys(self.secret, MASK)}
 
     def __repr__(self) -> str:
-        return f"Prepared({self.method} {self.url}, {self.shown_headers()})"
+        return f"PreparedRequest({self.method} {self.url}, {self.shown_headers()})"
 
 
-def prepare(form: Form, facts: Facts, signing: Iterable[Mac] = ()) -> Prepared:
-    """The request of one attempt: filled in, signed."""
+def prepare(
+    form: RequestTemplate, facts: AttemptFacts, signing: Iterable[HmacKey] = ()
+) -> PreparedRequest:
+    """The request of one attempt, filled in and signed."""
     body = form.body if facts.body is None else Body.of(facts.body)
     known = {name: _FACTS[name](facts) for name in (*form.names, *body.text.names)}
     sent = body.filled(known)
@@ -134,17 +138,17 @@ def prepare(form: Form, facts: Facts, signing: Iterable[Mac] = ()) -> Prepared:
     signed = f"{message_id}.{timestamp}.".encode() + sent
     if signatures := [_signature(mac, signed) for mac in signing]:
         headers["webhook-signature"] = " ".join(signatures)
-    return Prepared(form.method, _url(form.url, known), headers, sent, form.secret)
+    return PreparedRequest(form.method, _url(form.url, known), headers, sent, form.secret)
 
 
 def webhook_id(run_id: str) -> str:
-    """The same for every try of a run. The scheme joins its parts with full stops, so that an id
-    has none; no run id has a tilde."""
+    """The webhook-id header: the same for every attempt of a run. Standard Webhooks joins the
+    signed parts with full stops, so they are replaced by tildes, which no run id contains."""
     return run_id.replace(".", "~")
 
 
-class Mac:
-    """HMAC-SHA256 (RFC 2104) under one key: what depends on the key alone is worked out once."""
+class HmacKey:
+    """HMAC-SHA256 (RFC 2104) with one key. What depends only on the key is computed once."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -162,13 +166,13 @@ class Mac:
         return outer.digest()
 
 
-def _signature(mac: Mac, signed: bytes) -> str:
-    """`v1,…` as Standard Webhooks has it: HMAC-SHA256 over `id.timestamp.body`."""
+def _signature(mac: HmacKey, signed: bytes) -> str:
+    """A signature of Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`."""
     return "v1," + binascii.b2a_base64(mac.digest(signed), newline=False).decode()
 
 
 def _written_out(url: Template) -> Template:
-    """Braces that are no template's cannot stand in a URL."""
+    """The URL with braces percent-encoded, except those of templates."""
     texts = (text.replace("{", "%7B").replace("}", "%7D") for text in url.texts)
     return Template(tuple(texts), url.names)
 
@@ -180,15 +184,15 @@ def _url(url: Template, known: Mapping[str, str]) -> str:
     return url.filled(quoted)
 
 
-_FACTS: dict[str, Callable[[Facts], str]] = {
+_FACTS: dict[str, Callable[[AttemptFacts], str]] = {
     "timestamp": lambda facts: _iso(facts.now),
     "scheduledAt": lambda facts: _iso(facts.scheduled_at),
     "jobId": lambda facts: facts.job_id,
     "executionId": lambda facts: facts.run_id,
     "attempt": lambda facts: str(facts.attempt),
 }
-"""What the names of templates stand for. Each stands as it is inside a text of JSON: neither ids
-nor times have quotes or backslashes."""
+"""The values of template names. They need no escaping inside a JSON string: neither ids nor times
+contain quotes or backslashes."""
 
 
 def _iso(moment: datetime) -> str:

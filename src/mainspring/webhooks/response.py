@@ -1,12 +1,12 @@
-"""What an endpoint answers, as far as it has come."""
+"""The response of an endpoint, as far as it has arrived."""
 
 from __future__ import annotations
 
-__all__ = ["Heard"]
+__all__ = ["PartialResponse"]
 
 
-class Heard:
-    """What came back so far: also of a call that is cut off, so much is known."""
+class PartialResponse:
+    """Filled while a response arrives, so that a cancelled call keeps what it received."""
 
     __slots__ = ("address", "body", "headers", "more", "reason", "status")
 
@@ -16,5 +16,5 @@ class Heard:
         self.headers: list[tuple[str, str]] = []
         self.body = bytearray()
         self.more = False
-        """Whether there was more: beyond what is read, or after the call was cut off."""
+        """Whether the response is longer than what was read, or the call ended before its end."""
         self.address: str | None = None

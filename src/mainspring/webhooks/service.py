@@ -1,4 +1,4 @@
-"""What the scheduler asks of webhooks: define and change them, rotate secrets, show a request."""
+"""Defines and changes webhooks for the scheduler, rotates their secrets, previews requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ from mainspring.stores.protocol import Store
 from mainspring.webhooks import definition as definitions
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.redaction import Traces
-from mainspring.webhooks.request import Facts, Form, Mac, Prepared, prepare
+from mainspring.webhooks.redaction import SecretRedactor
+from mainspring.webhooks.request import (
+    AttemptFacts,
+    HmacKey,
+    PreparedRequest,
+    RequestTemplate,
+    prepare,
+)
 from mainspring.webhooks.settings import WebhookSettings
 from mainspring.webhooks.vault import (
     VARIABLE,
@@ -34,7 +40,7 @@ from mainspring.webhooks.vault import (
 )
 
 if TYPE_CHECKING:
-    from mainspring.webhooks.client import Client
+    from mainspring.webhooks.client import WebhookClient
 
 __all__ = ["HANDLER", "Webhooks", "shown", "shown_headers"]
 
@@ -43,20 +49,20 @@ log = logging.getLogger("mainspring")
 HANDLER = "webhook"
 """The name of the built-in handler."""
 
-MOST_OPENED = 10_000
-"""Jobs whose secrets are held in clear, beside the key that opens them."""
+MAX_OPENED = 10_000
+"""How many jobs' decrypted secrets are kept in memory."""
 
 _NEEDED = ("aiohttp", "cryptography")
 _MEMORY_KEYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def shown_headers(webhook: Webhook) -> dict[str, str]:
-    """A webhook's headers as they may be shown: secrets are masked."""
+    """A webhook's headers with secrets masked."""
     return {**webhook.headers, **dict.fromkeys(webhook.secret_headers, MASK)}
 
 
 def shown(webhook: Webhook) -> dict[str, Any]:
-    """A webhook in JSON's words, without its secrets."""
+    """A webhook as JSON, without its secrets."""
     return {
         "url": webhook.url,
         "method": webhook.method,
@@ -68,35 +74,35 @@ def shown(webhook: Webhook) -> dict[str, Any]:
     }
 
 
-class Opened(Struct, frozen=True):
-    """A webhook, and what is needed for its requests."""
+class OpenedWebhook(Struct, frozen=True):
+    """A webhook with decrypted secrets, ready to build requests."""
 
     webhook: Webhook
-    form: Form
-    signing: tuple[tuple[Mac, datetime | None], ...]
-    """What signs, in its order, and until when."""
-    traces: Traces
-    """What its secrets can be known by in an answer."""
+    form: RequestTemplate
+    signing: tuple[tuple[HmacKey, datetime | None], ...]
+    """The signing keys in order, and until when each is used."""
+    redactor: SecretRedactor
+    """Masks the secrets in responses."""
 
-    def prepared(self, facts: Facts) -> Prepared:
+    def prepared(self, facts: AttemptFacts) -> PreparedRequest:
         """The request of one attempt, signed by the secrets that are valid then."""
         now = facts.now
         signing = [mac for mac, until in self.signing if until is None or until > now]
         return prepare(self.form, facts, signing)
 
     def __repr__(self) -> str:
-        return "Opened(********)"
+        return "OpenedWebhook(********)"
 
 
 class Webhooks:
-    """The webhooks of one scheduler: its settings, its keys."""
+    """The webhooks of one scheduler, with its settings and keys."""
 
     def __init__(self, store: Store, settings: WebhookSettings | None = None) -> None:
         self._store = store
         self.settings = settings or WebhookSettings.from_environment()
         self.allow = AllowList.of(self.settings.allow)
-        self._client: Client | None = None
-        self._opened: dict[str, Opened] = {}
+        self._client: WebhookClient | None = None
+        self._opened: dict[str, OpenedWebhook] = {}
 
     @cached_property
     def available(self) -> bool:
@@ -120,18 +126,18 @@ class Webhooks:
         return vault
 
     def check_keys(self) -> None:
-        """At start: a key that is none is told then, and not by every call that fails of it. Where
-        no key is given nothing is loaded."""
+        """Raise at start if a key is invalid, rather than in every call. Loads nothing if no key is
+        given."""
         if self.available and (self.settings.secret_keys or os.environ.get(VARIABLE)):
             _ = self.vault
 
     @property
-    def client(self) -> Client:
-        """Made when it is first needed: aiohttp takes its time to load."""
+    def client(self) -> WebhookClient:
+        """Created at first use, because aiohttp is slow to import."""
         if self._client is None:
-            from mainspring.webhooks.client import Client
+            from mainspring.webhooks.client import WebhookClient
 
-            self._client = Client(self.allow)
+            self._client = WebhookClient(self.allow)
         return self._client
 
     async def close(self) -> None:
@@ -147,9 +153,10 @@ class Webhooks:
     def rotated(
         self, job: Job, now: datetime, *, keep: Span = "24h", secret: str | None = None
     ) -> tuple[Webhook, str]:
-        """The webhook with another signing secret, and that secret, to be shown once.
+        """The webhook with a new signing secret, and that secret, which is shown once.
 
-        The former one signs too for the time given, so that receivers can follow.
+        Requests are also signed with the former secret for the time given, so that receivers can
+        change over.
         """
         webhook, fresh = _of(job), secret or new_signing_secret()
         until = now + duration(keep, what="keep")
@@ -158,16 +165,16 @@ class Webhooks:
         return replace(webhook, signing=(signing, *former)), fresh
 
     def alike(self, one: Job, other: Job) -> bool:
-        """Whether both make the same requests, with the same secrets in them. What signs them is
-        not looked at: every job is given its own."""
+        """Whether both send the same requests with the same secret headers. Signing secrets are not
+        compared: every job has its own."""
         if one.webhook is None or other.webhook is None:
             return one.webhook is other.webhook
         bare = [replace(_of(job), secret_headers={}, signing=()) for job in (one, other)]
         return bare[0] == bare[1] and self._clear(one) == self._clear(other)
 
     def replaced(self, draft: Job, stored: Job, *, own_secret: bool) -> Webhook:
-        """The draft's webhook in the place of the stored one. What means the same stays as it is
-        stored, because sealing a secret once more gives another text."""
+        """The draft's webhook in place of the stored one. Equal secrets keep their stored text,
+        because encrypting one again gives another text."""
         new, old = _of(draft), _of(stored)
         if self.alike(draft, stored):
             new = replace(old, signing=new.signing)
@@ -183,7 +190,7 @@ class Webhooks:
         return texts[0] == texts[1]
 
     def resealed(self, job: Job) -> Job:
-        """The job with every secret under the newest key."""
+        """The job with every secret encrypted with the newest key."""
         webhook, opened = _of(job), self._clear(job)
         origin = definitions.origin_of(webhook.url)
         after = replace(
@@ -202,35 +209,39 @@ class Webhooks:
         return replace(job, webhook=after)
 
     def stale(self, job: Job) -> bool:
-        """Whether a secret of the job is sealed with another key than the newest."""
+        """Whether a secret of the job is encrypted with another key than the newest."""
         webhook = job.webhook
         if webhook is None:
             return False
         sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
         return any(map(self.vault.stale, sealed))
 
-    def opened(self, job: Job) -> Opened:
-        """What of a job's requests is the same for all, its secrets in clear: worked out once for
-        a definition (opening alone took 20 of the 110 µs that a call costs beside aiohttp's own).
+    def opened(self, job: Job) -> OpenedWebhook:
+        """The job's webhook with decrypted secrets, computed once for a definition: decrypting
+        alone took 20 of the 110 µs that a call costs beside aiohttp's part.
         """
         webhook = _of(job)
         known = self._opened.get(job.id)
         if known is None or (known.webhook is not webhook and known.webhook != webhook):
             signing = tuple(
-                (Mac(signing_bytes(self._signing_text(job.id, one))), one.until)
+                (HmacKey(signing_bytes(self._signing_text(job.id, one))), one.until)
                 for one in webhook.signing
             )
             clear = self._clear(job)
-            known = Opened(webhook, Form.of(webhook, clear), signing, Traces(clear.values()))
+            known = OpenedWebhook(
+                webhook, RequestTemplate.of(webhook, clear), signing, SecretRedactor(clear.values())
+            )
             self._opened.pop(job.id, None)
-            if len(self._opened) >= MOST_OPENED:
+            if len(self._opened) >= MAX_OPENED:
                 del self._opened[next(iter(self._opened))]  # the oldest
             self._opened[job.id] = known
         return known
 
-    def preview(self, job: Job, now: datetime, *, body: Any = None, run_id: str = "") -> Prepared:
-        """The request that the job would make now, signed, without sending it."""
-        facts = Facts(
+    def preview(
+        self, job: Job, now: datetime, *, body: Any = None, run_id: str = ""
+    ) -> PreparedRequest:
+        """The signed request that the job would send now. It is not sent."""
+        facts = AttemptFacts(
             job_id=job.id,
             run_id=run_id or f"{job.id}@dry-run",
             attempt=1,
@@ -239,8 +250,6 @@ class Webhooks:
             body=body,
         )
         return self.opened(job).prepared(facts)
-
-    # Steps
 
     def _need(self) -> Webhooks:
         if not self.available:
@@ -266,7 +275,9 @@ _SIGNING = "the signing secret"
 
 def _of(job: Job) -> Webhook:
     if job.webhook is None:
-        raise InvalidInput(f"job {job.id!r} runs the handler {job.handler!r}: it is no webhook")
+        raise InvalidInput(
+            f"job {job.id!r} runs the handler {job.handler!r}: it is not a webhook job"
+        )
     return job.webhook
 
 
@@ -277,7 +288,7 @@ def _files(store: Store) -> tuple[Path, Path] | tuple[None, None]:
 
 
 def _keys_of(store: Store) -> list[str]:
-    """What lives in memory is gone with the process, and so may its key be."""
+    """A key for a memory store, which lives as long as the store."""
     from mainspring.stores.memory import MemoryStore
 
     if not isinstance(store, MemoryStore):

@@ -1,4 +1,4 @@
-"""How this process calls webhooks: one value, checked when the scheduler is made."""
+"""Settings for calling webhooks, checked when the scheduler is created."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ALLOW_VARIABLE = "MAINSPRING_ALLOW_PRIVATE"
 PER_HOST_VARIABLE = "MAINSPRING_PER_HOST"
 CAP_VARIABLE = "MAINSPRING_RETRY_AFTER_CAP"
 
-MOST_PER_HOST = 10_000
+MAX_PER_HOST = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """`allow`: hosts, addresses and CIDR ranges that webhooks may reach although they are not of
-    the public internet. `per_host`: calls to one host at once, from this process;
-    None: half of what the process may run at once, and at least one.
-    `retry_after_cap`: the longest wait that an endpoint may ask for. `secret_keys`: keys for
-    secrets, the newest first, beside those of the environment."""
+    """`allow`: hosts, addresses and CIDR ranges outside the public internet that webhooks may call.
+    `per_host`: how many calls this process makes to one host at once; None means half of its
+    capacity, at least one. `retry_after_cap`: the longest wait that an endpoint may ask for.
+    `secret_keys`: encryption keys for secrets, the newest first, in addition to those of the
+    environment."""
 
     allow: Iterable[str] = ()
     per_host: int | None = None
@@ -42,20 +42,20 @@ class WebhookSettings:
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         if isinstance(self.per_host, bool) or not isinstance(self.per_host, int | None):
             raise InvalidInput(f"per_host is a whole number, not {self.per_host!r}")
-        if self.per_host is not None and not 1 <= self.per_host <= MOST_PER_HOST:
-            raise InvalidInput(f"per_host is 1 to {MOST_PER_HOST}, not {self.per_host!r}")
+        if self.per_host is not None and not 1 <= self.per_host <= MAX_PER_HOST:
+            raise InvalidInput(f"per_host is 1 to {MAX_PER_HOST}, not {self.per_host!r}")
         cap = duration(self.retry_after_cap, what="retry_after_cap")
         object.__setattr__(self, "retry_after_cap", cap)
         AllowList.of(self.allow)
 
     def calls_to_one_host(self, capacity: int) -> int:
-        """How many calls to one host a process of that capacity makes at once."""
+        """How many calls a process of this capacity makes to one host at once."""
         return max(1, capacity // 2) if self.per_host is None else self.per_host
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> WebhookSettings:
-        """What a scheduler uses that is given none: MAINSPRING_ALLOW_PRIVATE (with commas),
-        MAINSPRING_PER_HOST, MAINSPRING_RETRY_AFTER_CAP."""
+        """Settings from MAINSPRING_ALLOW_PRIVATE (separated by commas), MAINSPRING_PER_HOST and
+        MAINSPRING_RETRY_AFTER_CAP, for a scheduler that is given none."""
         environ = os.environ if environ is None else environ
         allow = environ.get(ALLOW_VARIABLE, "").split(",")
         said: dict[str, Any] = {"allow": [entry for entry in map(str.strip, allow) if entry]}
@@ -68,6 +68,6 @@ class WebhookSettings:
 
 def _per_host(text: str) -> int:
     number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
-    if not 1 <= number <= MOST_PER_HOST:
-        raise InvalidInput(f"{PER_HOST_VARIABLE} is 1 to {MOST_PER_HOST}, not {text!r}")
+    if not 1 <= number <= MAX_PER_HOST:
+        raise InvalidInput(f"{PER_HOST_VARIABLE} is 1 to {MAX_PER_HOST}, not {text!r}")
     return number

@@ -1,7 +1,7 @@
-"""A span around each call, its `traceparent` sent on, where the program has set up OpenTelemetry.
+"""Makes an OpenTelemetry span for each call and sends its `traceparent` to the endpoint.
 
-Without the extra `otel`, or in a program that named no tracer provider, nothing of it is loaded or
-done. No secret and no query is in a span.
+Nothing is loaded or done without the extra `otel`, or in a program without a tracer provider. Spans
+contain neither secrets nor query strings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from mainspring.core.context import RunContext
-from mainspring.webhooks.request import Prepared
+from mainspring.webhooks.request import PreparedRequest
 
 __all__ = ["traced"]
 
@@ -21,7 +21,7 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Span(Protocol):
-    """As much of a span as is used here."""
+    """The part of a span that this module uses."""
 
     def set_attribute(self, key: str, value: Any) -> None: ...
 
@@ -34,8 +34,8 @@ Traced = AbstractContextManager[tuple[Span, Mapping[str, str]]]
 _UNTRACED: Traced = nullcontext((_NoSpan(), NOTHING))
 
 
-def traced(request: Prepared, ctx: RunContext) -> Traced:
-    """The span of a call, and the headers that tell the endpoint of it."""
+def traced(request: PreparedRequest, ctx: RunContext) -> Traced:
+    """The span of a call, and the headers that carry it to the endpoint."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _UNTRACED
@@ -44,7 +44,7 @@ def traced(request: Prepared, ctx: RunContext) -> Traced:
 
 @contextmanager
 def _span(
-    trace: Any, request: Prepared, ctx: RunContext
+    trace: Any, request: PreparedRequest, ctx: RunContext
 ) -> Iterator[tuple[Span, Mapping[str, str]]]:
     from opentelemetry import propagate
 

@@ -1,7 +1,7 @@
-"""Templates without code: `{{name}}` stands for one of five facts, and nothing else is there.
+"""Templates: `{{name}}` is replaced by one of five facts of an attempt.
 
-No expressions, no filters, no lookups: what a definition can make Mainspring say is decided by
-this list alone. A name that is not on it is refused when the job is made.
+There are no expressions, filters or lookups, so a definition cannot read anything else. A name that
+is not in `NAMES` is refused when the job is defined.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["NAMES", "Template", "check", "tight"]
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
 _MARK = re.compile(r"\{\{([^{}]{0,200})\}\}")
-"""Nothing in it can match in two ways: with the spaces apart from the name, 15,000 of them held the
-process for minutes."""
+"""The pattern is unambiguous, so it cannot backtrack: one that matched spaces separately took
+minutes for 15,000 of them."""
 
 
 def check(value: Any, where: str) -> None:
@@ -32,7 +32,7 @@ def check(value: Any, where: str) -> None:
             if name not in NAMES:
                 known = ", ".join(f"{{{{{known}}}}}" for known in NAMES)
                 raise InvalidInput(
-                    f"{where} has {{{{{name}}}}}, which stands for nothing; known are {known}"
+                    f"{where} has {{{{{name}}}}}, which is not a known name; known are {known}"
                 )
     elif isinstance(value, dict):
         for item in value.values():
@@ -43,19 +43,19 @@ def check(value: Any, where: str) -> None:
 
 
 def tight(text: str) -> str:
-    """The text with no spaces inside its marks: a URL has none."""
+    """The text without spaces inside `{{ }}`, for URLs, which cannot contain spaces."""
     return _MARK.sub(lambda found: f"{{{{{found[1].strip()}}}}}", text)
 
 
 class Template(Struct, frozen=True):
-    """A text taken apart at its names: `texts[0] names[0] texts[1] names[1] … texts[-1]`."""
+    """A text split at its names: `texts[0] names[0] texts[1] names[1] … texts[-1]`."""
 
     texts: tuple[str, ...]
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str) -> Template:
-        """An unknown name (it was checked before) is text like any other."""
+        """Split a text. Unknown names, which `check` refuses, stay as text."""
         texts, names, end = [], [], 0
         for found in _MARK.finditer(text):
             if (name := found[1].strip()) in NAMES:
@@ -66,8 +66,9 @@ class Template(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, value: Any) -> Template:
-        """The JSON text of a value, with names in its texts; keys stay as they are."""
-        edge = secrets.token_hex(16)  # stands in no text, and as it is in JSON
+        """Split the JSON text of a value. Names in its strings are replaced, names in its keys are
+        not."""
+        edge = secrets.token_hex(16)  # occurs in no text, and JSON does not escape it
         marked = _marked(value, {name: f"{edge}{name}{edge}" for name in NAMES})
         parts = msgspec.json.encode(marked).decode().split(edge)
         return cls(tuple(parts[::2]), tuple(parts[1::2]))

@@ -1,11 +1,11 @@
-"""A request and its answer over a connection: as much of aiohttp's client as a webhook needs.
+"""HTTP transport: sends one request over a connection and reads the response.
 
-aiohttp makes the connections, keeps them and reads what they bring. Its session, which serves
-cookies, redirects, proxies and bodies without end, is left out: that was most of the cost of a
-call. Every socket is made by `_socket`, which is told the address that will be connected to:
-whatever a name resolved to a moment ago, and whatever a literal looks like, that address is what
-is checked. Nothing of the environment is used (no proxies, no netrc). An answer is read up to
-64 KiB and never decompressed.
+aiohttp's connector opens, keeps and parses connections. Its `ClientSession` is not used: it sends a
+GET, PUT or DELETE again when a kept connection breaks, so an endpoint could be called twice, and
+it was a fifth of the cost of a call (docs/decisions/0010-outgoing-calls.md). `_socket` creates
+every socket and checks the very address that will be connected to, so a name that resolves to
+another address a moment later (DNS rebinding) gets nowhere. Proxies and netrc of the environment
+are ignored. The transport reads at most 64 KiB of a response and never decompresses it.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.request import Prepared
-from mainspring.webhooks.response import Heard
+from mainspring.webhooks.request import PreparedRequest
+from mainspring.webhooks.response import PartialResponse
 
-__all__ = ["MOST_READ", "Refusal", "Wire"]
+__all__ = ["MAX_RESPONSE_BYTES", "Refusal", "Transport"]
 
-MOST_READ = 64 * 1024
-MOST_HEADERS = 100
-MOST_INTERIM = 20
-LONGEST_LINE = 8_190
-MOST_ORIGINS = 4_096
+MAX_RESPONSE_BYTES = 64 * 1024
+MAX_RESPONSE_HEADERS = 100
+MAX_INTERIM_RESPONSES = 20
+MAX_LINE_BYTES = 8_190
+MAX_ORIGINS = 4_096
 
-SENT_AT_ONCE = 16 * 1024
-"""Bytes that an idle connection takes without waiting."""
+MAX_BYTES_SENT_AT_ONCE = 16 * 1024
+"""Bytes that the kernel accepts on an idle connection without waiting."""
 
-NAME_SECONDS = 5
-"""How long an address that a name stood for is used for new connections."""
+DNS_CACHE_SECONDS = 5
+"""How long a resolved address is used for new connections."""
 
-IDLE_SECONDS = 1.5
-"""How long an unused connection is kept: less than servers do (gunicorn 2 s, Node and uvicorn 5 s),
-or a request would now and then meet a connection that is just being closed, and fail."""
+IDLE_CONNECTION_SECONDS = 1.5
+"""How long an unused connection is kept. Servers keep theirs longer (gunicorn 2 s, Node and uvicorn
+5 s); otherwise a request would sometimes fail on a connection that the server is closing."""
 
-LOOKUPS = 32
-"""Names looked up at once, but for those whose lookup hangs."""
-LOOKUP_HANGS = 1.0
-"""Seconds after which a lookup counts as hanging: it goes on, and others need not wait for it. A
+MAX_LOOKUPS = 32
+"""How many names are looked up at once. Slow lookups are not counted."""
+SLOW_LOOKUP_SECONDS = 1.0
+"""Seconds after which a lookup counts as slow: it continues, but others no longer wait for it. A
 name server that does not answer holds a thread for 10 to 30 s."""
-MOST_HANGING = 256
-"""Lookups that hang at once. Beyond that only names are looked up that have answered before."""
-MOST_ANSWERED = 4_096
+MAX_SLOW_LOOKUPS = 256
+"""How many slow lookups may run at once. Beyond that only names that resolved before are tried."""
+MAX_KNOWN_NAMES = 4_096
 
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _HEAD_ENDS = re.compile(rb"\n\r?\n")
@@ -72,51 +72,51 @@ _host: ContextVar[str] = ContextVar("_host", default="")
 
 
 class Refusal(OSError):
-    """Of an address, in the form that the connector passes on."""
+    """An address is not allowed. An `OSError`, because the connector passes only those on."""
 
 
-class Wire:
-    """Made and used on one loop."""
+class Transport:
+    """Keeps connections to endpoints. Create and use it on one event loop."""
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
         self._connector = _Connector(
-            limit=0,  # places are counted by the worker and by host
+            limit=0,  # the worker limits calls, in total and for each host
             resolver=_Resolver(allow),
             socket_factory=self._socket,
-            ttl_dns_cache=NAME_SECONDS,
-            keepalive_timeout=IDLE_SECONDS,
+            ttl_dns_cache=DNS_CACHE_SECONDS,
+            keepalive_timeout=IDLE_CONNECTION_SECONDS,
         )
-        # By these the connector knows where to connect to; requests are written by `_write`.
-        self._origin = lru_cache(MOST_ORIGINS)(
+        # The connector takes host, port and TLS from these; `_write` sends the real request.
+        self._origin = lru_cache(MAX_ORIGINS)(
             partial(aiohttp.ClientRequest, "GET", loop=asyncio.get_running_loop())
         )
 
-    async def exchange(self, url: URL, request: Prepared, heard: Heard) -> None:
-        """Send the request once, and read the answer into `heard` as it comes."""
+    async def exchange(self, url: URL, request: PreparedRequest, response: PartialResponse) -> None:
+        """Send the request once, and fill `response` while the answer arrives."""
         _host.set(url.raw_host or "")
         connection = await self._connector.connect(self._origin(url.origin()), [], _UNTIMED)
         try:
             protocol = connection.protocol
             assert isinstance(protocol, _Protocol)
-            heard.address = protocol.address
+            response.address = protocol.address
             protocol.expect(answer_to=request.method)
             await _write(protocol, url, request)
             message, content = await protocol.read()
             while message.code in _INTERIM:
                 message, content = await protocol.read()
-            heard.status, heard.reason = message.code, message.reason or ""
-            heard.headers = [(str(name), str(text)) for name, text in message.headers.items()]
-            heard.more = True  # until its end has come: a call may be cut off before
-            while not content.at_eof() and len(heard.body) < MOST_READ:
-                heard.body += content.read_nowait() or await content.readany()
+            response.status, response.reason = message.code, message.reason or ""
+            response.headers = [(str(name), str(text)) for name, text in message.headers.items()]
+            response.more = True  # until its end arrives: the call may be cancelled before
+            while not content.at_eof() and len(response.body) < MAX_RESPONSE_BYTES:
+                response.body += content.read_nowait() or await content.readany()
             ended = content.at_eof() and not protocol.broken
-            heard.more = not ended or len(heard.body) > MOST_READ
-            del heard.body[MOST_READ:]
+            response.more = not ended or len(response.body) > MAX_RESPONSE_BYTES
+            del response.body[MAX_RESPONSE_BYTES:]
         except BaseException:
             _give_up(connection)
             raise
-        if protocol.clean and not heard.more and protocol.sent(len(request.body)):
+        if protocol.clean and not response.more and protocol.sent(len(request.body)):
             connection.release()
         else:
             _give_up(connection)
@@ -140,7 +140,7 @@ def _give_up(connection: Connection) -> None:
     connection.close()
 
 
-async def _write(protocol: _Protocol, url: URL, request: Prepared) -> None:
+async def _write(protocol: _Protocol, url: URL, request: PreparedRequest) -> None:
     """Hand all of a request to its connection. Nobody waits until it is sent: an endpoint may
     answer before it has read the whole."""
     headers: Any = {"Host": url.host_port_subcomponent, **request.headers}  # no CIMultiDict needed
@@ -152,36 +152,37 @@ async def _write(protocol: _Protocol, url: URL, request: Prepared) -> None:
 
 
 class _Protocol(ResponseHandler):
-    """Takes one answer for each request, and closes a connection that brings more, or that brings
-    something unasked: aiohttp would keep it for the next request, which would have that answer.
+    """Accepts one response for each request.
 
-    What aiohttp reads at once it keeps or drops as a whole; so it is given a head by itself, and a
-    good answer counts whatever stands behind it. Has enough of an endpoint that says "in a moment"
-    (103) without end: a flood of them keeps the loop from everything else.
+    It closes a connection that sends more, or that sends something before a request: aiohttp would
+    keep those bytes, and the next request would take them as its response. aiohttp keeps or drops
+    what it reads in one step as a whole, so this class passes each head on by itself: a valid
+    response counts, whatever follows it. After 20 interim responses (103) it closes the connection,
+    because an endless series of them would block the event loop.
     """
 
     address: str | None = None
     broken = False
-    """Whether it ended in the midst of an answer: one without a length seems whole then."""
-    answered = True  # nothing is asked yet
+    """Whether the connection broke inside a response. One without a length would look complete."""
+    answered = True  # no request was sent yet
     _heads = 0
-    _left: int | None = 0  # bytes of the body that are to come; None: it is known by its end
-    _last = b""  # the last bytes that came
+    _left: int | None = 0  # bytes of the body still to come; None: unknown until its end
+    _last = b""  # the last bytes received
 
     @property
     def clean(self) -> bool:
-        """Whether it brought one answer, all of it, and nothing behind it."""
+        """Whether one complete response arrived, and nothing after it."""
         if self._left is None:
             return self.answered and self._last.endswith(_BLANK_LINES)
         return self.answered and self._left == 0
 
     def sent(self, size: int) -> bool:
-        """Whether all of a request has gone out. Below TLS nobody tells; as much as the system
-        takes at once has."""
+        """Whether the whole request was sent. With TLS that is unknown, except for a request that
+        is small enough to be sent at once."""
         if self.transport is None:
             return False
         if self.transport.get_extra_info("sslcontext") is not None:
-            return size <= SENT_AT_ONCE
+            return size <= MAX_BYTES_SENT_AT_ONCE
         return self.transport.get_write_buffer_size() == 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -194,7 +195,7 @@ class _Protocol(ResponseHandler):
         super().connection_lost(exc)
 
     def expect(self, *, answer_to: str) -> None:
-        """A request with this method is about to be sent."""
+        """Prepare for the response to a request with this method, which is sent next."""
         self.answered = False
         self._heads = 0
         self._left = 0
@@ -203,10 +204,10 @@ class _Protocol(ResponseHandler):
             skip_payload=answer_to == "HEAD",
             read_until_eof=True,
             auto_decompress=False,
-            read_bufsize=MOST_READ // 2,  # aiohttp buffers twice as much
-            max_line_size=LONGEST_LINE,
-            max_field_size=LONGEST_LINE,
-            max_headers=MOST_HEADERS,
+            read_bufsize=MAX_RESPONSE_BYTES // 2,  # aiohttp buffers twice as much
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_RESPONSE_HEADERS,
         )
 
     def data_received(self, data: bytes) -> None:
@@ -215,11 +216,11 @@ class _Protocol(ResponseHandler):
             rest = self._head_received(rest)
         if rest and self.answered and (self._payload is None or self._payload.is_eof()):
             self._cut_off()
-        elif (rest or not data) and self._exception is None:  # no data: aiohttp itself goes on
+        elif (rest or not data) and self._exception is None:  # no data: aiohttp continues by itself
             self._pass_on(rest)
 
     def _head_received(self, data: bytes) -> bytes:
-        """Read to the end of a head, if it is here; gives what stands behind it."""
+        """Pass on data up to the end of a response head; return what follows it."""
         end = _HEAD_ENDS.search(self._last + data)
         if end is None:
             self._pass_on(data)
@@ -228,7 +229,7 @@ class _Protocol(ResponseHandler):
         self._pass_on(data[:size])
         self._last = b""
         self._heads += 1
-        if self._heads > MOST_INTERIM and not self.answered:
+        if self._heads > MAX_INTERIM_RESPONSES and not self.answered:
             self.set_exception(HttpProcessingError(message="too many interim answers"))
             self._cut_off()
         return data[size:]
@@ -240,7 +241,7 @@ class _Protocol(ResponseHandler):
         super().data_received(data)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """A head is read. aiohttp has looked at its lengths."""
+        """aiohttp calls this when it has parsed a head and checked its lengths."""
         if self.answered:
             self.force_close()
             return
@@ -248,7 +249,7 @@ class _Protocol(ResponseHandler):
         self.answered = not HTTPStatus.CONTINUE <= message.code < HTTPStatus.OK
         length = message.headers.get("Content-Length", "0")
         if self._skip_payload or message.code in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
-            # No body is read. One that should not come may come all the same, and later.
+            # No body is read. A server may send one all the same, and later.
             if self._skip_payload or message.chunked or length != "0":
                 self.force_close()
         else:
@@ -258,7 +259,7 @@ class _Protocol(ResponseHandler):
     def set_exception(self, error: BaseException, *cause: BaseException) -> None:
         payload = self._payload
         super().set_exception(error, *cause)
-        # Of broken chunks aiohttp does not tell, and the call would wait for its timeout.
+        # aiohttp does not report broken chunks; the call would wait for its timeout.
         if payload is not None and not payload.is_eof():
             payload.set_exception(aiohttp.ClientPayloadError(str(error)))
 
@@ -275,8 +276,8 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Names by the system's resolver, on threads of our own; addresses that may not be called are
-    left out (and checked again when a socket is made)."""
+    """Resolves names with the system's resolver, in its own threads. Leaves out addresses that are
+    not allowed; `Transport._socket` checks each address again."""
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
@@ -308,23 +309,23 @@ class _Resolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Lookups that hang end by themselves: nobody waits for their threads."""
+        """Does nothing: slow lookups end by themselves, and their threads are daemons."""
 
 
 class _Lookups:
-    """Looks names up in threads: one lookup for each name, and those that hang hold up no other.
+    """Looks names up in threads, one lookup for each name at a time. A slow lookup delays no other.
 
-    The threads are daemons. A program that ends does not wait for a name server.
+    The threads are daemons, so a program that ends does not wait for a name server.
     """
 
     def __init__(self) -> None:
-        self._free = asyncio.Semaphore(LOOKUPS)
+        self._free = asyncio.Semaphore(MAX_LOOKUPS)
         self._hanging = 0
         self._under_way: dict[tuple[str, int], asyncio.Task[list[Any]]] = {}
         self._answered: dict[str, None] = {}
 
     async def find(self, host: str, family: int) -> list[Any]:
-        """What `getaddrinfo` says of a name. Who asks for one that is being looked up joins in."""
+        """The result of `getaddrinfo`. Callers that need the same name share one lookup."""
         key = (host, family)
         task = self._under_way.get(key)
         if task is None:
@@ -334,22 +335,24 @@ class _Lookups:
 
     def _ended(self, key: tuple[str, int], task: asyncio.Task[list[Any]]) -> None:
         self._under_way.pop(key, None)
-        if task.cancelled() or task.exception() is not None:  # nobody else may ask for it
+        if (
+            task.cancelled() or task.exception() is not None
+        ):  # otherwise asyncio logs an unread exception
             return
         self._answered.pop(key[0], None)
         self._answered[key[0]] = None
-        if len(self._answered) > MOST_ANSWERED:
+        if len(self._answered) > MAX_KNOWN_NAMES:
             del self._answered[next(iter(self._answered))]
 
     async def _look_up(self, host: str, family: int) -> list[Any]:
-        if self._hanging >= MOST_HANGING and host not in self._answered:
-            raise OSError(f"{self._hanging} names are being looked up without an answer")
+        if self._hanging >= MAX_SLOW_LOOKUPS and host not in self._answered:
+            raise OSError(f"{self._hanging} lookups of names are waiting for a name server")
         async with self._free:
             found = _in_thread(
                 lambda: socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM),
                 name="mainspring-names",
             )
-            await asyncio.wait({found}, timeout=LOOKUP_HANGS)
+            await asyncio.wait({found}, timeout=SLOW_LOOKUP_SECONDS)
         if found.done():
             return found.result()
         self._hanging += 1
@@ -360,7 +363,7 @@ class _Lookups:
 
 
 def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """What a function gives, called in a daemon thread of its own."""
+    """Call a function in a new daemon thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -368,17 +371,19 @@ def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         if not future.done():
             set_outcome(outcome)
 
-    def tell(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    def report(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop is closed, so nothing waits for the result
             loop.call_soon_threadsafe(settle, set_outcome, outcome)
 
     def run() -> None:
         try:
             outcome = work()
         except Exception as error:
-            tell(future.set_exception, error)
+            report(future.set_exception, error)
         else:
-            tell(future.set_result, outcome)
+            report(future.set_result, outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

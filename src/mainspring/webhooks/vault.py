@@ -1,14 +1,14 @@
-"""Secrets at rest: AES-256-GCM, with keys that can be changed.
+"""Encrypts secrets at rest with AES-256-GCM. Keys can be rotated.
 
-A sealed secret names its key by an id made from the key itself, so several keys may be there at
-once: the first seals, every one opens. What a secret is for (its job, its header, the origin it
-is sent to) is bound into the seal as associated data: a row edited by hand cannot carry one to
-another job, another header or another host.
+An encrypted secret names its key by an id, which is a hash of the key. So several keys can be in
+use: the first encrypts, each of them decrypts. The job, the header and the origin of a secret are
+bound to it as associated data, so a row edited by hand cannot move a secret to another job, header
+or host.
 
-Where keys come from: settings, the environment (MAINSPRING_SECRET_KEY: one, or several with
-commas, the newest first), and on the embedded store a file beside the database, made at first
-use and readable by its owner alone. A shared store has no such file: there secrets are refused
-until there is a key.
+Keys come from the settings, from the environment (MAINSPRING_SECRET_KEY: one key, or several
+separated by commas, the newest first), and on the embedded store from a file beside the database,
+which is created at first use and readable only by its owner. On a shared store there is no such
+file, and secrets are refused until a key is given.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _PREFIX = "whsec_"
 
 
 def new_key() -> str:
-    """A key as the environment takes it."""
+    """A new random key, in the form that MAINSPRING_SECRET_KEY takes."""
     return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
 
 
 def new_signing_secret() -> str:
-    """A secret to sign with, in the form that Standard Webhooks libraries take."""
+    """A new signing secret, in the form that Standard Webhooks libraries take."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
 
 
 def signing_bytes(secret: str) -> bytes:
-    """The key that a `whsec_…` text stands for; 24 to 64 bytes, as the scheme asks."""
+    """The key in a `whsec_…` text: 24 to 64 bytes, as Standard Webhooks requires."""
     try:
         key = base64.b64decode(secret.removeprefix(_PREFIX).encode(), validate=True)
     except (ValueError, AttributeError):
@@ -68,7 +68,8 @@ def signing_bytes(secret: str) -> bytes:
 
 
 class Vault:
-    """Seals and opens secrets. Without a key it opens nothing, and says what to do."""
+    """Encrypts and decrypts secrets. Without a key it raises `SecretKeyMissing`, which says what to
+    do."""
 
     def __init__(
         self,
@@ -92,26 +93,26 @@ class Vault:
         former_file: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Vault:
-        """With the keys given, those of the environment, and those of the file (where there is
-        one; it is made only when there is no other key to seal with). `former_file` is read as
-        well: the name that the file had in an earlier version."""
+        """A vault with the given keys, those of the environment and those of the file. The file is
+        created only if there is no other key to encrypt with. `former_file` is the name of the file
+        in an earlier version; it is read too."""
         environ = os.environ if environ is None else environ
         texts = [*given, *environ.get(VARIABLE, "").split(",")]
         return cls([_key(text) for text in map(str.strip, texts) if text], file, former_file)
 
     @property
     def ready(self) -> bool:
-        """Whether secrets can be sealed here."""
+        """Whether there is a key, or a file where one can be created."""
         return self._newest is not None or self._file is not None
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of the keys that are there, the one that seals first."""
+        """The ids of all keys; the first one encrypts."""
         return tuple(self._ciphers)
 
     def seal(self, text: str, *bound: str) -> Sealed:
-        """Encrypt a secret for one use; `bound` says which (the job, what it is, where it goes),
-        and is asked for again to open it."""
+        """Encrypt a secret for one use. `bound` names that use (job, header, origin); `open` needs
+        the same values."""
         if self._newest is None:
             self._make_file()
         assert self._newest is not None
@@ -142,13 +143,11 @@ class Vault:
             ) from None
 
     def stale(self, sealed: Sealed) -> bool:
-        """Whether a secret is sealed with another key than the newest."""
+        """Whether a secret is encrypted with another key than the newest."""
         return sealed.key != self._newest
 
     def __repr__(self) -> str:
         return f"Vault(keys={list(self._ciphers)})"
-
-    # Steps
 
     def _load(self) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -164,8 +163,7 @@ class Vault:
                 " base64 of 32 random bytes in every process of this store"
                 " (`openssl rand -base64 32` makes one), or leave secret headers out"
             )
-        # Whole or not at all, and the first of several processes wins: the file appears under its
-        # name by a link, which fails where one is there.
+        # A hard link creates the file whole, and fails if another process created it first.
         draft = self._file.with_name(f"{self._file.name}.{os.getpid()}.{secrets.token_hex(4)}")
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -181,7 +179,7 @@ class Vault:
 
 
 def key_files(database: Path) -> tuple[Path, Path]:
-    """Where the key of an embedded store is kept, and where 0.1.0 kept it."""
+    """The key file of an embedded store, and its name in 0.1.0."""
     return Path(f"{database}-secret.key"), Path(f"{database}.key")
 
 
@@ -191,7 +189,8 @@ def _key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
-        raise InvalidInput(  # the text is not told: it may be a key with a slip in it
+        # The message does not quote the text: it may be a key with a typing error.
+        raise InvalidInput(
             f"a key in {VARIABLE} is the base64 of {_KEY_BYTES} random bytes;"
             " `openssl rand -base64 32` makes one"
         )
@@ -199,7 +198,7 @@ def _key(text: str) -> bytes:
 
 
 def _read_file(path: Path | None) -> list[bytes]:
-    """The keys of the file, one in a line, the newest first."""
+    """The keys in the file, one on each line, the newest first."""
     try:
         if path is None:
             return []
@@ -229,5 +228,6 @@ def _key_id(key: bytes) -> str:
 
 
 def _bound(parts: Sequence[str]) -> bytes:
-    """Unambiguous: no job id, header name or origin has a control character in it."""
+    """The associated data. It is unambiguous: no job id, header name or origin has control
+    characters."""
     return "\x1f".join(("mainspring", "1", *parts)).encode()
