@@ -65,22 +65,22 @@ async def away(make: Make, request: pytest.FixtureRequest) -> Away:
 
 async def test_a_key_that_was_good_hears_of_it(away: Away) -> None:
     headers = await key(away.api)
-    assert await away.up(headers=headers) == "mainspring_store_up 1"
+    assert await away.up(headers=headers) == "mainspring_store_up 1.0"
     away.go()
     for _ in range(3):
         away.clock.advance(3600)
-        assert await away.up(headers=headers) == "mainspring_store_up 0"
+        assert await away.up(headers=headers) == "mainspring_store_up 0.0"
     away.come()
 
     async def back() -> bool:
-        return await away.up(headers=headers) == "mainspring_store_up 1"
+        return await away.up(headers=headers) == "mainspring_store_up 1.0"
 
     await come_true(back)  # the engine has to find out
 
 
 async def test_it_opens_nothing_else(away: Away) -> None:
     headers = await key(away.api, "admin")
-    assert await away.up(headers=headers) == "mainspring_store_up 1"
+    assert await away.up(headers=headers) == "mainspring_store_up 1.0"
     away.go()
     for method, path in (
         ("GET", "/api/jobs"),
@@ -100,12 +100,12 @@ async def test_nobody_else_comes_in(away: Away) -> None:
         await away.keys.create("expired", "read", timedelta(hours=1)),
     )
     for headers in (good, *({"X-Api-Key": text} for _, text in (revoked, expired))):
-        assert await away.up(headers=headers) == "mainspring_store_up 1"
+        assert await away.up(headers=headers) == "mainspring_store_up 1.0"
     await Keys(away.api.scheduler).revoke(revoked[0].id)  # by another instance
     away.clock.advance(FRESH + 1)
     assert await away.up(headers={"X-Api-Key": revoked[1]}) == 401
     away.go()
-    assert await away.up(headers={"X-Api-Key": expired[1]}) == "mainspring_store_up 0"
+    assert await away.up(headers={"X-Api-Key": expired[1]}) == "mainspring_store_up 0.0"
     away.clock.advance(3600)
     assert await away.up(headers={"X-Api-Key": expired[1]}) == 401
     assert await away.up(headers={"X-Api-Key": revoked[1]}) in (401, 503)
@@ -113,14 +113,14 @@ async def test_nobody_else_comes_in(away: Away) -> None:
     wrong = {"Authorization": good["Authorization"][:-1] + "~"}
     assert await away.up(headers=wrong) == 401
     assert await away.up() == 401
-    assert await away.up(headers=good) == "mainspring_store_up 0"
+    assert await away.up(headers=good) == "mainspring_store_up 0.0"
 
 
 @pytest.mark.parametrize("away", [True], indirect=True)
 async def test_without_a_key_where_none_was_made(away: Away) -> None:
-    assert await away.up() == "mainspring_store_up 1"
+    assert await away.up() == "mainspring_store_up 1.0"
     away.go()
-    assert await away.up() == "mainspring_store_up 0"
+    assert await away.up() == "mainspring_store_up 0.0"
     assert await away.up(headers={"X-Forwarded-For": "10.0.0.1"}) == 401
     assert await code(away.api) == 503
     away.come()
@@ -138,7 +138,7 @@ async def test_without_a_key_before_anybody_knew(away: Away) -> None:
 
 @pytest.mark.parametrize("away", [True], indirect=True)
 async def test_without_a_key_after_one_was_made_here(away: Away) -> None:
-    assert await away.up() == "mainspring_store_up 1"
+    assert await away.up() == "mainspring_store_up 1.0"
     await key(away.api)
     away.go()
     assert await away.up() == 401
@@ -147,7 +147,7 @@ async def test_without_a_key_after_one_was_made_here(away: Away) -> None:
 async def test_what_was_read_before_does_not_overtake_what_is_known_since(away: Away) -> None:
     """A key is looked at, and revoked before the answer is here: it opens nothing from then on."""
     made, text = await away.keys.create("mine", "read")
-    assert await away.up(headers={"X-Api-Key": text}) == "mainspring_store_up 1"
+    assert await away.up(headers={"X-Api-Key": text}) == "mainspring_store_up 1.0"
     away.clock.advance(FRESH + 1)
     before = await away.api.scheduler.note(KIND, made.id)
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -186,13 +186,13 @@ def test_a_server_that_does_not_answer_is_told_before_a_scrape_ends(
         with served.client() as client:
             made = client.post("/api/keys", json={"name": "prometheus", "scope": "read"})
             client.headers["X-Api-Key"] = made.json()["data"]["key"]
-            assert "mainspring_store_up 1" in scraped(client)
+            assert "mainspring_store_up 1.0" in scraped(client)
             servers.server.freeze()
             try:
-                until(lambda: "mainspring_store_up 0" in scraped(client))
+                until(lambda: "mainspring_store_up 0.0" in scraped(client))
             finally:
                 servers.server.resume()
-            until(lambda: "mainspring_store_up 1" in scraped(client))
+            until(lambda: "mainspring_store_up 1.0" in scraped(client))
 
 
 def test_a_file_that_another_program_has_locked_is_named_as_the_cause(
@@ -209,8 +209,8 @@ def test_a_file_that_another_program_has_locked_is_named_as_the_cause(
         assert ready.json()["status"].startswith("the store is away: it fails at ")
         health = client.get("/api/observability/health").json()
         assert (health["success"], health["status"], health["store"]) == (False, "degraded", "away")
-        until(lambda: "mainspring_store_up 0" in scraped(client))
+        until(lambda: "mainspring_store_up 0.0" in scraped(client))
         other.execute("ROLLBACK")
         until(lambda: client.get("/readyz").status_code == 200)
-        until(lambda: "mainspring_store_up 1" in scraped(client))
+        until(lambda: "mainspring_store_up 1.0" in scraped(client))
         assert client.get("/api/observability/health").json()["store"] == "ok"

@@ -112,33 +112,35 @@ async def test_a_store_that_is_away_does_not_hide_the_rest(make: Make) -> None:
 
 
 async def test_labels_are_bounded(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "MOST_JOBS", 3)
+    monkeypatch.setattr(module, "MAX_JOBS", 3)
     scheduler = sample_scheduler(workers=0)
     clock = FakeClock()
     made = Metrics(scheduler, clock)
     async with scheduler:
         run = await scheduler.enqueue("greet")
         for n in range(10):
-            made._take_run("run.retrying", replace(run, job_id=f"job-{n}"))
-        text = await made.text()
+            made._count_run("run.retrying", replace(run, job_id=f"job-{n}"))
+        text = (await made.text()).decode()
     assert text.count("mainspring_run_retries_total{") == 4
-    assert 'mainspring_run_retries_total{job="other"} 7' in text
+    assert 'mainspring_run_retries_total{job="other"} 7.0' in text
 
 
 async def test_jobs_that_are_gone_free_their_labels(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "MOST_JOBS", 3)
+    monkeypatch.setattr(module, "MAX_JOBS", 3)
     scheduler = sample_scheduler(workers=0)
     made = Metrics(scheduler, FakeClock())
 
     async def counted() -> set[str]:
         made._read_at = None
         return set(
-            re.findall(r'mainspring_run_\w+_(?:total|count){job="([^"]+)"', await made.text())
+            re.findall(
+                r'mainspring_run_\w+_(?:total|count){job="([^"]+)"', (await made.text()).decode()
+            )
         )
 
     def ran(job_id: str) -> None:
-        made._take_run("run.started", replace(run, job_id=job_id, started_at=run.run_at))
-        made._take_run("run.retrying", replace(run, job_id=job_id))
+        made._count_run("run.started", replace(run, job_id=job_id, started_at=run.run_at))
+        made._count_run("run.retrying", replace(run, job_id=job_id))
 
     async with scheduler:
         run = await scheduler.enqueue("greet")
@@ -156,7 +158,7 @@ async def test_jobs_that_are_gone_free_their_labels(monkeypatch: Any) -> None:
             ran(job_id)
         for _ in range(3):
             assert await counted() == {"a", "c", "d", "other"}
-        assert 'mainspring_run_retries_total{job="a"} 1' in await made.text()
+        assert 'mainspring_run_retries_total{job="a"} 1.0' in (await made.text()).decode()
 
 
 async def test_an_attempt_that_was_lost_took_no_known_time() -> None:
@@ -165,9 +167,9 @@ async def test_an_attempt_that_was_lost_took_no_known_time() -> None:
     async with scheduler:
         run = await scheduler.enqueue("greet")
         attempt = Attempt(1, "w", run.run_at, run.run_at, Outcome.LOST)
-        made._take_run("run.failed", replace(run, attempts=(attempt,)))
-        text = await made.text()
-    assert 'mainspring_runs_total{job="greet",state="failed"} 1' in text
+        made._count_run("run.failed", replace(run, attempts=(attempt,)))
+        text = (await made.text()).decode()
+    assert 'mainspring_runs_total{job="greet",state="failed"} 1.0' in text
     assert "mainspring_run_duration_seconds_count{" not in text
 
 
@@ -179,11 +181,11 @@ async def test_webhook_answers_by_class() -> None:
         for response in ({"status": 200}, {"status": 204}, {"status": 503}, None):
             detail = {"request": {"url": "https://secret.example/x"}, "response": response}
             attempt = Attempt(1, "w", run.run_at, run.run_at, Outcome.FAILED, detail=detail)
-            made._take_run("run.retrying", replace(run, attempts=(attempt,)))
-        text = await made.text()
-    assert 'mainspring_webhook_responses_total{job="greet",class="2xx"} 2' in text
-    assert 'mainspring_webhook_responses_total{job="greet",class="5xx"} 1' in text
-    assert 'mainspring_webhook_responses_total{job="greet",class="error"} 1' in text
+            made._count_run("run.retrying", replace(run, attempts=(attempt,)))
+        text = (await made.text()).decode()
+    assert 'mainspring_webhook_responses_total{class="2xx",job="greet"} 2.0' in text
+    assert 'mainspring_webhook_responses_total{class="5xx",job="greet"} 1.0' in text
+    assert 'mainspring_webhook_responses_total{class="error",job="greet"} 1.0' in text
     assert "secret.example" not in text
     assert run.id not in text
 

@@ -30,7 +30,7 @@ from mainspring.errors import InvalidInput
 
 __all__ = ["require_server"]
 
-_NEEDED = ("fastapi", "uvicorn", "pydantic_settings")
+_NEEDED = ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client")
 
 
 def require_server() -> None:

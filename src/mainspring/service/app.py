@@ -64,7 +64,7 @@ def create_app(
         keys=service.keys,
         settings=settings,
         clock=service.clock,
-        answered=service.metrics.answered,
+        answered=service.metrics.count_response,
     )
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app

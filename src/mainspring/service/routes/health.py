@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from mainspring.core.model import State
 from mainspring.errors import MainspringError
 from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
-from mainspring.service.prometheus_text import CONTENT_TYPE
+from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.schemas import documents
 from mainspring.service.schemas import envelopes as docs
 
