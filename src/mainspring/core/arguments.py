@@ -1,8 +1,8 @@
-"""A handler's arguments: stored as JSON, and made again by the annotations of its parameters.
+"""Converts a handler's arguments to JSON and back, by the annotations of its parameters.
 
-A parameter that is annotated with a dataclass, an enum, a date-time, a UUID, a msgspec struct, a
-pydantic model (or a list, a set, a tuple, an optional of these) is given such a value when the
-handler is called, also in a process of its own. Nothing stored names a class: the annotation does.
+A parameter annotated with a dataclass, an enum, a date-time, a UUID, a msgspec struct or a pydantic
+model (or a list, set, tuple or optional of these) gets such a value when the handler is called,
+also with process isolation. Stored data names no class; only the annotation does.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ import msgspec
 __all__ = ["ArgumentTypes", "Misfit"]
 
 _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
-"""What the codec keeps beside JSON's own types."""
+"""The types beyond JSON that the codec keeps."""
 
 _SCALARS: frozenset[Any] = frozenset((str, int, float, bool, type(None)))
 _JSON: frozenset[Any] = _SCALARS | {dict, list, Any, object}
 
 _MOST_LISTED = 20
-"""Values of an enum that an error lists."""
+"""How many values of an enum an error message lists."""
 
 
 class Misfit(ValueError):
-    """Arguments that do not fit the annotations: a line for each, which names it."""
+    """Arguments that do not fit their annotations. The message names each of them."""
 
 
 class _UnknownType(Exception):
-    """A type that cannot be made of JSON: such a value is left as it is."""
+    """A type that cannot be made from JSON. Its values are left as they are."""
 
 
 class ArgumentTypes:
-    """The types of a function's parameters, read from its annotations when they are first needed
-    (they may name what is defined further down in the module)."""
+    """The types of a function's parameters, read from its annotations at first use, because they
+    may name classes that are defined later in the module."""
 
     def __init__(self, function: Callable[..., Any], names: Iterable[str] | None = None) -> None:
         self._function = function
@@ -68,8 +68,8 @@ class ArgumentTypes:
         return {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def stored(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as they are stored. What JSON lacks is written out; a value whose
-        parameter has no such type is left alone, for the codec to accept or refuse."""
+        """The arguments as they are stored. Values of types that JSON lacks are converted; others
+        are left to the codec, which accepts or refuses them."""
         written = {
             name: _plain(value)
             for name, value in arguments.items()
@@ -90,8 +90,8 @@ class ArgumentTypes:
             raise Misfit("; ".join(wrong))
 
     def made(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as the function takes them. Those of JSON's own types are passed as they
-        are: they were checked when they were enqueued."""
+        """The arguments as the function takes them. JSON's own types are passed unchanged: they
+        were checked at enqueue."""
         kinds = self._converted
         if not kinds:
             return stored
@@ -119,7 +119,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         target = getattr(target, "func", None) or type(target).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except Exception:  # a name that is only there for type checkers: the others may do
+    except Exception:  # a name imported only for type checkers: the other annotations may work
         found: dict[str, Any] = {}
         for name, annotation in getattr(target, "__annotations__", {}).items():
             alone = types.SimpleNamespace(__annotations__={name: annotation})
@@ -132,7 +132,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_json(kind: Any) -> bool:
-    """Whether JSON gives such values back by itself."""
+    """Whether JSON returns values of this type unchanged."""
     origin = typing.get_origin(kind)
     if origin is None:
         return isinstance(kind, typing.TypeVar) or any(kind is known for known in _JSON)
@@ -236,7 +236,8 @@ def _member(value: Any, kind: type[Enum]) -> Enum:
 
 
 def _with_tuples(value: Any) -> Any:
-    """JSON has lists where the value of a member may be a tuple."""
+    """The value with lists as tuples: JSON has no tuples, but the value of an enum member may be
+    one."""
     return tuple(map(_with_tuples, value)) if isinstance(value, list | tuple) else value
 
 
@@ -248,7 +249,7 @@ def _read(kind: Any, value: Any) -> Any:
     try:
         if isinstance(value, typing.get_origin(kind) or kind):
             return value
-    except TypeError:  # a protocol, for one, has no instances that can be told
+    except TypeError:  # a protocol, for example, has no instances that can be recognised
         raise _UnknownType from None
     if _is_model(kind):
         return _validated(value, kind)
@@ -258,7 +259,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 def _validated(value: Any, kind: Any) -> Any:
-    """By pydantic, which is loaded already where an annotation is one of its models."""
+    """Convert with pydantic, which is imported already if an annotation is one of its models."""
     import pydantic
 
     return pydantic.TypeAdapter(kind).validate_python(value)
@@ -276,14 +277,14 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _faults(name: str, value: Any, kind: Any) -> list[str]:
-    """Why the value is none of that type, in words; nothing if it is one."""
+    """Why the value is not of this type; empty if it is."""
     try:
         _made(value, kind)
     except msgspec.ValidationError as error:
         path, why = _reason(error)
         return [f"{name}{path}: {why}"]
     except ValueError as error:
-        errors = getattr(error, "errors", None)  # of pydantic
+        errors = getattr(error, "errors", None)  # an error of pydantic
         if errors is None:
             return [f"{name}: {error}"]
         return [f"{'.'.join(map(str, (name, *one['loc'])))}: {one['msg']}" for one in errors()]

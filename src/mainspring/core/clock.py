@@ -62,10 +62,10 @@ class _Reading(NamedTuple):
 
 
 class CarriedClock:
-    """The store's time between readings, carried on by the monotonic clock.
+    """The store's time between two readings: the last reading plus the monotonic time since.
 
-    For record times and for a retry's `run_at`; it never decides what is due or lapsed. It may be
-    read in any thread while another corrects it, so a reading is replaced as one value.
+    Used for the times in records and for a retry's `run_at`. It never decides what is due or which
+    lease has lapsed. Any thread may read it while another corrects it, so a reading is one value.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -73,12 +73,12 @@ class CarriedClock:
         self.correct(clock.now())
 
     def correct(self, reading: datetime) -> None:
-        """Take a fresh reading of the store's clock."""
+        """Replace the last reading of the store's clock."""
         self._reading = _Reading(reading, self._monotonic())
 
     def advance_to(self, moment: datetime) -> None:
-        """Take note that the store's clock has reached this moment. A reading whose answer was
-        slow leaves this clock behind."""
+        """Move forward to a moment that the store's clock has reached. This clock is behind if the
+        answer to its last reading was slow."""
         if self.now() < moment:
             self.correct(moment)
 
@@ -88,17 +88,17 @@ class CarriedClock:
 
 
 class SteadyClock:
-    """A count of microseconds that nobody can step, and how far the wall clock is from it.
+    """A count of microseconds that setting the wall clock does not change.
 
-    `elapsed_us` is the same for all processes of a machine, from its boot to its shutdown; `boot`
-    names the boot. `wall_offset_us` changes only when somebody sets the wall clock: a store that
-    keeps the offset sees by how much. Where a machine has no such clock (`boot` is empty), the
-    wall clock itself is counted, and no step is ever seen. An injected clock is counted by its
-    monotonic time.
+    `elapsed_us` is the same in all processes of a machine, from its boot to its shutdown; `boot`
+    identifies the boot. `wall_offset_us` is the distance of the wall clock. It changes only when
+    somebody sets the wall clock, so a store that keeps it can tell by how much. On a machine
+    without such a clock (`boot` is empty) the wall clock itself is counted, and no step is noticed.
+    An injected clock is counted by its monotonic time.
     """
 
     STEP_US = 50_000
-    """Offsets that differ by less than this are the same."""
+    """Two offsets that differ by less than this count as equal."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -112,7 +112,8 @@ class SteadyClock:
             self.elapsed_us = lambda: round(clock.monotonic() * 1_000_000)
 
     def wall_offset_us(self) -> int | None:
-        """The wall clock's distance; None if the two could not be read closely together."""
+        """The distance of the wall clock; None if both clocks could not be read at nearly the same
+        time."""
         if not self.boot:
             return 0
         for _ in range(10):
@@ -124,7 +125,7 @@ class SteadyClock:
         return None
 
     def step_from(self, offset_us: int) -> int:
-        """By how much the wall clock was set since it was that far from this one; 0 for none."""
+        """By how much the wall clock was set since its distance was this one; 0 if it was not."""
         found = self.wall_offset_us()
         step = 0 if found is None else found - offset_us
         return step if abs(step) >= self.STEP_US else 0
@@ -132,7 +133,7 @@ class SteadyClock:
 
 @cache
 def _boot_id() -> str:
-    """What tells this boot of the machine from any other; empty where there is nothing."""
+    """An id of this boot of the machine; empty if the system has none."""
     with contextlib.suppress(OSError):
         if sys.platform == "linux":
             return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -153,8 +154,8 @@ def _boot_clock() -> Callable[[], int]:
 
 
 def _time_namespace_us() -> int:
-    """How far this container's boot clock was moved ahead of the machine's (`man 7
-    time_namespaces`): processes on both sides must count alike."""
+    """By how much this container's boot clock is ahead of the machine's (`man 7 time_namespaces`).
+    Processes inside and outside the container must count alike."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/timens_offsets").read_text("ascii").splitlines():
             name, seconds, nanoseconds = line.split()

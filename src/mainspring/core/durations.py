@@ -1,4 +1,4 @@
-"""Spans of time, read from what people write and told in what people say."""
+"""Parses durations such as "1h30m" and writes them for people."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def duration(value: str | int | float | timedelta, *, what: str = "duration") ->
 
 
 def warn_of_bare_number(value: object, what: str, usual: timedelta) -> None:
-    """Say that numbers are seconds where one is so large that milliseconds may be meant."""
+    """Warn that a bare number means seconds if it is so large that milliseconds may be meant."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return
     if usual < timedelta(seconds=min(value, 1e12)):
@@ -61,7 +61,7 @@ def warn_of_bare_number(value: object, what: str, usual: timedelta) -> None:
 
 
 def humanize(span: timedelta) -> str:
-    """A span in words, largest units first: `1 hour 30 minutes`."""
+    """A duration in words, largest unit first: `1 hour 30 minutes`."""
     left = abs(span) // timedelta(microseconds=1)
     words = []
     for unit, word in _WORDS:

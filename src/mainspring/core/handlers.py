@@ -1,4 +1,4 @@
-"""Handlers: Python callables under a name, and how arguments meet their signatures."""
+"""Handlers: Python callables registered under a name, and the check of their arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITION
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callables around an attempt, sync or async. They are told; they decide nothing."""
+    """Sync or async functions called around an attempt. They do not change its outcome."""
 
     on_start: Callable[[RunContext], Awaitable[None] | None] | None = None
     on_success: Callable[[RunContext, Any], Awaitable[None] | None] | None = None
@@ -40,13 +40,13 @@ class Hooks:
 
 
 class Handler:
-    """A callable under a name, with what its signature says about payloads."""
+    """A callable registered under a name, and what its signature accepts."""
 
     built_in = False
-    """Whether it is Mainspring's own: a traceback of its failures would tell a user nothing."""
+    """Whether it is part of Mainspring. Its failures are kept without a traceback."""
 
     reads_job = False
-    """Whether it reads `ctx.job`, and so wants the definition as it is now, not a moment old."""
+    """Whether it reads `ctx.job`, so that the worker reads the definition again with each claim."""
 
     def __init__(self, name: str, function: Callable[..., Any], hooks: Hooks | None = None) -> None:
         if not callable(function):
@@ -80,16 +80,16 @@ class Handler:
         self._any_names = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     def group(self, job: Job) -> str | None:
-        """What its attempts share beyond this process: at most `group_limit` attempts of one group
-        run here at once. None: they share nothing."""
+        """The group of a job's attempts: at most `group_limit` attempts of one group run in this
+        process at once. None: no group."""
         return None
 
     def group_limit(self, capacity: int) -> int:
-        """How many attempts of a group may run at once in a process of that capacity."""
+        """How many attempts of a group may run at once in a process of this capacity."""
         return capacity
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """A call's arguments by name, as they are stored; InvalidArguments if they do not fit."""
+        """The arguments of a call by name, as they are stored. Raises `InvalidArguments`."""
         arguments = kwargs
         if args:
             try:
@@ -106,13 +106,13 @@ class Handler:
         return stored
 
     def stored(self, payload: Any) -> Any:
-        """The payload as it is stored: what JSON lacks is written out by the annotations."""
+        """The payload as it is stored: types that JSON lacks are written by their annotations."""
         return self._types.stored(payload) if isinstance(payload, Mapping) else payload
 
     def check(self, payload: Any) -> None:
-        """Whether a stored payload fits: an object whose keys are the parameters.
+        """Check a stored payload: an object whose keys are the parameters.
 
-        A handler that takes only the context reads any payload from it.
+        A handler that takes only the context accepts any payload.
         """
         if not self._names and not self._any_names:
             if payload not in (None, {}) and not self.takes_context:
@@ -121,8 +121,8 @@ class Handler:
             self._check_types(self._named(payload))
 
     def stored_arguments(self, payload: Any) -> Mapping[str, Any]:
-        """The part of a payload that is passed as arguments; ArgumentsRefused if their names do
-        not fit: who enqueued them may not have had the handler."""
+        """The part of a payload that is passed as arguments. Raises `ArgumentsRefused` if the names
+        do not fit: the process that enqueued it may not have had the handler."""
         if not self._names and not self._any_names:
             return {}
         try:
@@ -139,7 +139,7 @@ class Handler:
         return self.function(*given, **arguments)
 
     def _named(self, payload: Any) -> Mapping[str, Any]:
-        """A payload whose keys are the parameters; InvalidArguments if they are not."""
+        """A payload whose keys are the parameters. Raises `InvalidArguments`."""
         given = {} if payload is None else payload
         if not isinstance(given, Mapping):
             raise self._refusal(f"the payload must be an object, not {type(given).__name__}")
@@ -175,7 +175,7 @@ class Handler:
 
 
 class Registry:
-    """The handlers this process has."""
+    """The handlers of this process, by name."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
@@ -223,8 +223,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _replaces(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
-    """Whether one function may take the other's place: it is the same, or the same definition of
-    the main module run once more, as in a notebook whose cell is run twice."""
+    """Whether a function may replace another: it is the same, or the same definition of the main
+    module executed again, as in a notebook whose cell is run twice."""
     if new is old:
         return True
     if getattr(new, "__module__", None) != "__main__" or _place(new) != _place(old):

@@ -1,8 +1,8 @@
-"""The values that everything else speaks of: runs, attempts, jobs, and pages of them.
+"""The values that all layers share: jobs, runs, attempts, notes, and pages of them.
 
 All are frozen: a change is a new value. All times are aware and in UTC. Runs and their parts
-are kept out of the cyclic garbage collector (`gc=False`): they hold plain data, which can make
-no cycle, and the collector's walks over thousands of them were a tenth of a worker's time.
+are left out of the cyclic garbage collector (`gc=False`): they hold plain data without cycles, and
+the collector's passes over thousands of them took a tenth of a worker's time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
 class State(StrEnum):
-    """Where a run stands. `due` is no state: it is pending, with `run_at` in the past."""
+    """The state of a run. `due` is not a state: a due run is pending, with `run_at` in the past."""
 
     WAITING = "waiting"
     PENDING = "pending"
@@ -90,7 +90,7 @@ class Outcome(StrEnum):
 
 
 class Owner(StrEnum):
-    """Who may edit a job: the code that decorates it, or whoever calls the API."""
+    """Who may edit a job: the code that decorates it, or callers of the API."""
 
     CODE = "code"
     API = "api"
@@ -103,9 +103,9 @@ class Progress(Struct, frozen=True, gc=False):
 
 
 class Attempt(Struct, frozen=True, gc=False):
-    """One try of a run, as it is kept with it.
+    """The record of one attempt of a run.
 
-    `detail` is what the handler left there through its context: a webhook's request and answer.
+    `detail` is what the handler set as `ctx.detail`: for webhooks the request and the response.
     """
 
     number: int
@@ -139,7 +139,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     token: int = 0
     began: bool | None = None
     """Whether the begin of the handler is on record. A claim sets False. Only for runs that must
-    not begin unrecorded (see `states.records_begin`) does False mean that the handler did not
+    not begin unrecorded (see `transitions.records_begin`) does False mean that the handler did not
     begin. None: not running, or claimed by a version that kept no such record."""
     start_by: datetime | None = None
     started_at: datetime | None = None
@@ -177,7 +177,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Sealed(Struct, frozen=True):
-    """A secret as it is kept: encrypted under the key of that id (see webhooks/secrets.py)."""
+    """An encrypted secret, with the id of its key (see webhooks/vault.py)."""
 
     key: str
     box: str
@@ -187,16 +187,16 @@ class Sealed(Struct, frozen=True):
 
 
 class SigningSecret(Struct, frozen=True):
-    """What a webhook's requests are signed with; `until` is the end of one that was replaced."""
+    """A secret that signs a webhook's requests. `until`: when a replaced one expires."""
 
     sealed: Sealed
     until: datetime | None = None
 
 
 class Webhook(Struct, frozen=True, kw_only=True):
-    """The request that a webhook job makes, and how its answer is read.
+    """The request that a webhook job sends, and which responses count as success.
 
-    Made from what people write by `mainspring.webhooks.definition`. Codes are ranges, both ends
+    `mainspring.webhooks.definition` makes it from what a user writes. Codes are ranges, both ends
     included; `retry_on=None` retries every answer outside `success`.
     """
 
@@ -247,12 +247,12 @@ class Job(Struct, frozen=True, kw_only=True):
         return self.version + 1 if self.version else max(1, to_us(self.created_at))
 
     def not_before(self, now: datetime) -> datetime:
-        """The moment after which the next slot is looked for: a clock that was set back must not
-        bring back slots that have fired."""
+        """The moment after which the next slot is searched. A clock that was set back must not
+        repeat slots that have fired."""
         return now if self.last_run_at is None else max(now, self.last_run_at)
 
     def definition(self) -> Job:
-        """The job without what time and firing do to it: equal until somebody edits it."""
+        """The job without the fields that firing changes: equal until somebody edits it."""
         return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
 
 
@@ -292,18 +292,19 @@ def check_job_id(job_id: object) -> str:
 
 
 def check_key(text: str, what: str) -> str:
-    """For what is looked up by its text: SQLite's JSON ends one at a NUL, and finds another; for a
-    lone surrogate no store has bytes."""
+    """Refuse text that cannot be a key: SQLite's JSON ends a text at a NUL, and no store can encode
+    a lone surrogate."""
     if "\0" in text:
-        raise InvalidInput(f"{what} cannot hold the character NUL, as {text!r} does")
+        raise InvalidInput(f"{what} cannot contain the character NUL, as {text!r} does")
     if not text.isascii() and text != text.encode(errors="replace").decode():
-        raise InvalidInput(f"{what} cannot hold what is no Unicode, as {text!r} does")
+        raise InvalidInput(f"{what} cannot contain invalid Unicode, as {text!r} does")
     return text
 
 
 def slot_run_id(job_id: str, slot: datetime) -> str:
-    """The id of the run of a slot: the same slot can never give two (`@` is in no job id)."""
-    slot = slot.astimezone(UTC)  # a wall-clock hour may come twice, its moment only once
+    """The id of a slot's run. It is made from job and slot, so a slot never has two runs (no job id
+    contains `@`)."""
+    slot = slot.astimezone(UTC)  # a wall-clock hour may occur twice, its instant only once
     text = slot.strftime("%Y%m%dT%H%M%S")
     if slot.microsecond:
         text += f".{slot.microsecond:06d}".rstrip("0")
@@ -311,5 +312,5 @@ def slot_run_id(job_id: str, slot: datetime) -> str:
 
 
 def new_run_id(now: datetime, rng: random.Random) -> str:
-    """An id for an enqueued run: unguessable, and in order of time, which keeps indexes dense."""
+    """An id for an enqueued run: not guessable; ordered by time, which keeps indexes compact."""
     return f"{to_us(now) // 1000:012x}{rng.getrandbits(80):020x}"
