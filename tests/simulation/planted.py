@@ -23,7 +23,7 @@ from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine import operations, outcome
 from mainspring.engine import slots as planning
-from mainspring.engine.completer import Record
+from mainspring.engine.completer import Completer
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.loop import Home
 from mainspring.engine.handler_transaction import Transacting
@@ -306,11 +306,11 @@ def _suspects_in_company() -> Patches:
 
 
 def _begins_unrecorded() -> Patches:
-    def begin(self: Record, work: Any, recorded: Callable[[bool], None]) -> None:
-        self._settler.put(transitions.beginning(work.run), lambda kept: None)
+    def begin(self: Completer, work: Any, recorded: Callable[[bool], None]) -> None:
+        self._queue(transitions.beginning(work.run), lambda kept: None)
         asyncio.get_running_loop().call_soon(recorded, True)
 
-    return [patch.object(Record, "begin", begin)]
+    return [patch.object(Completer, "record_begin", begin)]
 
 
 def _given_again_though_begun() -> Patches:

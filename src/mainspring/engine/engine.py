@@ -15,7 +15,6 @@ from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
 from mainspring.core.model import Job
 from mainspring.engine.bulk_operations import Bulk
-from mainspring.engine.commit_batcher import Settler
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.executors.loop import Home
@@ -72,8 +71,7 @@ class Engine:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
-        self._settler = Settler(self._context)
-        self.worker = Worker(self._context, self._settler, self._finished)
+        self.worker = Worker(self._context, self._finished)
         self.live_workers = LiveWorkers(self._context, store_url)
         self.keeper = Keeper(self._context, self._finished, self.live_workers)
         self.awaited = Awaited(self._context.store)
@@ -139,7 +137,7 @@ class Engine:
         self._go(self._hinting)
         if context.settings.workers > 0:
             for part in (
-                self._settler.run,
+                self.worker.completer.committing,
                 self.worker.claiming,
                 watch.watching,
                 self.worker.leases.renewing,
@@ -233,7 +231,7 @@ class Engine:
         """A store that is away must not keep a program from stopping: leases will lapse."""
         try:
             async with asyncio.timeout(self._context.settings.lease.total_seconds()):
-                await self._settler.flushed()
+                await self.worker.completer.flushed()
         except TimeoutError:
             log.warning("the store did not take the last outcomes; the runs will be rescued")
 

@@ -1,4 +1,4 @@
-"""Tracebacks as their readers want them: from their own code on."""
+"""Formats tracebacks of handlers without the frames of the engine that called them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from mainspring.core import handlers
+
 __all__ = ["trace_of", "without_engine_frames"]
 
 _HERE = str(Path(__file__).parent)
-_HANDLERS = str(Path(__file__).parent.parent / "handlers.py")
+_HANDLERS = handlers.__file__
 
 
 def trace_of(error: BaseException, most: int) -> str:

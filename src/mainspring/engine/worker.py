@@ -19,8 +19,7 @@ from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run
 from mainspring.engine.attempt import Stop, Work
-from mainspring.engine.commit_batcher import Settler
-from mainspring.engine.completer import Record
+from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.group_limits import GroupLimits
@@ -66,13 +65,11 @@ DRAIN_GRACE = 2.0
 class Worker:
     """`finished(run_id)` is called when a run that was held here is over and recorded."""
 
-    def __init__(
-        self, engine: EngineContext, settler: Settler, finished: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: EngineContext, finished: Callable[[str], None]) -> None:
         self._engine = engine
         self._settings = engine.settings
         self.leases = Leases(engine, lose=self._lose, cancel=self._cancel)
-        self._record = Record(engine, settler, self.leases, finished)
+        self.completer = Completer(engine, self.leases, finished)
         self._ready: deque[Work] = deque()
         self._groups = GroupLimits(engine.settings.workers, engine.clock.monotonic)
         self._search_at = 0.0  # when to claim again while a group is busy
@@ -109,12 +106,12 @@ class Worker:
         return len(self._stuck)
 
     def breaker_state(self, job_id: str) -> str:
-        return self._record.breakers.state(job_id)
+        return self.completer.breakers.state(job_id)
 
     def employ(self, runner: Runner) -> None:
         """Work with this runner, which tells `over` and `freed`."""
         self._runner = runner
-        self._record.tell = runner.tell
+        self.completer.call_hook = runner.tell
 
     def wake(self) -> None:
         """Something may be due, or may have changed."""
@@ -251,13 +248,15 @@ class Worker:
             job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # gone, or another took its id since
                 now = self._engine.time.now()
-                self._record.settle_alone(run, transitions.cancelled(run, now, "job removed"))
+                self.completer.complete_unstarted(
+                    run, transitions.cancelled(run, now, "job removed")
+                )
                 continue
             if job.unreadable is not None or run.id in blocked:
                 # Its policy, or what it is given from the runs before it, cannot be read.
                 later = self._engine.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
-                self._record.settle_alone(run, transitions.snoozed(run, later, reason))
+                self.completer.complete_unstarted(run, transitions.snoozed(run, later, reason))
                 continue
             handler = registry.get(run.handler)
             context = RunContext(
@@ -291,7 +290,7 @@ class Worker:
     def _settle_unbegun(self, work: Work, change: transitions.Change) -> None:
         """Record what becomes of a work that is held and has not begun."""
         self.leases.let_go(work)
-        self._record.settle_alone(work.run, change)
+        self.completer.complete_unstarted(work.run, change)
 
     def _now(self) -> datetime:
         return self._engine.time.now()
@@ -311,8 +310,8 @@ class Worker:
         if breaker is None:
             return False
         mono = self._engine.clock.monotonic()
-        wait, turn = self._record.breakers.admit(run.job_id, breaker, mono)
-        self._record.tell_breaker(run, turn)
+        wait, turn = self.completer.breakers.admit(run.job_id, breaker, mono)
+        self.completer.emit_breaker(run, turn)
         if wait is None:
             return False
         later = now + max(wait, LEAST_SNOOZE)
@@ -378,7 +377,7 @@ class Worker:
         time between the record and the begin is short."""
         self._taken += 1
         self._recording[work] = None
-        self._record.begin(work, lambda kept: self._begin_recorded(work, kept))
+        self.completer.record_begin(work, lambda kept: self._begin_recorded(work, kept))
 
     def _begin_recorded(self, work: Work, kept: bool) -> None:
         if work not in self._recording:  # it was taken back meanwhile
@@ -455,12 +454,12 @@ class Worker:
             verdict = None
             if work.stop is Stop.LOST and not work.committed:
                 self.leases.let_go(work)
-                self._record.breakers.abandon(work.run.job_id)
+                self.completer.breakers.abandon(work.run.job_id)
             elif work.stop is Stop.LATE:
                 self._give_back(work)
             else:
                 verdict = judge(work, now, self._engine.rng)
-                self._record.settle(work, verdict)
+                self.completer.complete(work, verdict)
             if self.tracing is not None:
                 self.tracing.end(work, verdict)
         self._note_pace(works)
@@ -484,10 +483,10 @@ class Worker:
 
     def _give_back(self, work: Work) -> None:
         now = self._engine.time.now()
-        self._record.settle(work, Verdict(transitions.released(work.run, now, began=False)))
+        self.completer.complete(work, Verdict(transitions.released(work.run, now, began=False)))
 
     def _give_back_until(self, work: Work, until: datetime) -> None:
-        self._record.settle(work, Verdict(transitions.snoozed(work.run, until)))
+        self.completer.complete(work, Verdict(transitions.snoozed(work.run, until)))
 
     def _taken_back(self, work: Work) -> bool:
         """Whether a work had not begun: then it is nowhere any more."""
@@ -511,7 +510,9 @@ class Worker:
             self._runner.stop(work, Stop.CANCEL)
             return
         now = self._engine.time.now()
-        self._record.settle(work, Verdict(transitions.cancelled(work.run, now, work.run.reason)))
+        self.completer.complete(
+            work, Verdict(transitions.cancelled(work.run, now, work.run.reason))
+        )
         self._begin()
 
     def _lose(self, work: Work) -> None:
