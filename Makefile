@@ -34,7 +34,7 @@ endef
 setup: .venv/ready ## make the virtual environment
 
 servers: .venv/ready ## fetch the servers that tests use (they would too, under their time limit)
-	-@$(BIN)/python -m tests.servers fetch
+	-@$(BIN)/python -m tests.support.servers fetch
 
 run: .venv/serving ## start the service on http://127.0.0.1:3000, on the embedded store
 	@$(BIN)/mainspring serve

@@ -27,8 +27,8 @@ from typing import Any
 import aiohttp
 
 from bench.measure import folder, quantile, ratio, spread
-from tests.servers.cache import ServerUnavailable
-from tests.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.cache import ServerUnavailable
+from tests.support.servers.mongodb import ReplicaSet, with_database
 
 ROUNDS = 3
 CREATIONS = 600

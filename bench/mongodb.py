@@ -31,7 +31,7 @@ from mainspring import Scheduler
 from mainspring.core.model import Run, new_run_id
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Claim
-from tests.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.mongodb import ReplicaSet, with_database
 
 ROUNDS = 3
 PROCESS_ROUNDS = 9

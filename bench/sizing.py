@@ -32,7 +32,7 @@ from mainspring.core.clock import to_us
 from mainspring.core.model import LIVE, new_run_id
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import RunQuery
-from tests.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.mongodb import ReplicaSet, with_database
 
 KEPT = int(os.environ.get("BENCH_SIZING_RUNS", "1000000"))
 SAMPLE = 2000

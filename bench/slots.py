@@ -100,7 +100,7 @@ def place(store: str) -> Iterator[tuple[str, int | None]]:
         with folder() as path:
             yield f"sqlite:///{path / 'jobs.db'}", None
         return
-    from tests.servers.mongodb import ReplicaSet, with_database
+    from tests.support.servers.mongodb import ReplicaSet, with_database
 
     with ReplicaSet(1, election_timeout=10) as servers:
         yield with_database(servers.url, "bench_slots"), servers.members[0].process.pid

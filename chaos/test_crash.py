@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.crash import crash_test
+from tests.support.process_crashes import crash_test
 
 
 @pytest.mark.timeout(400)

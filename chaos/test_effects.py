@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pymongo import MongoClient
 
-from tests.servers.fixtures import *  # noqa: F403
-from tests.servers.mongodb import ReplicaSet, with_database
-from tests.servers.server import Document
-from tests.simulation.effects import effect_test
+from tests.support.effect_counts import effect_test
+from tests.support.servers.fixtures import *  # noqa: F403
+from tests.support.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.server import Document
 
 
 @pytest.mark.timeout(400)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mongodb.cut import KINDS, cut
-from tests.mongodb.ordeals import failover, kill_primary, orphaned_slots, step_down
-from tests.servers.mongodb import ReplicaSet, with_database
+from tests.support.mongodb.fault_scenarios import failover, kill_primary, orphaned_slots, step_down
+from tests.support.mongodb.majority_loss import KINDS, cut
+from tests.support.servers.mongodb import ReplicaSet, with_database
 
 
 @pytest.mark.timeout(900)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mongodb.world import PLANTED, Planted, hunt, simulate_for_real
-from tests.servers.mongodb import ReplicaSet
+from tests.support.mongodb.real_time_simulation import PLANTED, Planted, hunt, simulate_for_real
+from tests.support.servers.mongodb import ReplicaSet
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.service.conftest import Serve
-from tests.service.conftest import serve as serve
-from tests.service.malformed import barrage
+from tests.support.malformed_requests import barrage
+from tests.support.service import Serve
+from tests.support.service import serve as serve
 
 COUNT = 10_000
 GROWTH_MIB = 64

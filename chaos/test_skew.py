@@ -1,4 +1,7 @@
-"""Workers with clocks an hour off, for longer. For routers see tests/mongodb/test_ordeals.py."""
+"""Workers with clocks an hour off, for longer.
+
+For routers see tests/stores/mongodb/test_fault_scenarios.py.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mongodb.ordeals import skewed
-from tests.servers.mongodb import ReplicaSet, with_database
+from tests.support.mongodb.fault_scenarios import skewed
+from tests.support.servers.mongodb import ReplicaSet, with_database
 
 
 @pytest.mark.timeout(600)

@@ -1,1 +1,1 @@
-from tests.servers.fixtures import *  # noqa: F403
+from tests.support.servers.fixtures import *  # noqa: F403

@@ -25,8 +25,8 @@ from mainspring.testing.conformance.claim import Limiting, Renewing
 from mainspring.testing.conformance.commit import Rescuing
 from mainspring.testing.conformance.election import Electing
 from mainspring.testing.conformance.names import Naming
-from tests.servers.mongodb import with_database
-from tests.servers.server import Document
+from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import Document
 
 
 class OnMongo(StoreConformance):

@@ -20,8 +20,8 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Held, Renewed, Store
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
-from tests.engine.conftest import Make
-from tests.engine.kit import Heard, Weather, ended, opened, steal
+from tests.support.engine import Heard, Weather, ended, opened, steal
+from tests.support.scheduler_fixtures import Make
 
 
 async def test_a_handler_that_blocks_its_loop_keeps_its_lease(make: Make) -> None:

@@ -15,9 +15,9 @@ import pytest
 from mainspring import Breaker, RunContext
 from mainspring.engine.store_retry import OPERATIONS, reason_of
 from mainspring.errors import StoreUnavailable
-from tests.engine import isolated
-from tests.engine.conftest import Make
-from tests.engine.kit import Heard, ended
+from tests.support import isolated_jobs
+from tests.support.engine import Heard, ended
+from tests.support.scheduler_fixtures import Make
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_a_failure_in_another_process_is_logged_with_its_traceback(
     make: Make, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = make(file)
-    scheduler.job(isolation="process")(isolated.give_up)
+    scheduler.job(isolation="process")(isolated_jobs.give_up)
     async with scheduler:
         await ended(scheduler, await scheduler.enqueue("give_up"))
     [error] = on(caplog, logging.ERROR)

@@ -16,7 +16,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.engine.kit import Weather
+from tests.support.engine import Weather
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

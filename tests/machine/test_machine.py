@@ -16,9 +16,9 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
-from tests.machine.machine import StoreMachine
-from tests.machine.planted import PLANTED
-from tests.servers.mongodb import with_database
+from tests.support.planted_store_bugs import PLANTED
+from tests.support.servers.mongodb import with_database
+from tests.support.store_machine import StoreMachine
 
 HEALTH = list(HealthCheck)
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)

@@ -14,9 +14,9 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from mainspring.webhooks import WebhookSettings
 from mainspring.webhooks.vault import new_key
-from tests.engine.kit import Weather
-from tests.service.conftest import Api, Make, sample_scheduler
-from tests.service.test_jobs import refused
+from tests.service.routes.test_jobs import refused
+from tests.support.engine import Weather
+from tests.support.service import Api, Make, sample_scheduler
 
 ROUND: dict[str, Any] = {
     "id": "mine",

@@ -16,9 +16,9 @@ from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
-from tests.engine.kit import Weather
-from tests.service.conftest import Api, Make, sample_scheduler, until
-from tests.service.test_runs import finished
+from tests.service.routes.test_runs import finished
+from tests.support.engine import Weather
+from tests.support.service import Api, Make, sample_scheduler, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _SAMPLE = re.compile(r'([a-z_]+)(\{([a-z]+="(?:[^"\\\n]|\\.)*",?)*\})? (\S+)')
@@ -100,7 +100,7 @@ async def test_the_last_success_is_known_after_a_restart(make: Make, tmp_path: P
 async def test_a_store_that_is_away_does_not_hide_the_rest(make: Make) -> None:
     from mainspring.stores.memory import MemoryStore
     from mainspring.testing import FaultyStore
-    from tests.engine.kit import Weather
+    from tests.support.engine import Weather
 
     weather = Weather()
     store: Any = FaultyStore(MemoryStore(), weather)

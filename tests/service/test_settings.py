@@ -20,7 +20,7 @@ from mainspring.cli.options import Where
 from mainspring.cli.serve import _scheduler
 from mainspring.errors import InvalidInput
 from mainspring.service.settings import ServiceSettings
-from tests.service.conftest import WEBHOOK, Serve, Served
+from tests.support.service import WEBHOOK, Serve, Served
 
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 APP = """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from tests.simulation.world import Report, simulate
+from tests.support.simulation.scenario import Report, simulate
 
 CHUNK = 20
 

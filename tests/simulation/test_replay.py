@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world import simulate
+from tests.support.simulation.scenario import simulate
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.world import simulate
+from tests.support.simulation.scenario import simulate
 
 SEEDS = 300
 STRESSED = 60

@@ -17,7 +17,7 @@ from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.client import WebhookClient
 from mainspring.webhooks.response import PartialResponse
-from tests.webhooks.kit import (
+from tests.support.webhook_endpoint import (
     Behaviour,
     endpoint,
     read_request,

@@ -22,7 +22,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
-from tests.webhooks.kit import Endpoint, endpoint, response, scheduler
+from tests.support.webhook_endpoint import Endpoint, endpoint, response, scheduler
 
 
 async def called(mainspring: Scheduler, webhook: Any, **policy: Any) -> Run:

@@ -1,0 +1,180 @@
+"""The doctor, on stores that are well and on stores that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mainspring.scheduler import Scheduler
+from mainspring.stores.protocol import Claim
+from tests.support.command_line import Run
+
+Stocked = dict[str, str]
+
+AGO = timedelta(minutes=10)
+
+
+class Past:
+    """A clock ten minutes slow: what it makes has been lying since then."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) - AGO
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def checks(run: Run, *words: str) -> tuple[int, dict[str, dict[str, str]]]:
+    answer = run("doctor", *words, "--json")
+    document: dict[str, Any] = answer.json
+    assert document["ok"] is (answer.code == 0)
+    return answer.code, {check["name"]: check for check in document["checks"]}
+
+
+def producer() -> Scheduler:
+    scheduler = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past(), inline=True)
+
+    @scheduler.job()
+    def lonely() -> None: ...
+
+    return scheduler
+
+
+def test_all_is_well(run: Run, stocked: Stocked) -> None:
+    code, found = checks(run)
+    assert code == 0
+    assert {"python", "mainspring", "sqlite", "tzdata", "clock steady"} <= found.keys()
+    for name in ("store", "store writes", "clock", "due work", "schedules", "leases", "running"):
+        assert found[name]["status"] == "ok", found[name]
+    assert found["jobs"]["detail"] == "5; runs: 1 succeeded, 1 failed"
+    said = run("doctor")
+    assert said.code == 0
+    assert said.out.splitlines()[0].startswith("ok    python")
+
+
+def test_it_leaves_nothing_behind(run: Run, stocked: Stocked) -> None:
+    before = run("runs", "list", "--json").json, run("jobs", "list", "--json").json
+    assert run("doctor").code == 0
+    assert (run("runs", "list", "--json").json, run("jobs", "list", "--json").json) == before
+
+
+def test_files_that_every_user_may_use(run: Run, stocked: Stocked) -> None:
+    _, found = checks(run)
+    assert found["files"]["status"] == "ok"
+    Path("mainspring.db-secret.key").touch(mode=0o600)
+    Path("mainspring.db-secret.key").chmod(0o644)
+    Path("mainspring.db-lock").chmod(0o666)
+    code, found = checks(run)
+    assert code == 0
+    assert found["files"]["status"] == "warn"
+    assert "mainspring.db-lock (0666), mainspring.db-secret.key (0644)" in found["files"]["detail"]
+    assert found["files"]["advice"].startswith("chmod o= ")
+
+
+def test_no_database(run: Run, folder: Path) -> None:
+    answer = run("doctor")
+    assert answer.code == 1
+    assert f"there is no database {folder / 'mainspring.db'}" in answer.out
+    assert "1 fault" in answer.out
+    assert not (folder / "mainspring.db").exists()
+
+
+def test_a_file_that_is_no_database(run: Run, folder: Path) -> None:
+    (folder / "mainspring.db").write_text("not a database, sorry " * 100)
+    code, found = checks(run)
+    assert (code, found["store"]["status"]) == (1, "fail")
+
+
+def test_an_app_that_cannot_be_loaded(run: Run, folder: Path) -> None:
+    code, found = checks(run, "--app", "nowhere:scheduler")
+    assert code == 1
+    assert "there is no module 'nowhere'" in found["store"]["detail"]
+
+
+def test_due_work_that_no_worker_takes(run: Run, folder: Path) -> None:
+    async def seed() -> None:
+        async with producer() as scheduler:
+            await scheduler.enqueue("lonely")
+
+    asyncio.run(seed())
+    code, found = checks(run)
+    assert (code, found["due work"]["status"]) == (1, "fail")
+    assert re.fullmatch(r"1 due of lonely, the oldest for 1\dm\d\ds", found["due work"]["detail"])
+    assert "handler 'lonely'" in found["due work"]["advice"]
+    assert "→ no worker takes it" in run("doctor").out
+
+
+def test_leases_that_nobody_rescues(run: Run, folder: Path) -> None:
+    async def seed() -> None:
+        async with producer() as scheduler:
+            made = await scheduler.enqueue("lonely")
+            claim = Claim(
+                worker="gone",
+                handlers=frozenset({"lonely"}),
+                limit=1,
+                lease=timedelta(seconds=5),
+            )
+            [held] = await scheduler.store.claim(claim)
+            assert held.id == made.id
+
+    asyncio.run(seed())
+    code, found = checks(run)
+    assert (code, found["leases"]["status"]) == (1, "fail")
+    assert "of lonely" in found["leases"]["detail"]
+
+
+def test_schedules_that_nobody_fires(run: Run, folder: Path) -> None:
+    async def seed() -> None:
+        scheduler = producer()
+
+        @scheduler.job("1m")
+        def often() -> None: ...
+
+        async with scheduler:
+            pass
+
+    asyncio.run(seed())
+    code, found = checks(run)
+    assert (code, found["schedules"]["status"]) == (1, "fail")
+    assert "often" in found["schedules"]["detail"]
+
+
+def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
+    async def seed() -> str:
+        async with producer() as scheduler:
+            return (await scheduler.enqueue("lonely")).id
+
+    run_id = asyncio.run(seed())
+    with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
+        connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (run_id,))
+        connection.execute("UPDATE mainspring_jobs SET body = '{' WHERE id = 'lonely'")
+    code, found = checks(run)
+    assert (code, found["records"]["status"]) == (1, "fail")
+    assert "2 cannot be read: job lonely (definition: " in found["records"]["detail"]
+    assert f"run {run_id} (payload: " in found["records"]["detail"]
+    assert "upgrade" in found["records"]["advice"]
+
+
+def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:
+    async def seed() -> None:
+        async with producer() as scheduler:
+            made = await scheduler.enqueue("lonely")
+            claim = Claim(
+                worker="deaf",
+                handlers=frozenset({"lonely"}),
+                limit=1,
+                lease=timedelta(hours=1),
+            )
+            await scheduler.store.claim(claim)
+            await scheduler.cancel(made.id)
+
+    asyncio.run(seed())
+    code, found = checks(run)
+    assert (code, found["running"]["status"]) == (0, "warn")
+    assert "ctx.cancelled" in found["running"]["advice"]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Run, Start
+
+Stocked = dict[str, str]
+
+
+def test_prints_the_id_alone_in_a_pipe(run: Run, stocked: Stocked) -> None:
+    answer = run("enqueue", "send_email", '{"to": "b"}')
+    assert answer.code == 0
+    found = run("runs", "show", answer.out.strip(), "--json").json
+    assert (found["payload"], found["source"]) == ({"to": "b"}, "enqueue")
+
+
+def test_payload_from_stdin(run: Run, stocked: Stocked) -> None:
+    answer = run("enqueue", "send_email", "-", "--json", stdin='{"to": "c"}\n')
+    assert answer.json["payload"] == {"to": "c"}
+
+
+def test_a_payload_comes_back_as_it_went_in(run: Run, stocked: Stocked) -> None:
+    given = '{"day": {"$date": "2026-11-15"}, "n": 1.5}'
+    made = run("enqueue", "send_email", given, "--json").json
+    assert made["payload"] == {"day": {"$date": "2026-11-15"}, "n": 1.5}
+
+
+def test_options(run: Run, stocked: Stocked) -> None:
+    made = run(
+        "enqueue", "whoami", "--delay", "1h", "--priority", "9", "--queue", "mail", "--json"
+    ).json
+    assert (made["priority"], made["queue"]) == (9, "mail")
+    created, due = (datetime.fromisoformat(made[name]) for name in ("created_at", "run_at"))
+    assert due - created == timedelta(hours=1)
+    later = run("enqueue", "whoami", "--at", "2030-01-01T09:00:00+02:00", "--json").json
+    assert later["run_at"] == "2030-01-01T07:00:00Z"
+    plain = run("enqueue", "whoami", "--at", "2030-01-01 09:00", "--json").json
+    assert plain["run_at"] == "2030-01-01T09:00:00Z"
+
+
+def test_dedupe(run: Run, stocked: Stocked) -> None:
+    words = ("enqueue", "whoami", "--dedupe-key", "k", "--dedupe-for", "1h", "--json")
+    first, second = run(*words).json, run(*words).json
+    assert second["id"] == first["id"]
+    assert (first["duplicate"], second["duplicate"]) == (False, True)
+
+
+def test_wait_tells_the_end_by_its_exit_code(start: Start, run: Run, stocked: Stocked) -> None:
+    start("worker", "app:scheduler")
+    good = run("enqueue", "send_email", '{"to": "d"}', "--wait", "--json")
+    assert (good.code, good.json["result"]) == (0, "sent to d")
+    bad = run("enqueue", "send_email", '{"to": "nobody"}', "--wait", "--json")
+    assert (bad.code, bad.json["state"]) == (1, "failed")
+
+
+def test_wait_gives_up(run: Run, stocked: Stocked) -> None:
+    answer = run("enqueue", "whoami", "--wait", "--timeout", "50ms")
+    assert answer.code == 1
+    assert "did not end within 50ms: it is pending" in answer.err
+    assert "mainspring doctor" in answer.err
+
+
+def test_with_the_app_arguments_are_checked(run: Run, stocked: Stocked) -> None:
+    assert run("enqueue", "send_email", '{"too": "b"}').code == 0
+    answer = run("enqueue", "send_email", '{"too": "b"}', "--app", "app:scheduler")
+    assert answer.code == 2
+    assert "missing to" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nothing",), "there is no job 'nothing'"),
+        (("whoami", "{to: b}"), "the payload is not JSON"),
+        (("whoami", '{"$date": "someday"}'), "the payload is not JSON"),
+        (("whoami", "--delay", "5"), "needs a unit"),
+        (("whoami", "--at", "noon"), "no ISO 8601"),
+        (("whoami", "--delay", "5m", "--at", "2030-01-01"), "delay or at, not both"),
+        (("whoami", "--dedupe-for", "5m"), "dedupe_key"),
+        (("whoami", "--timeout", "5m"), "--wait"),
+        (("whoami", "--wait", "--timeout", "soon"), "--timeout 'soon' cannot be used"),
+        (("whoami", "--priority", "10"), "--priority"),
+        (("whoami", "{}", "--many", "x.jsonl"), "--many"),
+        (("whoami", "--many", "missing.jsonl"), "missing.jsonl cannot be read"),
+    ],
+)
+def test_bad_input(run: Run, stocked: Stocked, words: tuple[str, ...], message: str) -> None:
+    answer = run("enqueue", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert len(run("runs", "list", "--json").json["items"]) == 2
+
+
+def test_too_large(run: Run, stocked: Stocked) -> None:
+    answer = run("enqueue", "whoami", "-", stdin='"' + "x" * 300_000 + '"')
+    assert answer.code == 2
+    assert "at most 262,144" in answer.err
+
+
+def test_many(run: Run, stocked: Stocked, folder: Path) -> None:
+    lines = "".join(f'{{"to": "{n}"}}\n\n' for n in range(2500))
+    (folder / "many.jsonl").write_text(lines)
+    answer = run("enqueue", "send_email", "--many", "many.jsonl", "--delay", "1h", "--json")
+    assert answer.json == {"job_id": "send_email", "enqueued": 2500}
+    said = run("enqueue", "send_email", "--many", "-", stdin=lines)
+    assert said.out == "enqueued 2,500 runs of send_email\n"
+    assert run("enqueue", "send_email", "--many", "-", stdin="").out == "no lines, no runs\n"
+
+
+def test_a_bad_line_stops_everything_before_it_begins(
+    run: Run, stocked: Stocked, folder: Path
+) -> None:
+    (folder / "many.jsonl").write_text('{"to": "a"}\n' * 1500 + "oops\n")
+    answer = run("enqueue", "send_email", "--many", "many.jsonl")
+    assert answer.code == 2
+    assert "many.jsonl, line 1501 is not JSON" in answer.err
+    assert len(run("runs", "list", "--json").json["items"]) == 2
+
+
+def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stocked: Stocked) -> None:
+    answer = run("enqueue", "send_email", "--many", "-", stdin='{"to": "a"}\n' * 1500 + "oops\n")
+    assert answer.code == 2
+    assert "stdin, line 1501 is not JSON" in answer.err
+    assert "1000 runs of the lines before were enqueued" in answer.err

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.cli.app_loader import load_scheduler
+from tests.support.command_line import Run, until
+
+Stocked = dict[str, str]
+
+
+def test_list(run: Run, stocked: Stocked) -> None:
+    answer = run("jobs", "list")
+    assert answer.code == 0
+    header, *rows = answer.out.splitlines()
+    assert header.split("  ")[0] == "ID"
+    assert [row.split()[0] for row in rows] == [
+        "daily_report",
+        "hang",
+        "linger",
+        "send_email",
+        "whoami",
+    ]
+    assert "At 09:00, Monday through Friday, Asia/Kolkata" in rows[0]
+    assert rows[3].endswith("when enqueued")
+    assert "\033" not in answer.out
+
+
+def test_list_as_json_in_pages(run: Run, stocked: Stocked) -> None:
+    first = run("jobs", "list", "--limit", "3", "--json").json
+    assert [job["id"] for job in first["items"]] == ["daily_report", "hang", "linger"]
+    job = first["items"][0]
+    assert job["schedule"]["expression"] == "0 9 * * 1-5"
+    assert job["next_run_at"].endswith("T03:30:00Z")
+    rest = run("jobs", "list", "--cursor", first["cursor"], "--json").json
+    assert [job["id"] for job in rest["items"]] == ["send_email", "whoami"]
+    assert rest["cursor"] is None
+    assert f"--cursor {first['cursor']}" in run("jobs", "list", "--limit", "3").err
+
+
+def test_list_by_tag(run: Run, stocked: Stocked) -> None:
+    tagged = run("jobs", "list", "--tag", "reports", "--json").json["items"]
+    assert [job["id"] for job in tagged] == ["daily_report"]
+    assert "no jobs with the tag 'none' yet" in run("jobs", "list", "--tag", "none").err
+
+
+def test_show(run: Run, stocked: Stocked) -> None:
+    answer = run("jobs", "show", "send_email")
+    assert answer.code == 0
+    assert "1 of 2 succeeded (50%)" in answer.out
+    assert stocked["bad"] in answer.out
+    document = run("jobs", "show", "daily_report", "--json").json
+    assert document["description"] == "The numbers"
+    assert len(document["upcoming"]) == 5
+    assert document["recent"] == []
+    assert "it has not run yet" in run("jobs", "show", "daily_report").out
+
+
+def test_pause_and_resume(run: Run, stocked: Stocked) -> None:
+    paused = run("jobs", "pause", "daily_report", "--json").json
+    assert (paused["enabled"], paused["next_run_at"]) == (False, None)
+    assert "paused" in run("jobs", "list").out
+    resumed = run("jobs", "resume", "daily_report")
+    assert resumed.out.startswith("resumed daily_report: next run ")
+    assert run("jobs", "show", "daily_report", "--json").json["enabled"] is True
+
+
+def test_trigger(run: Run, stocked: Stocked) -> None:
+    run("jobs", "pause", "daily_report")
+    made = run("jobs", "trigger", "daily_report")
+    found = run("runs", "show", made.out.strip(), "--json").json
+    assert (found["source"], found["state"]) == ("trigger", "pending")
+
+
+def test_trigger_with_the_app_checks_arguments(run: Run, stocked: Stocked) -> None:
+    answer = run("jobs", "trigger", "send_email", "--app", "app:scheduler")
+    assert answer.code == 2
+    assert "missing to" in answer.err
+
+
+def test_remove(run: Run, stocked: Stocked) -> None:
+    owned = run("jobs", "remove", "whoami")
+    assert owned.code == 1
+    assert "defined in code" in owned.err
+    assert "--force" in owned.err
+    assert run("jobs", "remove", "whoami", "--force", "--json").json == {
+        "id": "whoami",
+        "removed": True,
+    }
+    assert run("jobs", "show", "whoami").code == 2
+
+
+@pytest.mark.parametrize("verb", ["show", "pause", "resume", "trigger", "remove"])
+def test_unknown_job(run: Run, stocked: Stocked, verb: str) -> None:
+    answer = run("jobs", verb, "nothing")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: there is no job 'nothing'\n")
+    assert "mainspring jobs list" in answer.err
+    told = run("jobs", verb, "nothing", "--json")
+    assert (told.code, told.out) == (2, "")
+    assert "there is no job 'nothing'" in told.err
+    assert told.err.startswith('{"error":')
+
+
+def test_looking_through_an_app_changes_nothing(run: Run, stocked: Stocked, folder: Path) -> None:
+    run("jobs", "remove", "whoami", "--force")
+    listed = run("jobs", "list", "--app", "app:scheduler", "--json").json["items"]
+    assert "whoami" not in [job["id"] for job in listed]
+
+
+def test_a_webhook_is_shown_without_its_secrets(run: Run, stocked: dict[str, str]) -> None:
+    store = "sqlite:///mainspring.db"
+    with Scheduler(store, workers=0).blocking as blocking:
+        webhook = {"url": "https://example.org/x", "headers": {"Authorization": "Bearer t0k3n-1"}}
+        blocking.add_job("call", webhook=webhook)
+    assert "calls:      POST https://example.org/x\n" in run("jobs", "show", "call").out
+    told = run("jobs", "show", "call", "--json").json["webhook"]
+    assert told["headers"] == {"Authorization": "********"}
+    assert (told["url"], told["signed"]) == ("https://example.org/x", True)
+    assert "********" in run("jobs", "list", "--json").out
+    assert "t0k3n" not in run("jobs", "list", "--json").out
+
+
+def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
+    folder: Path, run: Run
+) -> None:
+    app = (folder / "app.py").read_text()
+    with load_scheduler("app:scheduler").blocking:
+        pass
+    listed = run("jobs", "list")
+    assert "no worker is running" in listed.err
+    assert "no worker" not in listed.out
+    (folder / "app.py").write_text(app.replace("def daily_report", "def weekly_report"))
+    sys.modules.pop("app")
+    with load_scheduler("app:scheduler").blocking:
+        until(lambda: "no worker is running" not in run("jobs", "list").err)
+        listed = run("jobs", "list")
+        [line] = [line for line in listed.out.splitlines() if "no worker" in line]
+        assert line.startswith("daily_report")
+        assert "mainspring jobs remove daily_report --force --store sqlite:///" in listed.err
+        items = run("jobs", "list", "--json").json["items"]
+        assert [job["id"] for job in items if not job["has_worker"]] == ["daily_report"]
+        checks = run("doctor", "--json").json["checks"]
+        [orphan] = [check for check in checks if check["name"] == "handlers"]
+        assert orphan["status"] == "warn"
+        assert "daily_report" in orphan["detail"]
+        assert run("jobs", "remove", "daily_report", "--force").code == 0
+    assert "no worker" not in run("jobs", "list").out

@@ -1,0 +1,290 @@
+"""What holds for every command: help, exit codes, errors, the store that is meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from mainspring import __version__
+from mainspring.cli.time_format import local, relative, span
+from tests.support.command_line import Run, Start, until
+
+Stocked = dict[str, str]
+
+COMMANDS = [
+    ("worker",),
+    ("enqueue",),
+    ("schedule",),
+    ("doctor",),
+    ("version",),
+    *(("jobs", verb) for verb in ("list", "show", "pause", "resume", "trigger", "remove")),
+    *(("runs", verb) for verb in ("list", "show", "cancel", "retry")),
+    *(("store", verb) for verb in ("copy", "indexes", "reseal")),
+]
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
+    answer = run(*words, "--help")
+    assert answer.code == 0
+    examples = answer.out.partition("Example")[2]
+    assert f"mainspring {' '.join(words)}" in examples
+    assert "--json" in answer.out
+
+
+def test_alone_it_shows_its_help(run: Run) -> None:
+    assert run().out == run("--help").out
+    assert "mainspring worker app:scheduler" in run().out
+    assert run("jobs").out == run("jobs", "--help").out
+
+
+def test_version(run: Run) -> None:
+    assert run("version").out == run("--version").out == f"mainspring {__version__}\n"
+    assert run("version", "--json").json == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("jobs", "lst"), "Did you mean 'list'?"),
+        (("frobnicate",), "no such command 'frobnicate'"),
+        (("jobs", "list", "--colour"), "no such option"),
+        (("jobs", "list", "--limit", "0"), "--limit"),
+        (("jobs", "show"), "missing argument 'JOB'"),
+        (("jobs", "list", "--store", "sqlite:///a", "--app", "b:c"), "--store or --app, not both"),
+        (("jobs", "list", "--store", "redis://x"), "no store is known for redis://"),
+        (("jobs", "list", "--store", "mainspring.db"), "named by a URL"),
+        (("jobs", "list", "--store", "memory://"), "no command can reach it"),
+        (("enqueue", "x", "--app", "app:forgetful"), "no command can reach it"),
+    ],
+)
+def test_bad_usage(run: Run, words: tuple[str, ...], message: str) -> None:
+    answer = run(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert answer.err.startswith("error: ")
+    told = run(*words, "--json")
+    assert (told.code, told.out) == (2, "")
+    assert message.lower() in json.loads(told.err)["error"].lower()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs", "list"),
+        ("jobs", "pause", "x"),
+        ("runs", "list"),
+        ("runs", "show", "x"),
+        ("enqueue", "x"),
+        ("enqueue", "x", "--app", "app:scheduler"),
+    ],
+)
+def test_a_missing_database_is_told_and_not_made(
+    run: Run, folder: Path, words: tuple[str, ...]
+) -> None:
+    answer = run(*words)
+    assert answer.code == 2
+    assert f"there is no database {folder / 'mainspring.db'}" in answer.err
+    assert "mainspring worker" in answer.err
+    assert not list(folder.glob("*.db*"))
+
+
+def test_a_store_that_cannot_be_opened(run: Run, folder: Path) -> None:
+    (folder / "mainspring.db").write_text("this is no database at all " * 100)
+    answer = run("jobs", "list")
+    assert (answer.code, answer.out) == (3, "")
+    assert "mainspring.db" in answer.err
+    assert "Traceback" not in answer.err
+    assert run("jobs", "list", "--json").code == 3
+
+
+def moved_away(folder: Path) -> Path:
+    """The database elsewhere, with its log: two connections that close at once may leave one."""
+    for file in folder.glob("mainspring.db*"):
+        file.rename(folder / file.name.replace("mainspring", "elsewhere"))
+    return folder / "elsewhere.db"
+
+
+def test_where_the_store_is(
+    run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = moved_away(folder)
+    url = f"sqlite:///{moved}"
+    assert len(run("jobs", "list", "--store", url, "--json").json["items"]) == 5
+    monkeypatch.setenv("MAINSPRING_STORE", url)
+    assert len(run("jobs", "list", "--json").json["items"]) == 5
+    assert run("jobs", "list", "--app", "app:scheduler").code == 2
+    monkeypatch.setenv("MAINSPRING_APP", "app:scheduler")
+    assert run("jobs", "list").code == 2
+    assert run("jobs", "list", "--store", url).code == 0
+
+
+@pytest.mark.parametrize("words", [("jobs", "list"), ("runs", "list"), ("doctor",)], ids=" ".join)
+def test_every_command_finds_the_services_store(
+    run: Run,
+    stocked: Stocked,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    """What `serve` takes from MONGODB_URI and `.env`, the commands about its store do too."""
+    moved = moved_away(folder)
+    assert run(*words).code != 0
+    (folder / ".env").write_text(f"MONGODB_URI=sqlite:///{moved}\nPORT=no matter here\n")
+    assert run(*words).code == 0
+    monkeypatch.setenv("MONGODB_URI", "sqlite:///nowhere.db")
+    assert run(*words).code != 0
+    monkeypatch.setenv("MAINSPRING_STORE", f"sqlite:///{moved}")
+    assert run(*words).code == 0
+
+
+def test_without_the_extra_the_file_is_left_alone(
+    run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dotenv", None)
+    (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///nowhere.db\n")
+    assert run("jobs", "list").code == 0
+
+
+def test_enqueue_and_the_worker_heed_the_env_file(
+    run: Run, start: Start, stocked: Stocked, folder: Path
+) -> None:
+    (folder / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
+    answer = run("enqueue", "send_email", '{"too": "ada"}')
+    assert (answer.code, "wrong arguments for send_email" in answer.err) == (2, True)
+    start("worker").says("2 runs at once")
+
+
+def test_an_empty_store_says_how_to_go_on(run: Run, stocked: Stocked) -> None:
+    for job in run("jobs", "list", "--json").json["items"]:
+        run("jobs", "remove", job["id"], "--force")
+    answer = run("jobs", "list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no jobs yet: decorate a function with @scheduler.job()" in answer.err
+
+
+def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_DEBUG", "1")
+    answer = run("schedule", "nonsense")
+    assert answer.code == 2
+    assert "Traceback" in answer.err
+
+
+def test_completion_offers_job_ids_and_states(stocked: Stocked, folder: Path) -> None:
+    def offered(line: str) -> str:
+        words = [sys.executable, "-c", "from mainspring.cli import main; main()"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": SOURCE,
+            "_MAINSPRING_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+        }
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+        return done.stdout
+
+    # A store that takes longer than a second is given up, so a busy machine needs more tries.
+    until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
+    until(lambda: stocked["good"] in offered("mainspring runs show "))
+    assert offered("mainspring runs list --state su").split() == ["succeeded"]
+    (folder / "trap.py").write_text("open('sprung', 'w').close()")
+    (folder / ".env").write_text("MAINSPRING_APP=trap:scheduler\n")
+    until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
+    assert not (folder / "sprung").exists()  # a key that was pressed runs no code of a folder
+    (folder / "mainspring.db").unlink()
+    assert offered("mainspring jobs show send").strip() == ""
+    assert not (folder / "mainspring.db").exists()
+
+
+def on_terminal(folder: Path, *words: str, **environment: str) -> str:
+    """What the command writes to a terminal of 120 columns."""
+    ours, theirs = pty.openpty()
+    done = subprocess.Popen(
+        [sys.executable, "-m", "mainspring", *words],
+        cwd=folder,
+        env={
+            **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
+            "PYTHONPATH": SOURCE,
+            "TERM": "xterm-256color",
+            "COLUMNS": "120",
+            **environment,
+        },
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not part:
+            break
+        written += part
+    os.close(ours)
+    assert done.wait(60) == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colour_and_words(folder: Path, stocked: Stocked) -> None:
+    text = on_terminal(folder, "runs", "list")
+    assert "\033[32msucceeded" in text
+    assert re.search(r"(ago|now)\)", text)
+    assert stocked["good"] in text
+    assert "in " in on_terminal(folder, "jobs", "list")
+    assert "\033[" in on_terminal(folder, "--help")
+
+
+def test_no_color_is_respected(folder: Path, stocked: Stocked) -> None:
+    for words in (("runs", "list"), ("jobs", "show", "send_email"), ("doctor",)):
+        text = on_terminal(folder, *words, NO_COLOR="1")
+        assert not re.search(r"\033\[[0-9;]*3[0-9]m", text)
+
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "now"),
+        (0.4, "now"),
+        (1, "in 1 second"),
+        (-59, "59 seconds ago"),
+        (59.7, "in 1 minute"),
+        (300, "in 5 minutes"),
+        (3599, "in 1 hour"),
+        (-7200, "2 hours ago"),
+        (86_399, "in 1 day"),
+        (10 * 86_400, "in 10 days"),
+    ],
+)
+def test_relative_times(seconds: float, words: str) -> None:
+    assert relative(NOW + timedelta(seconds=seconds), NOW) == words
+
+
+def test_local_times_are_no_longer_than_needed() -> None:
+    assert local(NOW + timedelta(hours=1), NOW, UTC) == "13:00:00"
+    assert local(NOW + timedelta(days=1), NOW, UTC) == "Mon 16 Nov 12:00:00"
+    assert local(NOW + timedelta(days=365), NOW, UTC) == "Mon 15 Nov 2027 12:00"
+
+
+def test_spans() -> None:
+    assert [span(s) for s in (0.004, 9.99, 12, 185, 7800)] == [
+        "0.00s",
+        "9.99s",
+        "12s",
+        "3m05s",
+        "2h10m",
+    ]

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from mainspring.cli.app_loader import load_scheduler
+from tests.support.command_line import Run
+
+Stocked = dict[str, str]
+
+
+def test_list_newest_first_with_whole_ids(run: Run, stocked: Stocked) -> None:
+    answer = run("runs", "list")
+    _, *rows = answer.out.splitlines()
+    assert [row.split()[0] for row in rows] == [stocked["bad"], stocked["good"]]
+    assert "ValueError: no such address" in rows[0]
+
+
+def test_list_filters(run: Run, stocked: Stocked) -> None:
+    def ids(*words: str) -> list[str]:
+        return [item["id"] for item in run("runs", "list", *words, "--json").json["items"]]
+
+    assert ids("--state", "failed") == [stocked["bad"]]
+    assert ids("--state", "failed,succeeded") == [stocked["bad"], stocked["good"]]
+    assert ids("--state", "pending", "--state", "succeeded") == [stocked["good"]]
+    assert ids("--job", "send_email", "--limit", "1") == [stocked["bad"]]
+    assert ids("--job", "whoami") == []
+
+
+def test_list_in_pages(run: Run, stocked: Stocked) -> None:
+    first = run("runs", "list", "--limit", "1", "--json").json
+    second = run("runs", "list", "--cursor", first["cursor"], "--json").json
+    assert [run["id"] for run in second["items"]] == [stocked["good"]]
+
+
+def test_list_says_what_there_is_not(run: Run, stocked: Stocked) -> None:
+    assert run("runs", "list", "--state", "running").err == "no running runs\n"
+    assert run("runs", "list", "--job", "whoami").err == "no runs of whoami\n"
+    assert run("runs", "list", "--job", "whoamI").code == 2
+    unknown = run("runs", "list", "--state", "broken")
+    assert unknown.code == 2
+    assert "states are waiting, pending" in unknown.err
+
+
+def test_show(run: Run, stocked: Stocked) -> None:
+    good = run("runs", "show", stocked["good"])
+    assert good.code == 0
+    assert '"sent to a@example.org"' in good.out
+    assert "INFO writing to a@example.org" in good.out
+    bad = run("runs", "show", stocked["bad"])
+    assert bad.code == 0
+    assert "attempt 1: failed after" in bad.out
+    assert "Traceback (most recent call last)" in bad.out
+    document = run("runs", "show", stocked["bad"], "--json").json
+    assert document["state"] == "failed"
+    assert document["attempts"][0]["error"] == "ValueError: no such address"
+    assert document["finished_at"].endswith("Z")
+
+
+def test_show_says_why_a_run_did_not_run(run: Run, stocked: Stocked) -> None:
+    made = run("enqueue", "whoami").out.strip()
+    run("runs", "cancel", made, "--reason", "not today")
+    assert "not today" in run("runs", "show", made).out
+
+
+def test_cancel(run: Run, stocked: Stocked) -> None:
+    made = run("enqueue", "whoami", "--delay", "1h").out.strip()
+    answer = run("runs", "cancel", made, "--json")
+    assert (answer.code, answer.json["state"]) == (0, "cancelled")
+    again = run("runs", "cancel", made)
+    assert again.code == 1
+    assert "had ended already: it is cancelled" in again.err
+
+
+def test_retry(run: Run, stocked: Stocked) -> None:
+    answer = run("runs", "retry", stocked["bad"])
+    assert answer.out == f"{stocked['bad']} is pending again\n"
+    again = run("runs", "retry", stocked["good"], "--json")
+    assert again.code == 1
+    assert "only a failed or cancelled run" in again.err
+
+
+def test_unknown_run(run: Run, stocked: Stocked) -> None:
+    for verb in ("show", "cancel", "retry"):
+        answer = run("runs", verb, "nothing")
+        assert answer.code == 2
+        assert "there is no run 'nothing'" in answer.err
+
+
+def test_text_that_is_no_unicode_is_shown_escaped(run: Run, stocked: Stocked) -> None:
+    odd = "caf\udce9.txt"
+    with load_scheduler("app:scheduler").blocking as blocking:
+        made = blocking.enqueue("send_email", {"to": odd})
+        blocking.wait(made.id, 30)
+        blocking.add_job("odd", handler="whoami", description=odd, metadata={"file": odd})
+    shown = run("runs", "show", made.id)
+    assert shown.code == 0
+    assert r"INFO writing to caf\udce9.txt" in shown.out
+    assert run("runs", "show", made.id, "--json").json["payload"] == {"to": odd}
+    assert r"caf\udce9.txt" in run("jobs", "show", "odd").out
+    assert run("jobs", "show", "odd", "--json").json["description"] == odd
+    listed = run("jobs", "list", "--json").json["items"]
+    assert [one["metadata"] for one in listed if one["id"] == "odd"] == [{"file": odd}]
+    assert run("jobs", "list").code == 0
+
+
+def test_show_says_why_a_run_is_pending(folder: Path, run: Run) -> None:
+    with load_scheduler("app:scheduler").configure(workers=0).blocking as blocking:
+        waiting = blocking.enqueue("whoami")
+    [line] = [x for x in run("runs", "show", waiting.id).out.splitlines() if x.startswith("why:")]
+    assert line.endswith("no worker is running")
+    assert run("runs", "show", waiting.id, "--json").json["why"] == "no worker is running"

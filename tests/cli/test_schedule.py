@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from mainspring.core import clock
+from tests.support.command_line import Run
+
+NOW = datetime(2026, 11, 13, 12, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "utcnow", lambda: NOW)
+
+
+def test_preview(run: Run) -> None:
+    answer = run("schedule", "0 9 * * 1-5", "--tz", "Asia/Kolkata", "-n", "2")
+    assert answer.out.splitlines() == [
+        "At 09:00, Monday through Friday, Asia/Kolkata",
+        "ASIA/KOLKATA               UTC",
+        "2026-11-16T09:00:00+05:30  2026-11-16T03:30:00Z  in 3 days",
+        "2026-11-17T09:00:00+05:30  2026-11-17T03:30:00Z  in 4 days",
+    ]
+
+
+def test_a_schedule_that_names_a_zone_is_shown_in_it(run: Run) -> None:
+    answer = run("schedule", "CRON_TZ=Asia/Kolkata 0 9 * * 1-5", "-n", "1")
+    assert "2026-11-16T09:00:00+05:30  2026-11-16T03:30:00Z" in answer.out
+    refused = run("schedule", "CRON_TZ=Asia/Kolkata 0 9 * * *", "--tz", "Europe/Berlin")
+    assert refused.code == 2
+    assert "Asia/Kolkata" in refused.err
+    assert "Europe/Berlin" in refused.err
+
+
+def test_a_moment_without_an_offset_is_read_in_the_zone(run: Run) -> None:
+    answer = run("schedule", "2030-01-01T09:00", "--tz", "Asia/Kolkata")
+    assert "2030-01-01T09:00:00+05:30  2030-01-01T03:30:00Z" in answer.out
+
+
+def test_json(run: Run) -> None:
+    document = run("schedule", "0 9 * * 1-5", "--tz", "Asia/Kolkata", "-n", "10", "--json").json
+    assert len(document["upcoming"]) == 10
+    assert document["upcoming"][0] == {
+        "utc": "2026-11-16T03:30:00Z",
+        "local": "2026-11-16T09:00:00+05:30",
+    }
+    assert document["warnings"] == []
+
+
+def test_daylight_saving_is_foretold(run: Run) -> None:
+    answer = run("schedule", "30 2 * * *", "--tz", "Europe/Berlin", "-n", "1")
+    assert "2027-03-28 02:30 does not exist in Europe/Berlin: runs at 03:00" in answer.out
+    assert "2027-10-31 02:30 happens twice" in answer.out
+
+
+@pytest.mark.parametrize(
+    "text", ["@daily", "5m", "2030-01-01T09:00:00Z", "RRULE:FREQ=DAILY;BYHOUR=9", "0 0 9 * * 1"]
+)
+def test_every_form(run: Run, text: str) -> None:
+    answer = run("schedule", text, "--json")
+    assert answer.code == 0
+    assert answer.json["upcoming"]
+
+
+def test_one_that_is_over(run: Run) -> None:
+    answer = run("schedule", "2020-01-01T09:00:00Z")
+    assert answer.code == 0
+    assert "it is over" in answer.out
+
+
+@pytest.mark.parametrize(
+    "words", [("0 9 * * 8",), ("soon",), ("0 0 30 2 *",), ("@daily", "--tz", "Mars/Olympus")]
+)
+def test_bad_ones(run: Run, words: tuple[str, ...]) -> None:
+    answer = run("schedule", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: ")
+    assert run("schedule", *words, "--json").err.startswith('{"error": ')

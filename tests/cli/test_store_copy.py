@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.cli.app_loader import load_scheduler
+from mainspring.errors import SecretKeyMissing
+from mainspring.webhooks import WebhookSettings
+from tests.support.command_line import Run, Start, until
+from tests.support.servers.fixtures import *  # noqa: F403
+from tests.support.servers.mongodb import with_database
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HERE, THERE = "sqlite:///mainspring.db", "sqlite:///copy.db"
+
+
+def test_there_and_back(
+    run: Run, stocked: dict[str, str], replica_set_url: str, database_name: str
+) -> None:
+    cluster = with_database(replica_set_url, database_name)
+    answer = run("store", "copy", HERE, cluster)
+    assert answer.code == 0
+    assert answer.out.startswith(f"copied {HERE} to {cluster}\njobs:        5\nruns:        2\n")
+    assert answer.out.endswith("counted on both sides, and equal\n")
+    back = run("store", "copy", cluster, THERE, "--json").json
+    assert back == {
+        "from": cluster,
+        "to": THERE,
+        "jobs": 5,
+        "notes": 0,
+        "runs": {"failed": 1, "succeeded": 1},
+        "written": 2,
+        "there": 0,
+        "mended": 0,
+        "jobs_with_secrets": 0,
+    }
+    for words in (["runs", "list"], ["jobs", "list"], ["runs", "show", stocked["bad"]]):
+        before = run(*words, "--store", HERE, "--json").json
+        assert run(*words, "--store", cluster, "--json").json["items" if "list" in words else "id"]
+        after = run(*words, "--store", THERE, "--json").json
+        for document in (before, after):
+            document.pop("cursor", None)
+        assert after == before
+
+
+def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) -> None:
+    with Scheduler(HERE, workers=0).blocking as blocking:
+        webhook = {"url": "https://example.org/", "headers": {"Authorization": "Bearer t0k3n"}}
+        blocking.add_job("call", webhook=webhook)
+    answer = run("store", "copy", HERE, THERE)
+    assert "1 jobs have secrets, encrypted with the key of" in answer.out
+    assert "MAINSPRING_SECRET_KEY, or what is in " in answer.out
+    assert "mainspring.db-secret.key)" in answer.out
+    key = Path("mainspring.db-secret.key").read_text()
+    for keys, opens in (([key], True), ([], False)):
+        settings = WebhookSettings(secret_keys=keys)
+        there = Scheduler(THERE, workers=0, webhooks=settings)
+        with there.blocking as blocking:
+            job = blocking.get_job("call")
+            if opens:
+                assert there.webhooks.preview(job, NOW).headers["Authorization"] == "Bearer t0k3n"
+                continue
+            with pytest.raises(SecretKeyMissing):
+                there.webhooks.preview(job, NOW)
+
+
+def test_again(run: Run, stocked: dict[str, str]) -> None:
+    run("store", "copy", HERE, THERE)
+    answer = run("store", "copy", HERE, THERE)
+    assert answer.code == 0
+    assert "2 runs were there from a copy before, 0 of them have gone on since" in answer.out
+
+
+def test_a_dry_run_writes_nothing(run: Run, stocked: dict[str, str], folder: Path) -> None:
+    answer = run("store", "copy", HERE, THERE, "--dry-run")
+    assert answer.code == 0
+    assert answer.out.startswith(f"would copy {HERE} to {THERE}\njobs:        5\nruns:        2\n")
+    assert "TO is empty" in answer.out
+    assert run("store", "copy", HERE, THERE, "--dry-run", "--json").json["dry_run"] is True
+    assert not (folder / "copy.db").exists()
+
+
+def names(folder: Path) -> set[str]:
+    """The files there are, but for those that SQLite keeps for a while."""
+    return {path.name for path in folder.iterdir() if not path.name.endswith(("-wal", "-shm"))}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("sqlite:///missing.db", THERE, "there is nothing of Mainspring's in sqlite:///missing.db"),
+        (HERE, "sqlite:///./mainspring.db", "FROM and TO are the same store"),
+        (HERE, "memory://", "TO is memory://"),
+        ("memory://", HERE, "FROM is memory://"),
+        (HERE, "redis://here", "no store is known for redis://"),
+        (HERE, "copy.db", "a store is named by a URL"),
+        (HERE, "sqlite:///no/folder/x.db", "does not exist"),
+    ],
+)
+def test_refused(
+    run: Run, stocked: dict[str, str], folder: Path, source: str, target: str, words: str
+) -> None:
+    before = names(folder)
+    answer = run("store", "copy", source, target)
+    assert answer.code in (2, 3)
+    assert words in answer.err
+    assert names(folder) == before
+
+
+def test_a_database_that_is_not_there_is_not_made(
+    run: Run, folder: Path, replica_set_url: str, database_name: str
+) -> None:
+    answer = run("store", "copy", with_database(replica_set_url, database_name), THERE)
+    assert answer.code == 2
+    assert "there is nothing of Mainspring's" in answer.err
+    assert not (folder / "copy.db").exists()
+
+
+def test_while_a_worker_works(run: Run, start: Start, folder: Path) -> None:
+    worker = start("worker", "app:scheduler")
+    worker.says("Press Ctrl+C to stop")
+    scheduler = load_scheduler("app:scheduler").configure(workers=0)
+    with scheduler.blocking as blocking:
+        blocking.enqueue("linger", {"until": str(folder / "end")})
+    until((folder / "end.began").exists)
+    answer = run("store", "copy", HERE, THERE)
+    assert answer.code == 1
+    assert "stop" in answer.err
+    (folder / "end").touch()
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert run("store", "copy", HERE, THERE).code == 0

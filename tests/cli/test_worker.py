@@ -1,0 +1,285 @@
+"""`mainspring worker` with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mainspring.cli.gc_tuning import YOUNG
+from tests.support.command_line import Run, Start, until
+
+READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
+
+
+def test_works_until_sigterm_and_lets_running_work_end(
+    start: Start, run: Run, folder: Path
+) -> None:
+    worker = start("worker", "app:scheduler")
+    worker.says(READY)
+    assert "sqlite:///mainspring.db" in worker.output
+    assert "2 runs at once from all queues" in worker.output
+    assert "Monday through Friday" in worker.output
+
+    done = run("enqueue", "send_email", '{"to": "a@example.org"}', "--wait", "--json")
+    assert (done.code, done.json["result"]) == (0, "sent to a@example.org")
+
+    flag = str(folder / "flag")
+    lingering = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
+    until(Path(flag + ".began").exists)
+    worker.popen.send_signal(signal.SIGTERM)
+    worker.says("stopping")
+    Path(flag).touch()
+    assert worker.ends() == 0
+    assert run("runs", "show", lingering, "--json").json["result"] == "lingered"
+
+
+def test_ctrl_c_stops_too(start: Start) -> None:
+    worker = start("worker", "app:make", "--workers", "7", "--queues", "mail,default")
+    worker.says(READY)
+    assert "7 runs at once from default, mail" in worker.output
+    worker.popen.send_signal(signal.SIGINT)
+    assert worker.ends() == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["worker", "calm:scheduler"], ["serve", "--app", "calm:scheduler", "--port", "0"]]
+)
+def test_the_collector_is_calm(start: Start, run: Run, folder: Path, command: list[str]) -> None:
+    (folder / "calm.py").write_text(
+        "import gc\n"
+        "from mainspring import Scheduler\n"
+        "scheduler = Scheduler('sqlite:///mainspring.db')\n"
+        "calm = scheduler.job(id='calm')(lambda: [gc.get_freeze_count(), *gc.get_threshold()])\n"
+    )
+    start(*command).says(READY)
+    done = run("enqueue", "calm", "--app", "calm:scheduler", "--wait", "--json")
+    frozen, young, *_ = done.json["result"]
+    assert frozen > 10_000
+    assert young == YOUNG
+
+
+def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> None:
+    worker = start("worker", "app:scheduler")
+    worker.says(READY)
+    flag = str(folder / "never")
+    run("enqueue", "linger", json.dumps({"until": flag}))
+    until(Path(flag + ".began").exists)
+    worker.popen.send_signal(signal.SIGTERM)
+    worker.says("stopping")
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "command", [["worker", "long:scheduler"], ["serve", "--app", "long:scheduler", "--port", "0"]]
+)
+def test_what_does_not_end_within_the_drain_timeout_is_given_back(
+    start: Start, run: Run, folder: Path, command: list[str]
+) -> None:
+    (folder / "long.py").write_text(
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from mainspring import Scheduler\n"
+        "scheduler = Scheduler('sqlite:///mainspring.db')\n"
+        "@scheduler.job()\n"
+        "async def sleep_long(began: str) -> None:\n"
+        "    Path(began).touch()\n"
+        "    await asyncio.sleep(600)\n"
+    )
+    worker = start(*command, "--drain-timeout", "100ms")
+    worker.says(READY)
+    began = folder / "began"
+    run_id = run("enqueue", "sleep_long", json.dumps({"began": str(began)})).out.strip()
+    until(began.exists)
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert run("runs", "show", run_id, "--json").json["state"] == "pending"
+
+
+def test_a_wrong_drain_timeout_is_refused(run: Run) -> None:
+    for words in (["worker", "app:scheduler"], ["serve"]):
+        refused = run(*words, "--drain-timeout", "soon")
+        assert refused.code == 2
+        assert "--drain-timeout 'soon' cannot be used" in refused.err
+
+
+def test_failures_are_logged(start: Start, run: Run) -> None:
+    worker = start("worker", "app:scheduler", "--verbose")
+    worker.says(READY)
+    run("enqueue", "send_email", '{"to": "nobody"}')
+    worker.says("job send_email: attempt 1 failed, no attempt follows: ValueError: no such address")
+    worker.says('raise ValueError("no such address")')
+    run("enqueue", "send_email", '{"to": "b"}')
+    worker.says("job send_email: succeeded in")
+    assert "writing to b" in worker.output
+    worker.popen.terminate()
+    assert worker.ends() == 0
+    assert worker.output.count("attempt 1 failed") == 1
+
+
+def test_json_tells_the_start_as_a_document_and_logs_as_lines(start: Start, run: Run) -> None:
+    worker = start("worker", "app:scheduler", "--json")
+    worker.says("\n}\n")
+    greeting, _ = json.JSONDecoder().raw_decode(worker.output, worker.output.index("{\n"))
+    assert greeting["pid"] == worker.pid
+    assert greeting["workers"] == 2
+    assert "send_email" in [job["id"] for job in greeting["jobs"]]
+    run("enqueue", "send_email", '{"to": "nobody"}')
+    worker.says("attempt 1 failed")
+    lines = [json.loads(line) for line in worker.output.splitlines() if line.startswith('{"')]
+    [failure] = [line for line in lines if line["level"] == "error"]
+    assert (failure["job_id"], failure["attempt"]) == ("send_email", 1)
+    assert "in send_email" in failure["traceback"]
+    worker.popen.terminate()
+    assert worker.ends() == 0
+
+
+def test_quiet_says_nothing_when_all_is_well(start: Start, run: Run) -> None:
+    worker = start("worker", "app:scheduler", "--quiet")
+    until(lambda: run("jobs", "show", "whoami").code == 0)
+    assert run("enqueue", "whoami", "--wait", "--json").json["result"] == worker.pid
+    worker.popen.terminate()
+    assert worker.ends() == 0
+    assert worker.output == ""
+
+
+def test_a_process_full_of_stuck_threads_is_replaced(start: Start, run: Run) -> None:
+    worker = start("worker", "app:scheduler")
+    worker.says(READY)
+    run("enqueue", "hang")
+    worker.says("1 of 2 places are taken by threads that outlived their timeout")
+    worker.says(READY, times=2)
+    # The same process id, working again with all its places.
+    assert run("enqueue", "whoami", "--wait", "--json").json["result"] == worker.pid
+    worker.popen.terminate()
+    assert worker.ends() == 0
+
+
+def test_several_processes_work_and_stop_together(start: Start, run: Run, folder: Path) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2", "--workers", "1")
+    worker.says(READY)
+    flag = str(folder / "flag")
+    busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
+    until(Path(flag + ".began").exists)
+    # One process is taken: the other answers.
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    assert pid != worker.pid
+    worker.popen.terminate()
+    worker.says("stopping 2 processes")
+    Path(flag).touch()
+    assert worker.ends() == 0
+    assert run("runs", "show", busy, "--json").json["state"] == "succeeded"
+    assert not _alive(pid)
+
+
+def test_ctrl_c_of_a_terminal_reaches_each_process_once(
+    start: Start, run: Run, folder: Path
+) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says(READY)
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    assert os.getpgid(pid) != os.getpgid(worker.pid)  # else it would get the signal twice
+    flag = str(folder / "flag")
+    busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
+    until(Path(flag + ".began").exists)
+    os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    worker.says("waiting for running work")
+    Path(flag).touch()
+    assert worker.ends() == 0
+    assert run("runs", "show", busy, "--json").json["result"] == "lingered"
+
+
+def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says(READY)
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    os.kill(pid, signal.SIGKILL)
+    worker.says("ended by SIGKILL; another starts in 0.5 s")
+    worker.popen.terminate()
+    assert worker.ends() == 0
+
+
+def test_the_pause_grows_while_a_process_keeps_dying(start: Start, folder: Path) -> None:
+    (folder / "mainspring.db").write_text("this is no database" * 100)
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says("ended with exit code 3; another starts in 0.5 s", times=2)
+    worker.says("ended with exit code 3; another starts in 1.0 s", times=2)
+    worker.popen.terminate()
+    assert worker.ends() == 0
+
+
+def test_second_signal_kills_all_processes(start: Start, run: Run, folder: Path) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says(READY)
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    flag = str(folder / "never")
+    run("enqueue", "linger", json.dumps({"until": flag}))
+    until(Path(flag + ".began").exists)
+    worker.popen.terminate()
+    worker.says("stopping 2 processes")
+    worker.popen.terminate()
+    assert worker.ends() == 128 + signal.SIGTERM
+    assert "killing all processes" in worker.output
+    until(lambda: not _alive(pid))
+
+
+def test_processes_end_when_their_supervisor_is_gone(start: Start, run: Run) -> None:
+    worker = start("worker", "app:scheduler", "--processes", "2")
+    worker.says(READY)
+    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
+    worker.popen.kill()
+    until(lambda: not _alive(pid))
+
+
+def test_an_app_that_cannot_be_loaded_ends_the_supervisor(start: Start) -> None:
+    worker = start("worker", "nowhere:scheduler", "--processes", "2")
+    assert worker.ends() == 2
+    assert "there is no module 'nowhere'" in worker.output
+
+
+def test_a_signal_ends_the_wait_for_a_store_that_is_away(start: Start, folder: Path) -> None:
+    app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", "mongodb://[::1]:1/x")
+    (folder / "app.py").write_text(app)
+    worker = start("worker", "app:scheduler")
+    worker.says("waiting for the store up to 30 seconds: no MongoDB server answers")
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_a_store_that_cannot_be_opened(start: Start, folder: Path) -> None:
+    (folder / "mainspring.db").write_text("this is no database" * 100)
+    worker = start("worker", "app:scheduler")
+    assert worker.ends() == 3
+    assert "Traceback" not in worker.output
+    assert "mainspring.db" in worker.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("worker", "app:idle"), "workers=0"),
+        (("worker", "app:scheduler", "--queues", ","), "--queues names no queue"),
+        (("worker", "app:scheduler", "--workers", "0"), "--workers"),
+        (("worker",), "missing argument"),
+    ],
+)
+def test_bad_usage(start: Start, words: tuple[str, ...], message: str) -> None:
+    worker = start(*words)
+    assert worker.ends() == 2
+    assert message in worker.output
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that nobody has reaped yet is dead enough.
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,234 @@
+"""Timeouts and isolation: what is stopped is really stopped, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from mainspring import RunContext, State
+from mainspring.core.model import Outcome
+from tests.support import isolated_jobs
+from tests.support.engine import Heard, ended, until
+from tests.support.scheduler_fixtures import Make
+
+
+async def test_an_async_handler_is_really_stopped(make: Make) -> None:
+    scheduler = make()
+    stopped = asyncio.Event()
+
+    @scheduler.job(timeout="50ms")
+    async def slow(ctx: RunContext) -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            assert ctx.cancelled
+            stopped.set()
+
+    async with scheduler:
+        done = await ended(scheduler, await slow.enqueue())
+    assert stopped.is_set()
+    assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+    assert done.error is not None
+    assert done.error.startswith(
+        "RunTimeout: the handler ran longer than its timeout of 50 milliseconds"
+    )
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_told_again(make: Make) -> None:
+    scheduler = make(workers=1)
+    told = 0
+
+    @scheduler.job(timeout="50ms")
+    async def stubborn() -> str:
+        nonlocal told
+        for _ in range(2):
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                told += 1
+        return "still here"
+
+    @scheduler.job()
+    async def after() -> int:
+        return 1
+
+    async with scheduler:
+        done = await ended(scheduler, await stubborn.enqueue())
+        assert (await ended(scheduler, await after.enqueue())).result == 1
+    assert told == 2
+    assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+
+
+async def test_a_timeout_is_retried_as_any_failure(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(timeout="50ms", retries=1, retry_delay="1ms", retry_on=TimeoutError)
+    async def slow_once(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            await asyncio.sleep(600)
+        return ctx.attempt
+
+    async with scheduler:
+        done = await ended(scheduler, await slow_once.enqueue())
+    assert (done.state, done.result) == (State.SUCCEEDED, 2)
+
+
+async def test_a_thread_keeps_its_place_until_it_ends(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make(workers=1)
+    go = threading.Event()
+    told: list[bool] = []
+
+    @scheduler.job(timeout="50ms")
+    def slow(ctx: RunContext) -> None:
+        go.wait(20)
+        told.append(ctx.cancelled)
+
+    @scheduler.job()
+    def other() -> int:
+        return 1
+
+    async with scheduler:
+        with caplog.at_level(logging.WARNING, "mainspring"):
+            done = await ended(scheduler, await slow.enqueue())
+        assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+        assert "its thread goes on and keeps its place (1 of 1" in caplog.text
+        health = await scheduler.health()
+        assert (health.status, health.stuck_threads) == ("degraded", 1)
+        run = await other.enqueue()
+        await asyncio.sleep(0.1)
+        assert (await scheduler.get_run(run.id)).state is State.PENDING
+        go.set()
+        assert (await ended(scheduler, run)).result == 1
+        health = await scheduler.health()
+        assert (health.status, health.stuck_threads) == ("healthy", 0)
+    assert told == [True]
+
+
+async def test_async_work_in_a_thread_runs_off_the_programs_loop(make: Make) -> None:
+    scheduler = make()
+    home = asyncio.get_running_loop()
+
+    @scheduler.job(isolation="thread")
+    async def aside() -> bool:
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop() is home
+
+    async with scheduler:
+        assert (await ended(scheduler, await aside.enqueue())).result is False
+
+
+# In processes of their own
+
+
+async def test_a_process_runs_sync_async_and_decorated_functions(make: Make) -> None:
+    scheduler = make()
+    isolated_jobs.register(scheduler)
+    scheduler.job(isolation="process")(isolated_jobs.decorated.handler.function)
+    async with scheduler:
+        plain = await scheduler.enqueue("add", {"a": 1, "b": 2})
+        later = await scheduler.enqueue("add_later", {"a": 1, "b": 2})
+        wrapped = await scheduler.enqueue("decorated", {"a": 5})
+        assert (await ended(scheduler, plain)).result == 3
+        done = await ended(scheduler, later)
+        assert done.result[:3] == [3, later.id, 1]
+        assert done.result[3] != os.getpid()
+        assert done.progress is not None
+        assert done.progress.message == "half"
+        assert done.attempts[0].log[0].endswith("adding")
+        assert (await ended(scheduler, wrapped)).result == -5
+
+
+async def test_a_process_that_dies_fails_its_run_alone(make: Make) -> None:
+    """Poison: it kills its process at each try, and nothing else."""
+    scheduler = make()
+    isolated_jobs.register(scheduler, retries=1, retry_delay="1ms")
+    async with scheduler:
+        deadly = [await scheduler.enqueue("die"), await scheduler.enqueue("segfault")]
+        fine = await scheduler.enqueue_many("add", [{"a": n, "b": n} for n in range(5)])
+        first, second = [await ended(scheduler, run) for run in deadly]
+        others = [await ended(scheduler, run) for run in fine]
+    assert (first.state, first.attempt, first.lapses) == (State.FAILED, 2, 0)
+    assert first.error == "ProcessDied: the process ended with exit code 7 under its handler"
+    assert (second.state, second.attempt) == (State.FAILED, 2)
+    assert second.error is not None
+    assert "SIGSEGV" in second.error
+    assert [run.result for run in others] == [0, 2, 4, 6, 8]
+
+
+async def test_a_process_is_killed_with_its_children_at_the_timeout(
+    make: Make, tmp_path: Path
+) -> None:
+    scheduler = make()
+    isolated_jobs.register(scheduler, timeout="2s")
+    witness = tmp_path / "pid"
+    async with scheduler:
+        run = await scheduler.enqueue("parent", {"witness": str(witness)})
+        await until(witness.exists, "the grandchild")
+        done = await ended(scheduler, run)
+    assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+    assert not _alive(int(witness.read_text()))
+
+
+async def test_cancel_unwinds_a_process(make: Make, tmp_path: Path) -> None:
+    scheduler = make()
+    isolated_jobs.register(scheduler)
+    witness = tmp_path / "witness"
+    async with scheduler:
+        run = await scheduler.enqueue("hang", {"witness": str(witness)})
+        await until(lambda: witness.exists() and witness.read_text() == "began")
+        assert await scheduler.cancel(run.id)
+        done = await ended(scheduler, run)
+    assert done.state is State.CANCELLED
+    assert witness.read_text() == "unwound"
+
+
+async def test_memory_limit_steering_and_odd_results_in_a_process(make: Make) -> None:
+    scheduler = make()
+    isolated_jobs.register(scheduler, retries=1, retry_delay="1ms", memory_limit="150MiB")
+    async with scheduler:
+        names = ["hog", "retry", "give_up", "odd"]
+        runs = [await scheduler.enqueue(name) for name in names]
+        hog, retry, give_up, odd = [await ended(scheduler, run) for run in runs]
+    assert hog.state is State.FAILED
+    assert hog.error is not None
+    assert hog.error.startswith("MemoryExceeded")
+    assert (retry.state, retry.result) == (State.SUCCEEDED, 2)
+    assert (give_up.state, give_up.attempt) == (State.FAILED, 1)
+    assert give_up.error == "GiveUp: hopeless"
+    assert (odd.state, odd.attempt) == (State.SUCCEEDED, 1)
+    assert odd.result["kept_as"] == "text"
+    assert odd.result["repr"].startswith("<object object at ")
+    assert "job odd returned a result that is kept as text only" in odd.attempts[0].log[0]
+
+
+async def test_hooks_hear_of_process_runs(make: Make) -> None:
+    scheduler = make()
+    told: list[str] = []
+    scheduler.job(
+        isolation="process",
+        on_start=lambda ctx: told.append("start"),
+        on_success=lambda ctx, result: told.append(f"success {result}"),
+    )(isolated_jobs.add)
+    scheduler.job(isolation="process", on_error=lambda ctx, error: told.append(str(error)))(
+        isolated_jobs.give_up
+    )
+    heard = Heard(scheduler)
+    async with scheduler:
+        await ended(scheduler, await scheduler.enqueue("add", {"a": 1, "b": 1}))
+        await ended(scheduler, await scheduler.enqueue("give_up"))
+        await heard.until("run.failed")
+    assert told == ["start", "success 2", "GiveUp: hopeless"]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

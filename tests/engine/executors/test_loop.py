@@ -1,0 +1,223 @@
+"""Handlers on the program's loop: how many at once, and what each finds there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import threading
+from collections.abc import Callable
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.stores.protocol import Store
+from tests.support.engine import ended, until
+from tests.support.scheduler_fixtures import Make
+
+MANY = 400
+
+
+async def warmed(scheduler: Scheduler, enqueue_many: Callable[..., object]) -> None:
+    """After short work a worker claims ahead of its places."""
+    for run in await enqueue_many([{}] * MANY):  # type: ignore[misc]
+        await ended(scheduler, run)
+
+
+async def test_no_more_at_once_than_there_are_places(make: Make) -> None:
+    scheduler = make(workers=3)
+    running, most = 0, 0
+
+    @scheduler.job()
+    async def work(n: int = 0) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(n % 3):
+            await asyncio.sleep(0)
+        running -= 1
+
+    async with scheduler:
+        for run in await work.enqueue_many([{"n": n} for n in range(MANY)]):
+            await ended(scheduler, run)
+        assert scheduler._engine is not None
+        await until(lambda: scheduler._engine and scheduler._engine.worker._free() == 3)
+    assert most == 3
+
+
+async def test_a_hook_that_waits_keeps_no_place_shut(make: Make) -> None:
+    scheduler = make(workers=3)
+    together = asyncio.Barrier(3)
+
+    async def meet(ctx: RunContext) -> None:
+        await together.wait()
+
+    @scheduler.job(on_start=meet)
+    async def work() -> None: ...
+
+    async with scheduler:
+        for run in await work.enqueue_many([{}] * 3):
+            assert (await ended(scheduler, run)).state is State.SUCCEEDED
+
+
+async def test_threads_and_the_loop_share_the_places(make: Make) -> None:
+    scheduler = make(workers=2)
+    lock = threading.Lock()
+    running, most = 0, 0
+
+    def step(by: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += by
+            most = max(most, running)
+
+    @scheduler.job()
+    async def on_loop() -> None:
+        step(1)
+        await asyncio.sleep(0.001)
+        step(-1)
+
+    @scheduler.job()
+    def in_thread() -> None:
+        step(1)
+        threading.Event().wait(0.001)
+        step(-1)
+
+    async with scheduler:
+        runs = await on_loop.enqueue_many([{}] * 100)
+        runs += await in_thread.enqueue_many([{}] * 100)
+        runs += await on_loop.enqueue_many([{}] * 100)
+        for run in runs:
+            assert (await ended(scheduler, run)).state is State.SUCCEEDED
+    assert most == 2
+
+
+async def test_what_waits_on_the_loop_keeps_no_thread_from_its_turn(make: Make) -> None:
+    """A stream of loop work that always has the next at hand still gives places back."""
+    scheduler = make(workers=1)
+    go = True
+
+    @scheduler.job()
+    async def stream() -> None:
+        if go:
+            await stream.enqueue()
+            await stream.enqueue()
+
+    @scheduler.job()
+    def in_thread() -> None: ...
+
+    async with scheduler:
+        await stream.enqueue()
+        await until(lambda: scheduler._engine and scheduler._engine.worker.ahead)
+        run = await in_thread.enqueue()
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED
+        go = False
+
+
+async def test_a_context_variable_stays_in_its_run(make: Make) -> None:
+    scheduler = make(workers=1)
+    who = contextvars.ContextVar("who", default="nobody")
+    found = []
+
+    @scheduler.job()
+    async def work(n: int) -> None:
+        found.append(who.get())
+        who.set(f"run {n}")
+
+    async with scheduler:
+        for run in await work.enqueue_many([{"n": n} for n in range(50)]):
+            await ended(scheduler, run)
+    assert set(found) == {"nobody"}
+
+
+async def test_a_run_that_waits_has_a_task_of_its_own(make: Make) -> None:
+    """Whatever is sent to its task later, a cancellation too, meets no other run."""
+    scheduler = make(workers=1)
+    tasks = []
+
+    @scheduler.job()
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        await asyncio.sleep(0)
+        tasks.append(task)
+        asyncio.get_running_loop().call_soon(task.cancel)
+
+    async with scheduler:
+        for run in await work.enqueue_many([{}] * 50):
+            assert (await ended(scheduler, run)).state is State.SUCCEEDED
+    assert len(set(tasks)) == 50
+
+
+async def test_the_program_has_its_turn_between_handlers_that_never_wait(make: Make) -> None:
+    scheduler = make(workers=1)
+    turns = 0
+    seen = []
+
+    @scheduler.job()
+    async def work() -> None:
+        seen.append(turns)
+        threading.Event().wait(0.003)  # busy: the loop stands still
+
+    async def program() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with scheduler:
+        running = asyncio.ensure_future(program())
+        for run in await work.enqueue_many([{}] * 50):
+            await ended(scheduler, run)
+        running.cancel()
+    assert all(before < after for before, after in itertools.pairwise(seen))
+
+
+async def test_what_waits_its_turn_can_be_cancelled(make: Make) -> None:
+    scheduler = make(workers=1)
+    go = asyncio.Event()
+    go.set()
+    begun: list[str] = []
+
+    @scheduler.job()
+    async def work(name: str = "") -> None:
+        begun.append(name)
+        await go.wait()
+
+    async with scheduler:
+        await warmed(scheduler, work.enqueue_many)
+        go.clear()
+        first, second, third = await work.enqueue_many([{"name": n} for n in "abc"])
+        assert scheduler._engine is not None
+        worker = scheduler._engine.worker
+        await until(lambda: worker.running == 1 and worker.ahead == 2, "claiming ahead")
+        assert await scheduler.cancel(second.id)
+        assert (await ended(scheduler, second)).state is State.CANCELLED
+        go.set()
+        assert (await ended(scheduler, first)).state is State.SUCCEEDED
+        assert (await ended(scheduler, third)).state is State.SUCCEEDED
+    assert begun[MANY:] == ["a", "c"]
+
+
+async def test_a_run_is_told_started_when_it_starts(make: Make, second_client: Store) -> None:
+    scheduler = make(workers=1)
+    go = asyncio.Event()
+    go.set()
+    started: list[str] = []
+    scheduler.on("run.started", lambda event: started.append(event.run.id if event.run else ""))
+
+    @scheduler.job()
+    async def work() -> None:
+        await go.wait()
+
+    async with scheduler:
+        await warmed(scheduler, work.enqueue_many)
+        del started[:]
+        go.clear()
+        first, second = await work.enqueue_many([{}] * 2)
+        assert scheduler._engine is not None
+        worker = scheduler._engine.worker
+        await until(lambda: worker.running == 1 and worker.ahead == 1, "claiming ahead")
+        await until(lambda: started)
+        assert started == [first.id]
+        go.set()
+        await ended(scheduler, second)
+    assert started == [first.id, second.id]

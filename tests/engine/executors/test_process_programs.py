@@ -1,0 +1,298 @@
+"""Process isolation inside whole programs: scripts, packages, threads, a parent that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mainspring.engine.executors.process_pool import ProcessPool, Reply, Target
+from tests.support import process_handlers as handlers
+from tests.support.process_pool import Started, alive, result
+
+PRELUDE = """
+import asyncio, os, subprocess, sys, time
+from datetime import UTC, datetime
+from mainspring.core.context import RunContext
+from mainspring.engine.executors.process_pool import ProcessPool, Target
+from mainspring.core.model import Run
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+RUN = Run(id="r", job_id="j", handler="h", created_at=NOW, scheduled_at=NOW, run_at=NOW)
+
+class Mine(Exception):
+    pass
+
+async def run(function, **arguments):
+    pool = ProcessPool(size=1)
+    try:
+        return await pool.run(
+            Target.of(function), RUN, takes_context=False, arguments=arguments,
+            context=RunContext(RUN),
+        )
+    finally:
+        await pool.close()
+"""
+
+
+def program(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "script.py"
+
+
+def test_a_function_of_the_script_itself(script: Path) -> None:
+    script.write_text(
+        PRELUDE
+        + """
+def greet(name):
+    return [f"hello {name}", __name__, sys.argv[1:]]
+
+def fail():
+    raise Mine("no")
+
+if __name__ == "__main__":
+    print(asyncio.run(run(greet, name="you")).result)
+    error = asyncio.run(run(fail)).error
+    print("__main__.Mine" in error.names, error.message, "__mainspring_main__" in error.traceback)
+"""
+    )
+    done = program(str(script), "--flag", cwd=script.parent)
+    assert done.stdout.splitlines() == [
+        "['hello you', '__mainspring_main__', ['--flag']]",
+        "True Mine: no False",
+    ], done.stderr
+
+
+def test_a_script_without_a_guard_fails_clearly_and_starts_no_more_processes(script: Path) -> None:
+    script.write_text(
+        PRELUDE
+        + """
+def greet():
+    return "hello"
+
+print(asyncio.run(run(greet)).error.message)
+"""
+    )
+    done = program(str(script), cwd=script.parent)
+    [line] = done.stdout.splitlines()
+    assert "script.py:greet cannot be loaded in its process: MainspringError" in line
+    assert 'if __name__ == "__main__":' in line
+
+
+def test_a_module_started_by_its_name_keeps_its_relative_imports(tmp_path: Path) -> None:
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "words.py").write_text("HELLO = 'hello from the package'\n")
+    (package / "tool.py").write_text(
+        PRELUDE
+        + """
+from .words import HELLO
+
+def greet():
+    return HELLO
+
+if __name__ == "__main__":
+    print(asyncio.run(run(greet)).result)
+"""
+    )
+    done = program("-m", "shop.tool", cwd=tmp_path)
+    assert done.stdout == "hello from the package\n", done.stderr
+
+
+def test_an_interactive_function_is_refused(tmp_path: Path) -> None:
+    done = program(
+        "-c",
+        PRELUDE
+        + """
+def greet(): ...
+
+for refuse in (Target.check, Target.of):  # when it is decorated, not at its first run
+    try:
+        refuse(greet)
+    except ValueError as error:
+        print(error)
+""",
+        cwd=tmp_path,
+    )
+    assert done.stdout.count("interactive session") == 2, done.stderr
+
+
+def test_output_of_a_handler_is_the_programs_own(script: Path) -> None:
+    script.write_text(
+        PRELUDE
+        + """
+def speak():
+    print("spoken")
+    sys.stderr.write("muttered")
+
+if __name__ == "__main__":
+    asyncio.run(run(speak))
+"""
+    )
+    done = program(str(script), cwd=script.parent)
+    assert (done.stdout, done.stderr) == ("spoken\n", "muttered")
+
+
+@pytest.fixture
+def doomed(script: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that is killed while its handler, and that one's own child, block."""
+    script.write_text(
+        PRELUDE
+        + """
+def block():
+    sleeper = subprocess.Popen(["sleep", "600"])
+    print(os.getpid(), sleeper.pid, flush=True)
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
+if __name__ == "__main__":
+    asyncio.run(run(block))
+"""
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as parent:
+        yield parent
+        parent.kill()
+
+
+def test_a_parent_that_is_killed_takes_its_processes_along(doomed: subprocess.Popen[str]) -> None:
+    assert doomed.stdout is not None
+    child, grandchild = map(int, doomed.stdout.readline().split())
+    assert alive(child)
+    assert alive(grandchild)
+    doomed.send_signal(signal.SIGKILL)
+    # Its standard output ends when the last process that holds it is gone.
+    assert doomed.stdout.read() == ""
+    deadline = time.monotonic() + 30
+    while alive(child) or alive(grandchild):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+_ORPHAN = """
+import socket
+from mainspring.engine.executors.child_main import _Channel
+ours, parents = socket.socketpair()
+channel = _Channel(ours.detach())
+parents.close()
+channel.send({"type": "progress"})
+print("still here")
+"""
+
+
+def test_a_child_that_reports_to_a_dead_parent_ends_without_a_word(tmp_path: Path) -> None:
+    """It printed a BrokenPipeError for every run that was under way when its worker died."""
+    orphan = subprocess.run(
+        [sys.executable, "-c", _ORPHAN],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert (orphan.returncode, orphan.stdout, orphan.stderr) == (-signal.SIGKILL, "", "")
+
+
+def test_a_loop_in_another_thread() -> None:
+    """The engine has a thread of its own; that thread may block signals, too."""
+    replies: list[Reply] = []
+
+    async def work() -> None:
+        pool = ProcessPool(size=1)
+        replies.append(await Started(pool, handlers.add, a=1, b=2).task)
+        run = Started(pool, handlers.block)
+        pid = await run.pid()
+        await run.cancel()
+        assert not alive(pid)
+        replies.append(await Started(pool, handlers.add, a=3, b=4).task)
+        await pool.close()
+
+    def engine() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        asyncio.run(work())
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    thread.join(60)
+    assert replies == [Reply(3), Reply(7)]
+
+
+async def test_an_import_that_hangs_ends_with_a_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    (tmp_path / "slow_module.py").write_text(
+        f"import os, time\nopen({str(ready)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = ProcessPool(size=1)
+    run = Started(pool, Target("slow_module", "handler"))
+    pid = int(await asyncio.to_thread(ready.read_text))
+    await run.cancel()
+    assert not alive(pid)
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+    await pool.close()
+
+
+def test_a_program_that_starts_its_scheduler_on_import_has_no_workers_in_children(
+    tmp_path: Path,
+) -> None:
+    """Each child imports the program's module; it must not become a worker by that."""
+    (tmp_path / "app.py").write_text(
+        """
+import os
+from mainspring import Scheduler
+
+scheduler = Scheduler("sqlite:///jobs.db")
+
+@scheduler.job(isolation="process")
+def isolated() -> int:
+    return os.getpid()
+
+scheduler.blocking.start()
+"""
+    )
+    (tmp_path / "main.py").write_text(
+        """
+from app import scheduler
+
+run = scheduler.blocking.wait(scheduler.blocking.enqueue("isolated").id, timeout=60)
+print(run.state, run.error)
+print(len(scheduler.blocking.list_workers()))
+scheduler.blocking.stop()
+"""
+    )
+    done = program("main.py", cwd=tmp_path)
+    ended, workers = done.stdout.splitlines()
+    assert ended.startswith("failed"), done.stderr
+    assert "importing it started a scheduler" in ended
+    assert workers == "1"

@@ -1,0 +1,549 @@
+"""A run's way through its attempts: how it ends, what is kept of it, when it is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mainspring import Backoff, GiveUp, Retry, RunContext, State
+from mainspring.core.model import Outcome
+from tests.support.engine import Heard, ended, until
+from tests.support.scheduler_fixtures import Make
+
+
+async def test_success_is_recorded_with_its_result(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def add(a: int, b: int = 2) -> int:
+        return a + b
+
+    async with scheduler:
+        run = await add.enqueue(a=1)
+        assert (run.state, run.attempt, run.payload) == (State.PENDING, 0, {"a": 1})
+        done = await ended(scheduler, run)
+    assert (done.state, done.result, done.attempt, done.failures) == (State.SUCCEEDED, 3, 1, 0)
+    assert done.error is None
+    assert done.lease_until is None
+    assert done.started_at is not None
+    assert done.finished_at is not None
+    assert done.finished_at >= done.started_at >= run.created_at
+    assert done.duration is not None
+    [attempt] = done.attempts
+    assert (attempt.number, attempt.outcome, attempt.error) == (1, Outcome.SUCCEEDED, None)
+    assert attempt.worker == done.worker
+
+
+async def test_failure_keeps_error_traceback_and_log(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    def fall(ctx: RunContext) -> None:
+        ctx.log.info("about to %s", "fall")
+        raise ValueError("a stone lay there")
+
+    async with scheduler:
+        done = await ended(scheduler, await fall.enqueue())
+    assert (done.state, done.failures, done.error) == (
+        State.FAILED,
+        1,
+        "ValueError: a stone lay there",
+    )
+    [attempt] = done.attempts
+    assert attempt.outcome is Outcome.FAILED
+    assert attempt.error == done.error
+    assert attempt.traceback is not None
+    assert "in fall" in attempt.traceback
+    assert len(attempt.log) == 1
+    assert attempt.log[0].endswith("INFO about to fall")
+    assert attempt.worker == done.worker
+    assert attempt.finished_at >= attempt.started_at
+    assert attempt.started_at.utcoffset() == timedelta()
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_traceback_begins_with_the_handler(make: Make, kind: str) -> None:
+    scheduler = make()
+
+    def stumble() -> None:
+        raise ValueError("a stone lay there")
+
+    async def walk() -> None:
+        stumble()
+
+    job = scheduler.job(id="walk")(walk if kind == "async" else stumble)
+    async with scheduler:
+        [attempt] = (await ended(scheduler, await job.enqueue())).attempts
+    assert attempt.traceback is not None
+    head, first, *_ = attempt.traceback.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert first.strip().startswith(f'File "{__file__}"')
+    assert attempt.traceback.endswith("ValueError: a stone lay there\n")
+
+
+async def test_retries_until_it_succeeds(make: Make) -> None:
+    scheduler = make()
+    tried: list[int] = []
+
+    @scheduler.job(retries=5, retry_delay="1ms")
+    async def shaky(ctx: RunContext) -> str:
+        tried.append(ctx.attempt)
+        if ctx.attempt < 3:
+            raise OSError("not yet")
+        return "there"
+
+    async with scheduler:
+        done = await ended(scheduler, await shaky.enqueue())
+    assert tried == [1, 2, 3]
+    assert (done.state, done.result, done.attempt, done.failures) == (
+        State.SUCCEEDED,
+        "there",
+        3,
+        2,
+    )
+    assert [a.outcome for a in done.attempts] == [
+        Outcome.FAILED,
+        Outcome.FAILED,
+        Outcome.SUCCEEDED,
+    ]
+    assert done.error is None
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_retries_counts_the_tries_after_the_first(make: Make, retries: int) -> None:
+    scheduler = make()
+
+    @scheduler.job(retries=retries, retry_delay="1ms")
+    async def never() -> None:
+        raise RuntimeError
+
+    async with scheduler:
+        done = await ended(scheduler, await never.enqueue())
+    assert (done.state, done.attempt, done.failures) == (State.FAILED, retries + 1, retries + 1)
+    assert done.error == "RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("kind", "gaps"),
+    [("fixed", [40, 40, 40]), ("linear", [40, 80, 120]), ("exponential", [40, 80, 160])],
+)
+async def test_backoff_is_kept_in_the_store(make: Make, kind: str, gaps: list[int]) -> None:
+    """A computed delay must reach the next try, not get lost in storage."""
+    scheduler = make()
+    seen: list[float] = []
+
+    @scheduler.job(retries=3, backoff=Backoff(kind, delay="40ms", jitter=False))
+    async def never() -> None:
+        raise RuntimeError
+
+    def look(event: Any) -> None:
+        wait = event.run.run_at - event.run.attempts[-1].finished_at
+        seen.append(wait / timedelta(milliseconds=1))
+
+    scheduler.on("run.retrying", look)
+    async with scheduler:
+        done = await ended(scheduler, await never.enqueue())
+    assert seen == gaps
+    starts = [a.started_at for a in done.attempts]
+    ends = [a.finished_at for a in done.attempts]
+    for gap, end, start in zip(gaps, ends, starts[1:], strict=False):
+        assert start - end >= timedelta(milliseconds=gap)
+
+
+async def test_backoff_jitter_and_cap_bound_the_wait(make: Make) -> None:
+    scheduler = make()
+    waits: dict[str, list[timedelta]] = {"spread": [], "capped": []}
+
+    @scheduler.job(retries=20, backoff=Backoff("fixed", delay="10ms"))
+    async def spread() -> None:
+        raise RuntimeError
+
+    @scheduler.job(retries=20, backoff=Backoff("exponential", delay="5ms", cap="8ms"))
+    async def capped() -> None:
+        raise RuntimeError
+
+    def look(event: Any) -> None:
+        waits[event.job_id].append(event.run.run_at - event.run.attempts[-1].finished_at)
+
+    scheduler.on("run.retrying", look)
+    async with scheduler:
+        runs = [await spread.enqueue(), await capped.enqueue()]
+        for run in runs:
+            await ended(scheduler, run)
+    least, most = timedelta(milliseconds=9), timedelta(milliseconds=11)
+    assert all(least <= wait <= most for wait in waits["spread"])
+    assert len(set(waits["spread"])) > 5
+    assert all(wait <= timedelta(milliseconds=8) for wait in waits["capped"])
+
+
+class Flood(OSError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("policy", "raised", "attempts"),
+    [
+        ({"retry_on": OSError}, Flood("x"), 3),
+        ({"retry_on": "OSError"}, Flood("x"), 3),
+        ({"retry_on": [KeyError, Flood]}, Flood("x"), 3),
+        ({"retry_on": "builtins.OSError"}, Flood("x"), 3),
+        ({"retry_on": [KeyError]}, Flood("x"), 1),
+        ({"retry_on": Flood}, OSError("x"), 1),
+        ({"give_up_on": OSError}, Flood("x"), 1),
+        ({"give_up_on": "Flood"}, Flood("x"), 1),
+        ({"give_up_on": Flood}, OSError("x"), 3),
+        ({"retry_on": OSError, "give_up_on": Flood}, Flood("x"), 1),
+        ({}, GiveUp("no such customer"), 1),
+        ({"retry_on": KeyError}, Retry("busy"), 3),
+    ],
+)
+async def test_which_errors_are_tried_again(
+    make: Make, policy: dict[str, Any], raised: Exception, attempts: int
+) -> None:
+    scheduler = make()
+
+    @scheduler.job(retries=2, retry_delay="1ms", **policy)
+    async def raising() -> None:
+        raise raised
+
+    async with scheduler:
+        done = await ended(scheduler, await raising.enqueue())
+    assert (done.state, done.attempt) == (State.FAILED, attempts)
+
+
+async def test_retry_after_sets_the_wait_and_counts_as_a_failure(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler, "run.retrying")
+
+    @scheduler.job(retries=1, retry_delay="1h")
+    async def busy() -> None:
+        raise Retry("busy", after="20ms")
+
+    async with scheduler:
+        done = await ended(scheduler, await busy.enqueue())
+    [event] = heard.events
+    assert event.run is not None
+    wait = event.run.run_at - event.run.attempts[-1].finished_at
+    assert wait == timedelta(milliseconds=20)
+    assert (done.state, done.failures, done.error) == (State.FAILED, 2, "Retry: busy")
+
+
+@pytest.mark.parametrize("after", [timedelta.max, "not a time", -5, float("inf")])
+async def test_retry_after_nonsense_falls_back_and_harms_nobody(make: Make, after: Any) -> None:
+    scheduler = make()
+
+    @scheduler.job(retries=1, retry_delay="1ms")
+    async def odd(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            raise Retry(after=after)
+        return 1
+
+    @scheduler.job()
+    async def bystander() -> int:
+        return 2
+
+    async with scheduler:
+        first, second = await odd.enqueue(), await bystander.enqueue()
+        assert (await ended(scheduler, second)).result == 2
+        if after is timedelta.max:  # the end of the calendar: it waits, and is not lost
+            run = await scheduler.get_run(first.id)
+            while run.attempts == ():
+                await asyncio.sleep(0.01)
+                run = await scheduler.get_run(first.id)
+            assert run.state is State.PENDING
+        else:
+            assert (await ended(scheduler, first)).result == 1
+
+
+async def test_only_the_newest_twenty_attempts_are_kept(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(retries=24, backoff=Backoff("fixed", delay=0))
+    async def never() -> None:
+        raise RuntimeError
+
+    async with scheduler:
+        done = await ended(scheduler, await never.enqueue())
+    assert (done.attempt, done.failures) == (25, 25)
+    assert [a.number for a in done.attempts] == list(range(6, 26))
+
+
+async def test_progress_is_stored_while_it_runs_and_stays(make: Make) -> None:
+    scheduler = make(lease="1s")
+    heard = Heard(scheduler)
+    go = asyncio.Event()
+
+    @scheduler.job()
+    async def long(ctx: RunContext) -> None:
+        ctx.progress(1, 3, "one of three")
+        await go.wait()
+        ctx.progress(3, 3, "all")
+
+    async with scheduler:
+        run = await long.enqueue()
+        event = await heard.until("run.progress")
+        assert event.run is not None
+        assert event.run.progress is not None
+        assert event.run.progress.message == "one of three"
+        stored = await scheduler.get_run(run.id)
+        assert stored.state is State.RUNNING
+        assert stored.progress is not None
+        assert (stored.progress.done, stored.progress.total) == (1, 3)
+        go.set()
+        done = await ended(scheduler, run)
+    assert done.progress is not None
+    assert done.progress.done == 3
+
+
+@pytest.mark.parametrize("wrong", [object(), "half", float("nan"), None])
+async def test_progress_that_is_no_number_fails_its_own_run_alone(make: Make, wrong: Any) -> None:
+    """It must not spoil the renewal, which carries the progress of every run held."""
+    scheduler = make(lease="1s")
+    go = asyncio.Event()
+
+    @scheduler.job()
+    async def odd(ctx: RunContext) -> None:
+        ctx.progress(wrong)
+        await go.wait()
+
+    renewed = asyncio.Event()
+
+    @scheduler.job()
+    async def bystander(ctx: RunContext) -> int:
+        ctx.progress(1)
+        await renewed.wait()
+        return 1
+
+    scheduler.on("run.progress", lambda _: renewed.set())
+
+    async with scheduler:
+        first, second = await odd.enqueue(), await bystander.enqueue()
+        assert (await ended(scheduler, second)).attempt == 1
+        go.set()
+        done = await ended(scheduler, first)
+    assert done.state is State.FAILED
+    assert done.error is not None
+    assert "progress" in done.error
+
+
+VALUES = {
+    "when": datetime(2026, 3, 1, 12, 30, tzinfo=UTC),
+    "day": date(2026, 3, 1),
+    "id": UUID(int=7),
+    "price": Decimal("12.30"),
+    "raw": b"\x00\xff",
+    "nested": [{"$date": "my own key"}, None, True, 1.5, "ÄÖ€\u2028"],
+}
+
+
+class UnprintableResult:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+async def test_payloads_and_results_come_back_as_they_were(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def echo(value: Any) -> Any:
+        assert value == VALUES
+        return value
+
+    async with scheduler:
+        done = await ended(scheduler, await echo.enqueue(value=VALUES))
+    assert done.result == VALUES
+    assert done.payload == {"value": VALUES}
+    assert type(done.result["price"]) is Decimal
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({1, 2}, "the result is not JSON: it holds a set"),
+        ({1: 2}, "the key 1 is int"),
+        (float("nan"), "not JSON"),
+        ("x" * 300_000, "at most 262,144 are kept"),
+        ({"a": UnprintableResult()}, "not JSON"),
+    ],
+    ids=["set", "int key", "nan", "too large", "unprintable"],
+)
+@pytest.mark.parametrize("isolation", ["auto", "thread"])
+async def test_a_result_that_cannot_be_kept_is_kept_as_text_and_its_run_succeeds(
+    make: Make, caplog: pytest.LogCaptureFixture, result: Any, words: str, isolation: Any
+) -> None:
+    scheduler = make()
+    sent: list[str] = []
+    heard: list[Any] = []
+
+    async def give() -> Any:
+        sent.append("mail")
+        return result
+
+    def on_success(ctx: RunContext, result: Any) -> None:
+        heard.append(result)
+
+    job = scheduler.job(retries=3, isolation=isolation, on_success=on_success)(give)
+    async with scheduler:
+        done = await ended(scheduler, await job.enqueue())
+        await until(lambda: heard)
+    assert (done.state, sent, done.error) == (State.SUCCEEDED, ["mail"], None)
+    assert done.result.keys() == {"kept_as", "repr"}
+    assert done.result["kept_as"] == "text"
+    if isinstance(result, dict) and "a" in result:
+        assert done.result["repr"] == "<a dict, whose __repr__ raises ZeroDivisionError>"
+    else:
+        assert repr(result).startswith(done.result["repr"].removesuffix("…"))
+    assert len(done.result["repr"]) <= 8_000
+    assert heard == [done.result]
+    [line] = done.attempts[0].log
+    assert "job give returned a result that is kept as text only" in line
+    assert words in line
+    assert any("job give" in r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class ExitingError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpeechlessError(),
+        ExitingError(),
+        ValueError("\udc80 \x00 from a file name"),
+        ValueError("x" * 10**7),
+    ],
+)
+async def test_errors_that_are_hard_to_write_down(make: Make, error: Exception, sync: bool) -> None:
+    scheduler = make(workers=1)
+
+    if sync:
+
+        @scheduler.job(id="f")
+        def f() -> None:
+            raise error
+    else:
+
+        @scheduler.job(id="f")
+        async def g() -> None:
+            raise error
+
+    async with scheduler:
+        for _ in range(3):  # its place must come back each time
+            done = await ended(scheduler, await scheduler.enqueue("f"))
+            assert done.state is State.FAILED
+            assert done.error is not None
+            assert done.error.startswith(type(error).__name__)
+            assert len(done.error) < 20_000
+
+
+async def test_log_lines_with_odd_characters_are_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make()
+    # Kept from pytest's own capture, which cannot pass such text on.
+    monkeypatch.setattr(logging.getLogger("mainspring.run"), "propagate", False)
+
+    @scheduler.job()
+    async def chatty(ctx: RunContext) -> None:
+        ctx.log.warning("file %s", "\udcff.txt")
+        ctx.progress(1, 2, "\udcff")
+
+    async with scheduler:
+        done = await ended(scheduler, await chatty.enqueue())
+    assert done.state is State.SUCCEEDED
+    assert len(done.attempts[0].log) == 1
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
+)
+async def test_a_handler_cannot_end_the_worker(
+    make: Make, error: BaseException, sync: bool
+) -> None:
+    scheduler = make(workers=1)
+
+    if sync:
+
+        @scheduler.job(id="leave")
+        def leave() -> None:
+            raise error
+    else:
+
+        @scheduler.job(id="leave")
+        async def leave_async() -> None:
+            raise error
+
+    @scheduler.job()
+    async def fine() -> int:
+        return 1
+
+    async with scheduler:
+        done = await ended(scheduler, await scheduler.enqueue("leave"))
+        assert done.state is State.FAILED
+        assert done.error is not None
+        assert done.error.startswith(type(error).__name__)
+        assert (await ended(scheduler, await fine.enqueue())).result == 1
+
+
+async def test_context_tells_the_facts_of_the_run(make: Make) -> None:
+    scheduler = make(resources={"db": "the database"})
+    seen: dict[str, Any] = {}
+
+    @scheduler.job()
+    async def look(ctx: RunContext, a: int) -> None:
+        seen.update(
+            run_id=ctx.run_id,
+            job_id=ctx.job_id,
+            attempt=ctx.attempt,
+            token=ctx.token,
+            payload=ctx.payload,
+            scheduled_at=ctx.scheduled_at,
+            db=ctx.resources["db"],
+            cancelled=ctx.cancelled,
+        )
+
+    async with scheduler:
+        run = await look.enqueue(a=1)
+        await ended(scheduler, run)
+    assert seen == {
+        "run_id": run.id,
+        "job_id": "look",
+        "attempt": 1,
+        "token": 1,
+        "payload": {"a": 1},
+        "scheduled_at": run.scheduled_at,
+        "db": "the database",
+        "cancelled": False,
+    }
+
+
+async def test_a_decorated_function_stays_a_function(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    def double(x: int) -> int:
+        "Twice."
+        return 2 * x
+
+    @scheduler.job()
+    async def triple(x: int) -> int:
+        return 3 * x
+
+    assert double(4) == 8
+    assert await triple(4) == 12
+    assert (vars(double)["__name__"], double.__doc__) == ("double", "Twice.")

@@ -1,0 +1,326 @@
+"""Cancelling runs and trying them again: cancelled stays cancelled, revived is the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pytest
+
+from mainspring import Run, RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Outcome
+from mainspring.errors import InvalidState, RunNotFound
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
+from tests.support.engine import Heard, ended
+from tests.support.scheduler_fixtures import Make
+
+
+async def test_cancel_a_pending_run(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler)
+
+    @scheduler.job()
+    async def never() -> None:
+        raise AssertionError
+
+    async with scheduler:
+        run = await never.options(delay="1h").enqueue()
+        assert await scheduler.cancel(run.id, reason="changed my mind") is True
+        done = await ended(scheduler, run)
+        assert (done.state, done.reason, done.attempts) == (State.CANCELLED, "changed my mind", ())
+        event = await heard.until("run.cancelled")
+        assert event.run == done
+        assert await scheduler.cancel(run.id) is False
+
+
+async def test_cancel_a_waiting_run_and_what_follows_it(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def first() -> None: ...
+
+    @scheduler.job()
+    async def second() -> None: ...
+
+    async with scheduler:
+        root = await first.options(delay="1h").enqueue()
+        middle = await second.options(after=root.id).enqueue()
+        last = await second.options(after=[middle.id]).enqueue()
+        assert middle.state is State.WAITING
+        assert await scheduler.cancel(middle.id)
+        done = await ended(scheduler, last)
+        assert (done.state, done.reason) == (State.SKIPPED, "upstream failed")
+
+
+async def test_cancel_a_running_async_run(make: Make) -> None:
+    """It stays cancelled: neither its completion nor its retries bring it back."""
+    scheduler = make()
+    began = asyncio.Event()
+
+    @scheduler.job(retries=5, retry_delay=0)
+    async def slow() -> str:
+        began.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            raise ValueError("clean-up went wrong") from None
+        return "done"
+
+    async with scheduler:
+        run = await slow.enqueue()
+        await began.wait()
+        assert await scheduler.cancel(run.id)
+        done = await ended(scheduler, run)
+        assert (done.state, done.reason) == (State.CANCELLED, "cancelled by request")
+        assert [a.outcome for a in done.attempts] == [Outcome.CANCELLED]
+        await asyncio.sleep(0.1)
+        assert await scheduler.get_run(run.id) == done
+
+
+async def test_cancel_a_running_thread(make: Make) -> None:
+    scheduler = make()
+    began = threading.Event()
+
+    @scheduler.job(retries=3)
+    def polite(ctx: RunContext) -> str:
+        began.set()
+        for _ in range(2_000):
+            if ctx.cancelled:
+                return "too late to count"
+            threading.Event().wait(0.01)
+        raise AssertionError
+
+    async with scheduler:
+        run = await polite.enqueue()
+        assert await asyncio.to_thread(began.wait, 10)
+        assert await scheduler.cancel(run.id) is True
+        assert await scheduler.cancel(run.id) is True  # asked already, not ended yet
+        done = await ended(scheduler, run)
+    assert (done.state, done.result) == (State.CANCELLED, None)
+
+
+async def test_cancel_between_two_tries(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler)
+
+    @scheduler.job(retries=5, retry_delay="1h")
+    async def shaky() -> None:
+        raise RuntimeError
+
+    async with scheduler:
+        run = await shaky.enqueue()
+        await heard.until("run.retrying")
+        assert await scheduler.cancel(run.id)
+        done = await ended(scheduler, run)
+    assert (done.state, done.attempt) == (State.CANCELLED, 1)
+
+
+async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler)
+
+    @scheduler.job()
+    async def quick() -> None:
+        await asyncio.sleep(0)
+
+    async with scheduler:
+        for _ in range(30):
+            run = await quick.enqueue()
+            took = await scheduler.cancel(run.id)
+            done = await ended(scheduler, run)
+            assert (done.state is State.CANCELLED) is took
+    told = len(heard.of("run.cancelled")) + len(heard.of("run.succeeded"))
+    assert told == 30
+    assert "ownership.lost" not in heard.names
+
+
+class CancelledOnTheWay(MemoryStore):
+    """A cancel comes between every claim and its answer."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        await asyncio.sleep(0.01)
+        runs = await super().claim(claim)
+        await self.commit([transitions.request_cancel(run, "in between") for run in runs])
+        return runs
+
+
+async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(make: Make) -> None:
+    """Not when the lease lapses: nobody works on such a run."""
+    scheduler = make(CancelledOnTheWay(), lease="10m")
+    heard = Heard(scheduler)
+
+    @scheduler.job(start_deadline="1ms")
+    async def late() -> None:
+        raise AssertionError
+
+    async with scheduler:
+        done = await ended(scheduler, await late.enqueue())
+        assert (done.state, done.reason) == (State.CANCELLED, "in between")
+        await heard.until("run.cancelled")
+
+
+async def test_cancel_from_another_scheduler_reaches_the_worker(file: str) -> None:
+    worker, other = Scheduler(file), Scheduler(file, workers=0)
+    began = asyncio.Event()
+
+    @worker.job()
+    async def slow() -> None:
+        began.set()
+        await asyncio.sleep(600)
+
+    async with worker, other:
+        run = await other.enqueue("slow")
+        await began.wait()
+        assert await other.cancel(run.id)
+        done = await other.wait(run.id, 3)
+    assert done.state is State.CANCELLED
+
+
+async def test_cancel_from_another_process_reaches_the_worker(file: str) -> None:
+    worker = Scheduler(file)
+    began = asyncio.Event()
+
+    @worker.job()
+    async def slow() -> None:
+        began.set()
+        await asyncio.sleep(600)
+
+    async with worker:
+        run = await slow.enqueue()
+        await began.wait()
+        script = (
+            "import sys; from mainspring import Scheduler; s = Scheduler(sys.argv[1], workers=0)\n"
+            "with s.blocking as b: sys.exit(0 if b.cancel(sys.argv[2]) else 1)"
+        )
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", script, file, run.id)
+        assert await child.wait() == 0
+        assert (await worker.wait(run.id, 3)).state is State.CANCELLED
+
+
+@pytest.mark.parametrize("method", ["cancel", "retry", "get_run", "wait"])
+async def test_an_unknown_run_is_an_error(make: Make, method: str) -> None:
+    scheduler = make()
+    async with scheduler:
+        for unknown in ("nope", "", "x" * 1_000, "é", None, 7, object()):
+            with pytest.raises(RunNotFound, match="there is no run"):
+                await getattr(scheduler, method)(unknown)
+
+
+# Trying again
+
+
+async def test_retry_brings_the_same_run_back(make: Make) -> None:
+    scheduler = make()
+    broken = True
+
+    @scheduler.job(retries=1, retry_delay="1ms")
+    async def fix_me(a: int) -> int:
+        if broken:
+            raise RuntimeError("broken")
+        return a
+
+    async with scheduler:
+        run = await fix_me.enqueue(a=7)
+        failed = await ended(scheduler, run)
+        assert (failed.state, failed.attempt, failed.failures) == (State.FAILED, 2, 2)
+        broken = False
+        again = await scheduler.retry(run.id)
+        assert (again.id, again.state, again.failures, again.error) == (
+            run.id,
+            State.PENDING,
+            0,
+            None,
+        )
+        assert again.finished_at is None
+        done = await ended(scheduler, run)
+    assert (done.state, done.result, done.attempt) == (State.SUCCEEDED, 7, 3)
+    assert done.token > failed.token
+    assert [a.outcome for a in done.attempts] == [
+        Outcome.FAILED,
+        Outcome.FAILED,
+        Outcome.SUCCEEDED,
+    ]
+
+
+async def test_retry_has_its_retries_again(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(retries=1, retry_delay="1ms")
+    async def never() -> None:
+        raise RuntimeError
+
+    async with scheduler:
+        run = await never.enqueue()
+        await ended(scheduler, run)
+        await scheduler.retry(run.id)
+        done = await ended(scheduler, run)
+    assert (done.state, done.attempt, done.failures) == (State.FAILED, 4, 2)
+
+
+async def test_retry_of_a_cancelled_run(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            await asyncio.sleep(600)
+        return 1
+
+    heard = Heard(scheduler)
+    async with scheduler:
+        run = await work.enqueue()
+        await heard.until("run.started")
+        await scheduler.cancel(run.id)
+        await ended(scheduler, run)
+        await scheduler.retry(run.id)
+        done = await ended(scheduler, run)
+    assert (done.state, done.attempt, done.reason) == (State.SUCCEEDED, 2, None)
+
+
+async def test_retry_takes_its_dedupe_key_again(make: Make) -> None:
+    scheduler = make()
+    broken = True
+
+    @scheduler.job()
+    async def work() -> None:
+        if broken:
+            raise RuntimeError
+        await asyncio.sleep(600)
+
+    async with scheduler:
+        queue = work.options(dedupe_key="k")
+        first = await queue.enqueue()
+        await ended(scheduler, first)
+        broken = False
+        await scheduler.retry(first.id)
+        assert (await queue.enqueue()).id == first.id
+        await scheduler.cancel(first.id)
+        await ended(scheduler, first)
+        second = await queue.enqueue()
+        assert second.id != first.id
+        with pytest.raises(InvalidState, match="dedupe key 'k' is held by another run"):
+            await scheduler.retry(first.id)
+        await scheduler.cancel(second.id)
+
+
+async def test_other_states_cannot_be_retried(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async def refused(run: Run, state: State) -> None:
+        with pytest.raises(InvalidState, match=f"{run.id} is {state}"):
+            await scheduler.retry(run.id)
+        assert (await scheduler.get_run(run.id)).state is state
+
+    async with scheduler:
+        done = await ended(scheduler, await work.enqueue())
+        await refused(done, State.SUCCEEDED)
+        pending = await work.options(delay="1h").enqueue()
+        await refused(pending, State.PENDING)
+        waiting = await work.options(after=pending.id).enqueue()
+        await refused(waiting, State.WAITING)

@@ -1,0 +1,93 @@
+"""Those who wait for runs to end ask the store together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import Run, State
+from mainspring.core import transitions
+from mainspring.engine.run_waiters import Awaited
+from mainspring.errors import RunNotFound, StoreUnavailable
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
+from tests.support.engine import LONG
+
+MANY = 1000
+
+
+class Counting(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self.away = False
+
+    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
+        wanted = list(ids)
+        self.asked.append(len(wanted))
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreUnavailable("away")
+        return await super().get(wanted, brief=brief)
+
+
+@pytest.fixture
+async def store() -> Counting:
+    store = Counting()
+    await store.open()
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    runs = [Run(id=f"r{n}", job_id="j", handler="work", **times) for n in range(MANY)]
+    await store.add(runs)
+    return store
+
+
+async def end_all(store: Counting) -> None:
+    lease = timedelta(minutes=1)
+    claim = Claim(worker="w", handlers=frozenset({"work"}), limit=MANY, lease=lease)
+    held = await store.claim(claim)
+    now = await store.now()
+    await store.commit([transitions.succeeded(run, now, None) for run in held])
+
+
+async def test_a_thousand_who_wait_ask_one_question(store: Counting) -> None:
+    awaited = Awaited(store)
+    waiting = [asyncio.create_task(awaited.wait(f"r{n}", LONG)) for n in range(MANY)]
+    for _ in range(10):  # turns of the loop: until they have their first answer
+        await asyncio.sleep(0)
+    assert store.asked == [MANY]
+    store.asked.clear()
+    await end_all(store)
+    awaited.wake()
+    done = await asyncio.gather(*waiting)
+    assert {run.state for run in done} == {State.SUCCEEDED}
+    assert store.asked == [MANY]
+
+
+async def test_who_is_cancelled_takes_no_answer_from_others(store: Counting) -> None:
+    awaited = Awaited(store)
+    two = [asyncio.create_task(awaited.wait("r1", LONG)) for _ in range(2)]
+    await asyncio.sleep(0)
+    two[0].cancel()
+    await end_all(store)
+    awaited.finished("r1")
+    assert (await two[1]).finished
+    with pytest.raises(asyncio.CancelledError):
+        await two[0]
+
+
+async def test_a_store_that_is_away_and_a_run_that_is_not_there(store: Counting) -> None:
+    awaited = Awaited(store)
+    store.away = True
+    waiting = asyncio.create_task(awaited.wait("r1", LONG))
+    with pytest.raises(StoreUnavailable):  # a look after the time is up is not tried again
+        await awaited.wait("r2", 0)
+    store.away = False
+    with pytest.raises(RunNotFound):
+        await awaited.wait("nobody", LONG)
+    await end_all(store)
+    awaited.wake()
+    assert (await waiting).finished

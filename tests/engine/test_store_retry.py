@@ -1,0 +1,304 @@
+"""A store that fails: the engine lives on, says so once, and goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from mainspring import Run, RunContext, State
+from mainspring.core.transitions import Change
+from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, Store
+from mainspring.testing import FaultyStore, ScriptedFaults
+from tests.support.engine import LONG, Heard, Weather, ended, opened, until
+from tests.support.scheduler_fixtures import Make
+
+
+@pytest.mark.parametrize("error", ["before", "after"])
+@pytest.mark.parametrize(
+    "method", ["claim", "next_due", "commit", "wait", "renew", "jobs", "fire", "find"]
+)
+async def test_one_method_fails_for_a_while(
+    make: Make, place: str | Store, method: str, error: str
+) -> None:
+    """Nothing is lost and nothing runs twice, also where the answer alone was lost."""
+    weather = Weather()
+    weather.error = error
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="2s")
+    ran: list[str] = []
+
+    @scheduler.job("100ms", overlap="allow", misfire="all")
+    async def tick(ctx: RunContext) -> None:
+        ran.append(ctx.run_id)
+
+    @scheduler.job()
+    async def work(ctx: RunContext) -> None:
+        ran.append(ctx.run_id)
+        while method == "renew" and not weather.met:
+            await asyncio.sleep(0.01)
+
+    async with scheduler:
+        runs = await work.enqueue_many([{}] * 5)
+        weather.foul = {method}
+        await until(lambda: weather.met.get(method, 0) >= 1, f"a failing {method}")
+        weather.foul = set()
+        runs += await work.enqueue_many([{}] * 5)
+        for run in runs:
+            done = await ended(scheduler, run)
+            # A claim whose answer was lost is a lease that nobody knows of: it lapses.
+            lost = method == "claim" and error == "after"
+            assert done.state is State.SUCCEEDED
+            assert done.lapses in ((0, 1) if lost else (0,))
+        before = len([one for one in ran if one.startswith("tick")])
+        await until(lambda: len([one for one in ran if one.startswith("tick")]) > before)
+    assert len(ran) == len(set(ran))
+
+
+async def test_an_outage_is_said_once_and_ends_by_itself(
+    make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
+    heard = Heard(scheduler)
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    async with scheduler:
+        await ended(scheduler, await work.enqueue())
+        with caplog.at_level(logging.WARNING, "mainspring"):
+            weather.foul = {"*"}
+            await heard.until("scheduler.error")
+            await until(lambda: sum(weather.met.values()) > 6)
+            with pytest.raises(StoreUnavailable):
+                await work.enqueue()
+            health = await scheduler.health()
+            assert health.status == "degraded"
+            assert health.store != "ok"
+            weather.foul = set()
+            assert (await ended(scheduler, await work.enqueue())).result == 1
+            await until(lambda: "answers again" in caplog.text)
+        assert (await scheduler.health()).status == "healthy"
+    assert caplog.text.count("the store failed") == 1
+    assert len(heard.of("scheduler.error")) == 1
+
+
+class Forbidden(MemoryStore):
+    """Refuses to record anything for a while, as a server does whose user lost a right."""
+
+    refusals = 3
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        if changes and self.refusals:
+            self.refusals -= 1
+            raise StoreError("the user may not do this")
+        return await super().commit(changes)
+
+
+async def test_an_outcome_that_is_refused_for_a_while_is_kept_and_sent_again(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make(Forbidden(), lease="30s")
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    async with scheduler:
+        done = await ended(scheduler, await work.enqueue())
+    assert (done.result, done.attempt) == (1, 1)
+    assert "the user may not do this" in caplog.text
+    assert "taken over" not in caplog.text
+
+
+async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(
+    make: Make, place: str | Store
+) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), wait_for_store=0)
+
+    @scheduler.job(run_on_start=True)
+    async def work() -> None: ...
+
+    for method in ("open", "now", "put_job", "add"):
+        weather.foul = {method}
+        with pytest.raises(StoreUnavailable):
+            await scheduler.start()
+    weather.foul = set()
+    async with scheduler:
+        [run] = (await scheduler.list_runs()).items
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED
+
+
+async def test_a_stop_while_the_store_is_away_comes_to_an_end(
+    make: Make, place: str | Store
+) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), lease="1s")
+    go = asyncio.Event()
+
+    @scheduler.job()
+    async def work() -> None:
+        await go.wait()
+
+    heard = Heard(scheduler)
+    await scheduler.start()
+    run = await work.enqueue()
+    await heard.until("run.started")
+    weather.foul = {"*"}
+    go.set()
+    await asyncio.wait_for(scheduler.stop(timeout="1s"), 15)
+    weather.foul = set()
+    async with scheduler:
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED
+
+
+async def test_a_store_that_is_away_at_the_start_is_waited_for(
+    make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = ScriptedFaults({"open": ["before"] * 2, "now": ["before"], "put_job": ["after"]})
+    scheduler = make(FaultyStore(opened(place), faults))
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    with caplog.at_level(logging.WARNING, "mainspring"):
+        async with scheduler:
+            assert (await ended(scheduler, await work.enqueue())).result == 1
+    assert "waiting for the store up to 30 seconds: injected: open failed" in caplog.text
+    assert caplog.text.count("waiting for the store") == 1
+    assert "the store is there, after" in caplog.text
+
+
+async def test_a_store_that_stays_away_is_waited_for_no_longer_than_said(
+    make: Make, place: str | Store
+) -> None:
+    weather = Weather()
+    weather.foul = {"open"}
+    store = FaultyStore(opened(place), weather)
+    with pytest.raises(StoreUnavailable, match="open failed"):
+        await make(store, wait_for_store="250ms").start()
+    assert weather.met["open"] == 2
+    with pytest.raises(StoreUnavailable):
+        await make(store, wait_for_store=0).start()
+    assert weather.met["open"] == 3
+    weather.foul = set()
+    async with make(store):
+        pass
+
+
+async def test_what_waiting_cannot_mend_is_told_at_once(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other.db").write_bytes(b"no database at all")
+    with pytest.raises(StoreDamaged):
+        await make(f"sqlite:///{tmp_path}/other.db").start()
+    assert "waiting for the store" not in caplog.text
+
+
+async def test_a_driver_that_takes_a_cancellation_for_an_error_keeps_nobody_from_stopping(
+    make: Make,
+) -> None:
+    """pymongo does, now and then."""
+
+    class Deaf(MemoryStore):
+        async def wait(self, timeout: float) -> bool:
+            try:
+                return await super().wait(3600)
+            except asyncio.CancelledError:
+                raise StoreUnavailable("operation cancelled") from None
+
+    scheduler = make(Deaf())
+    await scheduler.start()
+    async with asyncio.timeout(LONG):
+        await scheduler.stop()
+
+
+class Hushed(MemoryStore):
+    """Its hints are all lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims = self.asked = 0
+
+    async def wait(self, timeout: float) -> bool:
+        await asyncio.sleep(timeout)
+        return False
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        self.claims += 1
+        return await super().claim(claim)
+
+    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
+        self.asked += 1
+        return await super().next_due(claim, back)
+
+
+async def test_an_idle_worker_asks_little_and_finds_what_no_hint_told_of(make: Make) -> None:
+    store = Hushed()
+    scheduler = make(store, poll="10ms")
+
+    @scheduler.job(id="work")
+    async def work() -> str:
+        return "done"
+
+    async with scheduler:
+        async with asyncio.timeout(LONG):
+            while store.claims < 20:
+                await asyncio.sleep(0.01)
+        assert 1 < store.asked <= store.claims // 3
+        run = await scheduler.enqueue("work", delay="30ms")
+        assert (await scheduler.wait(run.id, timeout=LONG)).result == "done"
+
+
+async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: str | Store) -> None:
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job(id="work")
+    async def work() -> str:
+        begun.set()
+        await gate.wait()
+        return "done"
+
+    async with scheduler:
+        run = await scheduler.enqueue("work")
+        waiting = asyncio.create_task(scheduler.wait(run.id))
+        await begun.wait()
+        weather.foul = {"get"}
+        await until(lambda: weather.met.get("get", 0) >= 1, "a failing get")
+        weather.foul = set()
+        gate.set()
+        async with asyncio.timeout(LONG):
+            assert (await waiting).result == "done"
+
+
+async def test_what_fails_no_more_because_nothing_is_left_of_it_is_told_no_more(
+    make: Make, place: str | Store
+) -> None:
+    """A lease that could not be renewed is lost, and there may be none to renew ever after."""
+    weather = Weather()
+    scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="1s")
+
+    @scheduler.job(id="long", delivery="at_most_once")
+    async def long() -> None:
+        await asyncio.Event().wait()
+
+    async with scheduler:
+        run = await scheduler.enqueue("long")
+        weather.foul = {"renew"}
+        await ended(scheduler, run)
+        weather.foul = set()
+        async with asyncio.timeout(LONG):
+            while (await scheduler.health()).failing:
+                await asyncio.sleep(0.01)
+        assert (await scheduler.health()).status == "healthy"

@@ -1,0 +1,269 @@
+"""Jobs that follow others: chains, diamonds, failures on the way, results handed on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Page, Run, replace
+from mainspring.engine import leader
+from mainspring.errors import InvalidInput
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import RunQuery
+from tests.support.engine import Heard, ended
+from tests.support.scheduler_fixtures import Make
+
+
+def diamond(scheduler: Scheduler, fail: str = "") -> list[tuple[str, dict[str, Any]]]:
+    ran: list[tuple[str, dict[str, Any]]] = []
+
+    def step(name: str, **policy: Any) -> None:
+        @scheduler.job(id=name, **policy)
+        async def body(ctx: RunContext) -> str:
+            ran.append((name, dict(ctx.results)))
+            if name == fail:
+                raise RuntimeError(name)
+            return name.upper()
+
+    step("extract")
+    step("left", after="extract")
+    step("right", after=["extract"])
+    step("join", after=("left", "right"))
+    step("report", after="join")
+    return ran
+
+
+async def test_a_diamond_runs_in_order_and_hands_results_on(make: Make) -> None:
+    scheduler = make()
+    ran = diamond(scheduler)
+    async with scheduler:
+        root = await scheduler.trigger("extract")
+        last = f"report@{root.id}"
+        assert (await scheduler.get_run(last)).state is State.WAITING
+        await scheduler.wait(last, 10)
+    names = [name for name, _ in ran]
+    assert names[0] == "extract"
+    assert sorted(names[1:3]) == ["left", "right"]
+    assert names[3:] == ["join", "report"]
+    results = dict(ran)
+    assert results["left"] == {"extract": "EXTRACT"}
+    assert results["join"] == {"left": "LEFT", "right": "RIGHT"}
+    assert results["report"] == {"join": "JOIN"}
+
+
+async def test_what_comes_after_a_failure_is_skipped(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler)
+    ran = diamond(scheduler, fail="left")
+    async with scheduler:
+        root = await scheduler.trigger("extract")
+        done = {
+            name: await scheduler.wait(f"{name}@{root.id}", 10)
+            for name in ("left", "right", "join", "report")
+        }
+        await heard.until("run.skipped", 2)
+    assert sorted(name for name, _ in ran) == ["extract", "left", "right"]
+    assert done["left"].state is State.FAILED
+    assert done["right"].state is State.SUCCEEDED
+    for name in ("join", "report"):
+        assert (done[name].state, done[name].reason) == (State.SKIPPED, "upstream failed")
+
+
+async def test_each_instance_is_its_own(make: Make) -> None:
+    scheduler = make()
+    ran = diamond(scheduler)
+    async with scheduler:
+        roots = [await scheduler.enqueue("extract") for _ in range(3)]
+        for root in roots:
+            await scheduler.wait(f"report@{root.id}", 10)
+        assert len((await scheduler.list_runs(job="join")).items) == 3
+    assert len(ran) == 15
+
+
+async def test_a_retry_on_the_way_is_waited_for(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(retries=1, retry_delay="50ms")
+    async def shaky(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            raise RuntimeError
+        return 5
+
+    @scheduler.job(after=shaky)
+    async def then(ctx: RunContext) -> int:
+        return int(ctx.results["shaky"]) + 1
+
+    async with scheduler:
+        root = await shaky.enqueue()
+        done = await scheduler.wait(f"then@{root.id}", 10)
+    assert done.result == 6
+
+
+async def test_scheduled_workflows_share_their_slot(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job("300ms")
+    async def tick() -> None: ...
+
+    @scheduler.job(after=tick)
+    async def tock() -> None: ...
+
+    heard = Heard(scheduler)
+    async with scheduler:
+        event = await heard.until("run.succeeded", where=lambda e: e.job_id == "tock")
+        await scheduler.pause_job("tick")
+        run = event.run
+        assert run is not None
+        upstream = await scheduler.get_run(run.id.replace("tock", "tick"))
+        assert run.scheduled_at == upstream.scheduled_at
+
+
+async def test_circles_are_refused(make: Make) -> None:
+    scheduler = make()
+    with pytest.raises(InvalidInput, match="cannot come after itself"):
+        scheduler.job(id="a", after="a")(_nothing)
+    scheduler.job(id="a", after="c")(_nothing)
+
+    @scheduler.job(after="a")
+    async def b() -> None: ...
+
+    @scheduler.job(after="b")
+    async def c() -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"would come after itself \(a → b → c → a\): none"):
+        await scheduler.start()
+
+
+async def test_circles_made_through_the_api_are_refused(make: Make) -> None:
+    scheduler = make()
+    scheduler.job(id="work")(_nothing)
+    async with scheduler:
+        await scheduler.add_job("one", handler="work")
+        await scheduler.add_job("two", handler="work", after="one")
+        await scheduler.add_job("three", handler="work", after="two")
+        with pytest.raises(InvalidInput, match="one → two → three → one"):
+            await scheduler.update_job("one", after="three")
+        assert (await scheduler.get_job("one")).policy.after == ()
+
+        @scheduler.job(id="late", after="three")
+        async def late() -> None: ...
+
+        await scheduler.get_job("late")
+
+
+async def test_an_unknown_name_is_refused(make: Make) -> None:
+    scheduler = make()
+    scheduler.job(id="work")(_nothing)
+    async with scheduler:
+        with pytest.raises(InvalidInput, match="after 'wrok', and there is no such job"):
+            await scheduler.add_job("then", handler="work", after="wrok")
+        await scheduler.add_job("then", handler="work", after="work")
+        with pytest.raises(InvalidInput, match="there is no such job"):
+            await scheduler.update_job("then", after=["work", "wrok"])
+        assert [job.id for job in (await scheduler.list_jobs()).items] == ["then", "work"]
+
+
+async def test_an_unknown_name_in_code_is_refused_at_the_start(make: Make) -> None:
+    scheduler = make()
+    scheduler.job(id="then", after="first")(_nothing)
+    with pytest.raises(InvalidInput, match="'then' comes after 'first', and there is no such job"):
+        await scheduler.start()
+    scheduler.job(id="first")(_nothing)  # in any order, as long as it is there at the start
+    async with scheduler:
+        await scheduler.get_job("then")
+    other = make()
+    other.job(id="last", after="then")(_nothing)  # another program's
+    async with other:
+        await other.get_job("last")
+
+
+async def test_a_join_of_two_roots_is_refused(make: Make) -> None:
+    """One instance has one root: what needs two of them could never run."""
+    scheduler = make()
+    for name, after in {"a": (), "b": (), "x": ("a",), "y": ("b",)}.items():
+        scheduler.job(id=name, after=after)(_nothing)
+    async with scheduler:
+        for apart in (["a", "b"], ["x", "y"], ["x", "b"]):
+            with pytest.raises(InvalidInput, match=r"begin apart \(a, b\): no workflow"):
+                await scheduler.add_job("join", handler="a", after=apart)
+        await scheduler.add_job("split", handler="a", after="a")
+        await scheduler.add_job("join", handler="a", after=["x", "split"])
+        with pytest.raises(InvalidInput, match="'join' comes after jobs that begin apart"):
+            await scheduler.update_job("split", after="b")
+    scheduler.job(id="joined", after=["x", "y"])(_nothing)
+    with pytest.raises(InvalidInput, match="begin apart"):
+        await scheduler.start()
+
+
+async def _nothing() -> None: ...
+
+
+async def test_a_paused_follower_is_left_out(make: Make) -> None:
+    scheduler = make()
+    ran = diamond(scheduler)
+    async with scheduler:
+        await scheduler.pause_job("left")
+        root = await scheduler.trigger("extract")
+        await ended(scheduler, root)
+        await scheduler.wait(f"report@{root.id}", 10)
+        await asyncio.sleep(0)
+    assert [name for name, _ in ran] == ["extract", "right", "join", "report"]
+
+
+class Reading(MemoryStore):
+    """Counts the runs that queries give."""
+
+    read = 0
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        page = await super().find(query)
+        self.read += len(page.items)
+        return page
+
+
+async def test_an_ended_run_looks_for_its_own_followers_only() -> None:
+    """Each run that ended made its process read all waiting runs: with 5,000 of them the
+    throughput fell to a third."""
+    store = Reading()
+    scheduler = Scheduler(store)
+
+    @scheduler.job()
+    async def held() -> None: ...
+
+    @scheduler.job()
+    async def quick() -> None: ...
+
+    async with scheduler:
+        root = await scheduler.enqueue("held", delay="1h")
+        await scheduler.enqueue_many("quick", [None] * 500, after=[root.id])
+        store.read = 0
+        for _ in range(40):
+            run = await scheduler.enqueue("quick")
+            await scheduler.wait(run.id, 20)
+        behind = await scheduler.enqueue("quick", after=[run.id])
+        assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED
+    assert store.read < 10 * 500  # a few looks at all of them, in a rhythm of their own
+
+
+async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that dies between the end of a run and the look for its followers."""
+    monkeypatch.setattr(leader, "WAITING_SWEEP", 0.2)
+    store = MemoryStore()
+    scheduler = Scheduler(store)
+
+    @scheduler.job()
+    async def step() -> None: ...
+
+    async with scheduler:
+        root = await scheduler.enqueue("step", delay="1h")
+        behind = await scheduler.enqueue("step", after=[root.id])
+        ended = transitions.cancelled(root, await store.now(), "by another process")
+        over = replace(ended, set={**ended.set, "state": State.SUCCEEDED})
+        assert await store.commit([over]) == [True]
+        assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED

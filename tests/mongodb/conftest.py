@@ -1,1 +1,0 @@
-from tests.servers.fixtures import *  # noqa: F403

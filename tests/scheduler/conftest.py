@@ -1,0 +1,1 @@
+from tests.support.scheduler_fixtures import *  # noqa: F403

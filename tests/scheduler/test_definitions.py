@@ -1,0 +1,238 @@
+"""What is wrong is refused where it is given, in words that help."""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import Backoff, Breaker, Misfire, RunContext, Scheduler
+from mainspring.errors import (
+    InvalidArguments,
+    InvalidInput,
+    InvalidPayload,
+    InvalidSchedule,
+    JobNotFound,
+    MainspringError,
+)
+from tests.support.scheduler_fixtures import Make
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timezone": "Mars/Olympus"}, "Mars/Olympus"),
+        ({"workers": -1}, "workers is 0 to 10000, not -1"),
+        ({"workers": "many"}, "not 'many'"),
+        ({"lease": "500ms"}, "the shortest lease is 1 s, not '500ms'"),
+        ({"lease": "soon"}, "lease 'soon' cannot be used"),
+        ({"poll": 0}, "poll is 10 ms to 1 minute, not 0"),
+        ({"retention": "-1d"}, "retention '-1d' cannot be used"),
+        ({"queues": [""]}, "queue is 1 to 200 printable characters, not ''"),
+        ({"queues": [7]}, "not 7"),
+    ],
+)
+def test_a_scheduler(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Scheduler("memory://", **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])
+def test_a_store(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"known are sqlite:///|names no file"):
+        Scheduler(url)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"retries": -1}, "retries is 0 or more, not -1"),
+        ({"retries": 1.5}, "retries is a whole number, not 1.5"),
+        ({"retries": True}, "not True"),
+        ({"backoff": "quadratic"}, "backoff is one of fixed, linear, exponential, not 'quadratic'"),
+        ({"retry_delay": "5"}, 'a text needs a unit: "5s"'),
+        ({"retry_delay": "1s", "backoff": Backoff("fixed")}, "not both"),
+        ({"retry_on": 5}, "retry_on"),
+        ({"retry_on": [int]}, "retry_on takes error classes or their names"),
+        ({"timeout": 0}, "timeout is longer than zero"),
+        ({"timeout": -1}, "it is negative"),
+        ({"priority": 10}, "priority is 0 to 9, not 10"),
+        ({"priority": -1}, "priority is 0 to 9, not -1"),
+        ({"queue": ""}, "queue is 1 to 200 printable characters"),
+        ({"concurrency": 0}, "concurrency is 1 or more, not 0"),
+        ({"concurrency_key": "x"}, "needs a concurrency"),
+        ({"overlap": "wait"}, "overlap is one of skip, queue, replace, allow, not 'wait'"),
+        ({"misfire": "never"}, "misfire is one of once, skip, all, not 'never'"),
+        ({"start_deadline": 0}, "start_deadline is longer than zero"),
+        ({"delivery": "exactly_once"}, "delivery is one of at_least_once"),
+        ({"delivery": "at_most_once", "retries": 1}, "takes no retries"),
+        ({"delivery": "effect_once"}, "give it a first parameter `ctx: RunContext`"),
+        ({"isolation": "container"}, "isolation is one of auto, thread, process"),
+        ({"memory_limit": "1GB"}, 'only be kept with isolation="process"'),
+        ({"memory_limit": "lots", "isolation": "process"}, "'512MiB' or '2GB', not 'lots'"),
+        ({"breaker": 0}, "breaker failures is 1 or more"),
+        ({"run_on_start": 1}, "run_on_start is True or False, not 1"),
+        ({"enabled": "yes"}, "enabled is True or False, not 'yes'"),
+        (
+            {"retires": 3},
+            "unknown option 'retires' (did you mean 'retries'?); options are after, backoff",
+        ),
+        ({"schedule": "1h", "after": "other"}, "it can have one or the other"),
+        ({"after": 5}, "after"),
+        ({"jitter": "5s"}, "it needs a schedule"),
+        ({"metadata": 5}, "metadata is an object, not 5"),
+        ({"payload": {1}}, "payload is not JSON"),
+        ({"id": "no spaces"}, "a job id is 1 to 200"),
+        ({"id": ""}, "a job id is 1 to 200"),
+        ({"id": "."}, "a job id cannot be '.'"),
+        ({"id": ".."}, "a job id cannot be '..'"),
+        ({"schedule": "0s"}, "too short"),
+        ({"schedule": 0}, "too short"),
+        ({"schedule": "-5m"}, "-5m"),
+        ({"schedule": "every now and then"}, "every now and then"),
+        ({"schedule": "0 0 30 2 *"}, "never"),
+        ({"schedule": "99 * * * * *"}, "99"),
+        ({"schedule": "0 9 * * *", "timezone": "Nowhere"}, "Nowhere"),
+        ({"schedule": object()}, "object"),
+    ],
+)
+def test_a_job(policy: dict[str, Any], words: str) -> None:
+    scheduler = Scheduler("memory://")
+
+    def work() -> None: ...
+
+    with pytest.raises(InvalidInput) as caught:
+        scheduler.job(policy.pop("schedule", None), **policy)(work)
+    assert words in str(caught.value)
+    scheduler.job()(work)  # nothing of the refused one is left
+
+
+def test_values() -> None:
+    for wrong in (
+        lambda: Backoff("fixed", delay="-1s"),
+        lambda: Backoff(factor=0),
+        lambda: Backoff(factor="x"),  # type: ignore[arg-type]
+        lambda: Backoff(jitter=2),
+        lambda: Breaker(failures=0),
+        lambda: Breaker(reset="never"),
+        lambda: Misfire("once", limit=0),
+        lambda: Misfire("once", grace="x"),
+    ):
+        with pytest.raises(InvalidInput):
+            wrong()
+
+
+def test_handlers_that_cannot_be_jobs() -> None:
+    scheduler = Scheduler("memory://")
+
+    def stars(*args: int) -> None: ...
+
+    def positional(a: int, /) -> None: ...
+
+    class Callable:
+        def __call__(self) -> None: ...
+
+    for function in (stars, positional):
+        with pytest.raises(InvalidInput, match="arguments are stored by name"):
+            scheduler.job()(function)
+    with pytest.raises(InvalidInput, match="arguments are stored by name"):
+        scheduler.job(stars)
+    with pytest.raises(InvalidInput, match="a job id is"):
+        scheduler.job()(lambda: None)
+    with pytest.raises(InvalidInput, match="is a callable"):
+        scheduler.job(id="x")(5)  # type: ignore[call-overload]
+    for nameless in (functools.partial(print), Callable()):
+        with pytest.raises(InvalidInput, match="id="):
+            scheduler.job()(nameless)
+    with pytest.raises(InvalidInput, match="cannot run in a process of its own"):
+        scheduler.job(id="x", isolation="process")(lambda: None)
+    scheduler.job(id="called")(Callable())
+
+
+async def test_enqueuing(make: Make) -> None:
+    scheduler = make(workers=0)
+
+    @scheduler.job()
+    async def send(ctx: RunContext, to: str, subject: Any = "hello") -> None: ...
+
+    @scheduler.job()
+    async def bare() -> None: ...
+
+    async def refused(kind: type[MainspringError], words: str, call: Any) -> None:
+        with pytest.raises(kind) as caught:
+            await call
+        assert words in str(caught.value)
+
+    async with scheduler:
+        q: Any = send
+        await refused(InvalidArguments, "missing to", q.enqueue())
+        await refused(InvalidArguments, "unknown cc", q.enqueue(to="a", cc="b"))
+        await refused(InvalidArguments, "too many positional", q.enqueue("a", "b", "c"))
+        await refused(InvalidArguments, "missing to", scheduler.enqueue("send", {}))
+        await refused(
+            InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1])
+        )
+        await refused(InvalidArguments, "takes no arguments", scheduler.enqueue("bare", {"a": 1}))
+        await refused(InvalidPayload, "holds a set", q.enqueue(to="a", subject={1}))
+        await refused(InvalidPayload, "at most 262,144", q.enqueue(to="x" * 300_000))
+        await refused(InvalidPayload, "more than 100 deep", q.enqueue(to="a", subject=_deep(200)))
+        await refused(InvalidPayload, "not JSON", q.enqueue(to="a", subject=float("inf")))
+        await refused(JobNotFound, "no job 'nope'", scheduler.enqueue("nope"))
+        await refused(JobNotFound, "no job", scheduler.trigger(""))
+        for options, words in (
+            ({"delay": "5"}, "needs a unit"),
+            ({"delay": -1}, "negative"),
+            ({"delay": timedelta.max}, "delay"),
+            ({"delay": "1s", "at": datetime(2050, 1, 1)}, "not both"),
+            ({"at": "2050-01-01"}, "at is a datetime"),
+            ({"priority": 10}, "priority is 0 to 9, not 10"),
+            ({"queue": ""}, "queue is 1 to 200"),
+            ({"dedupe_key": ""}, "1 to 500 characters"),
+            ({"dedupe_key": 5}, "dedupe_key"),
+            ({"dedupe_for": "1h"}, "needs a dedupe_key"),
+            ({"dedupe_key": "k", "dedupe_for": timedelta.max}, "dedupe_for"),
+            ({"after": 5}, "after"),
+            (
+                {"prioritty": 5},
+                "unknown option 'prioritty' (did you mean 'priority'?); options are after, at",
+            ),
+        ):
+            await refused(InvalidInput, words, scheduler.enqueue("send", {"to": "a"}, **options))
+        for state in ("due", 5):
+            with pytest.raises(InvalidInput, match="states are waiting, pending"):
+                await scheduler.list_runs(state=state)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="limit is 1 to 1000"):
+            await scheduler.list_runs(limit=0)
+        naive = datetime(2030, 1, 1)
+        for use in (
+            lambda: scheduler.list_runs(since=naive),
+            lambda: scheduler.list_runs(until=naive),
+            lambda: scheduler.counts(naive),
+            lambda: scheduler.cancel_runs(since=naive),
+        ):
+            with pytest.raises(InvalidInput, match="has no time zone: give one"):
+                await use()
+        with pytest.raises(InvalidInput, match="is a datetime with a time zone, not '2030"):
+            await scheduler.list_runs(since="2030-01-01")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="no cursor that a page of runs gave"):
+            await scheduler.list_runs(cursor="9" * 30)
+        assert (await scheduler.list_runs()).items == []
+        run = await send.enqueue("a", subject="still works")
+        assert run.payload == {"to": "a", "subject": "still works"}
+
+
+def _deep(depth: int) -> list[Any]:
+    return [_deep(depth - 1)] if depth else []
+
+
+def test_schedules_are_checked_when_made() -> None:
+    scheduler = Scheduler("memory://")
+
+    def work() -> None: ...
+
+    for never in ("0 0 31 4 *", "0 0 30 2 *", "61 * * * *"):
+        with pytest.raises(InvalidSchedule):
+            scheduler.job(never)(work)

@@ -1,0 +1,508 @@
+"""Enqueuing: order, limits, queues, delays, keys, batches."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from mainspring import Run, RunContext, Scheduler, State
+from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
+from tests.support.engine import Heard, ended
+from tests.support.scheduler_fixtures import Make
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+async def test_priority_then_age_decides(make: Make, limit: int | None) -> None:
+    """Under a concurrency limit too: no urgent run comes last."""
+    producer, worker = make(workers=0), make(workers=1)
+    order: list[tuple[int, int]] = []
+    for scheduler in (producer, worker):
+
+        @scheduler.job(concurrency=limit)
+        async def note(priority: int, n: int) -> None:
+            order.append((priority, n))
+
+    async with producer:
+        runs = []
+        for n in range(2):
+            for priority in (3, 9, 0, 5, 1, 7, 2, 8, 4, 6):
+                queue = note.options(priority=priority)
+                runs.append(await _enqueue(producer, "note", queue._options.priority, n))
+    async with worker:
+        for run in runs:
+            await ended(worker, run)
+    assert order == [(priority, n) for priority in range(9, -1, -1) for n in range(2)]
+
+
+async def _enqueue(scheduler: Scheduler, job: str, priority: int | None, n: int) -> Run:
+    return await scheduler.enqueue(job, {"priority": priority, "n": n}, priority=priority)
+
+
+class Gauge:
+    """How many are inside at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.total = 0
+
+    async def __aenter__(self) -> None:
+        self.now += 1
+        self.total += 1
+        self.most = max(self.most, self.now)
+
+    async def __aexit__(self, *error: object) -> None:
+        self.now -= 1
+
+
+async def test_concurrency_is_exact(make: Make) -> None:
+    scheduler = make(workers=10)
+    gauge = Gauge()
+
+    @scheduler.job(concurrency=3)
+    async def work() -> None:
+        async with gauge:
+            await asyncio.sleep(0.005)
+
+    async with scheduler:
+        for run in await work.enqueue_many([{}] * 30):
+            await ended(scheduler, run)
+    assert (gauge.most, gauge.total) == (3, 30)
+
+
+async def test_concurrency_is_exact_over_two_schedulers(file: str) -> None:
+    gauge, shared = Gauge(), Gauge()
+    nodes = [Scheduler(file, workers=10), Scheduler(file, workers=10)]
+    for node in nodes:
+
+        @node.job(concurrency=3)
+        async def work() -> None:
+            async with gauge:
+                await asyncio.sleep(0.005)
+
+        @node.job(concurrency=2, concurrency_key="api")
+        async def one() -> None:
+            async with shared:
+                await asyncio.sleep(0.005)
+
+        @node.job(concurrency=2, concurrency_key="api")
+        async def other() -> None:
+            async with shared:
+                await asyncio.sleep(0.005)
+
+    async with nodes[0], nodes[1]:
+        runs = [
+            run
+            for job in ("work", "one", "other")
+            for run in await nodes[0].enqueue_many(job, [None] * 20)
+        ]
+        for run in runs:
+            assert (await ended(nodes[1], run)).attempt == 1
+    assert (gauge.most, gauge.total) == (3, 20)
+    assert (shared.most, shared.total) == (2, 40)
+
+
+async def test_the_process_works_on_no_more_than_its_places(make: Make) -> None:
+    scheduler = make(workers=4)
+    gauge = Gauge()
+
+    @scheduler.job()
+    async def work() -> None:
+        async with gauge:
+            await asyncio.sleep(0.002)
+
+    async with scheduler:
+        for run in await work.enqueue_many([{}] * 40):
+            await ended(scheduler, run)
+    assert gauge.most == 4
+
+
+async def test_a_worker_takes_only_its_queues(make: Make) -> None:
+    scheduler = make(queues=["mail"])
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    @scheduler.job(queue="mail")
+    async def mail() -> None: ...
+
+    async with scheduler:
+        default = await work.enqueue()
+        moved = await work.options(queue="mail").enqueue()
+        own = await mail.enqueue()
+        assert (default.queue, moved.queue, own.queue) == ("default", "mail", "mail")
+        assert (await ended(scheduler, moved)).state is State.SUCCEEDED
+        assert (await ended(scheduler, own)).state is State.SUCCEEDED
+        assert (await scheduler.get_run(default.id)).state is State.PENDING
+
+
+async def test_one_queue_may_be_named_as_text(make: Make) -> None:
+    scheduler = make(queues="mail")
+
+    @scheduler.job(queue="mail")
+    async def mail() -> int:
+        return 1
+
+    async with scheduler:
+        assert (await ended(scheduler, await mail.enqueue())).result == 1
+
+
+async def test_delay_and_at(make: Make) -> None:
+    scheduler = make(timezone="Asia/Kolkata")
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        soon = await work.options(delay="80ms").enqueue()
+        assert soon.run_at - soon.created_at == timedelta(milliseconds=80)
+        done = await ended(scheduler, soon)
+        assert done.started_at is not None
+        assert done.started_at >= soon.run_at
+
+        naive = await work.options(at=datetime(2050, 6, 1, 9, 30)).enqueue()
+        assert naive.run_at == datetime(2050, 6, 1, 4, 0, tzinfo=UTC)
+        assert naive.run_at.tzinfo is UTC
+        aware = datetime(2050, 6, 1, 9, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+        assert (await work.options(at=aware).enqueue()).run_at == aware
+        past = await work.options(at=datetime(2001, 1, 1)).enqueue()
+        assert (await ended(scheduler, past)).state is State.SUCCEEDED
+
+
+async def test_runs_without_a_worker_for_them_stay(make: Make) -> None:
+    old, new = make(), make()
+
+    @old.job()
+    async def gone() -> None: ...
+
+    async with old:
+        run = await gone.options(delay="10ms").enqueue()
+        await old.stop()
+    async with new:
+        await asyncio.sleep(0.1)
+        assert (await new.get_run(run.id)).state is State.PENDING
+
+
+# Keys
+
+
+async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
+    scheduler = make()
+    go = asyncio.Event()
+    heard = Heard(scheduler)
+
+    @scheduler.job()
+    async def work(n: int) -> int:
+        await go.wait()
+        return n
+
+    async with scheduler:
+        queue = work.options(dedupe_key="welcome:42")
+        first = await queue.enqueue(n=1)
+        again = await queue.enqueue(n=2)
+        assert (first.duplicate, again.duplicate, again.id) == (False, True, first.id)
+        assert again.payload == {"n": 1}
+        await heard.until("run.started")
+        running = await queue.enqueue(n=3)
+        assert (running.id, running.state) == (first.id, State.RUNNING)
+        other = await work.options(dedupe_key="welcome:43").enqueue(n=4)
+        assert other.duplicate is False
+        go.set()
+        assert (await ended(scheduler, first)).result == 1
+        fresh = await queue.enqueue(n=5)  # free again once its run has ended
+        assert (fresh.duplicate, fresh.id != first.id) == (False, True)
+        assert (await ended(scheduler, fresh)).result == 5
+    assert len(heard.of("run.enqueued")) == 3
+
+
+async def test_dedupe_for_holds_the_key_past_the_end(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        held = work.options(dedupe_key="k", dedupe_for="400ms")
+        first = await held.enqueue()
+        await ended(scheduler, first)
+        assert (await held.enqueue()).id == first.id
+        await asyncio.sleep(0.45)
+        assert (await held.enqueue()).id != first.id
+
+
+async def test_a_duplicate_starts_no_second_workflow(make: Make) -> None:
+    scheduler = make()
+    followed: list[str] = []
+
+    @scheduler.job()
+    async def root() -> None: ...
+
+    @scheduler.job(after="root")
+    async def follower(ctx: RunContext) -> None:
+        followed.append(ctx.run_id)
+
+    async with scheduler:
+        queue = root.options(delay="300ms", dedupe_key="k")
+        first = await queue.enqueue()
+        assert (await queue.enqueue()).duplicate
+        many = await root.options(dedupe_key=["k", "k"], delay="1h").enqueue_many([{}, {}])
+        assert [run.id for run in many] == [first.id, first.id]
+        runs = (await scheduler.list_runs(job="follower")).items
+        assert len(runs) == 1
+        await ended(scheduler, first)
+        await ended(scheduler, runs[0])
+    assert followed == [runs[0].id]
+
+
+# Batches
+
+
+async def test_enqueue_many_answers_in_order(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with scheduler:
+        runs = await double.enqueue_many({"n": n} for n in range(50))
+        assert [run.payload["n"] for run in runs] == list(range(50))
+        assert [(await ended(scheduler, run)).result for run in runs] == list(range(0, 100, 2))
+        assert await double.enqueue_many([]) == []
+
+
+async def test_one_bad_payload_and_nothing_is_enqueued(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work(n: Any) -> None: ...
+
+    async with scheduler:
+        with pytest.raises(InvalidArguments, match="missing n"):
+            await scheduler.enqueue_many("work", [{"n": 1}, {}, {"n": 3}])
+        with pytest.raises(InvalidPayload, match="holds a set"):
+            await work.enqueue_many([{"n": 1}, {"n": {1}}])
+        with pytest.raises(InvalidInput, match="2 dedupe keys were given for 1 payloads"):
+            await scheduler.enqueue_many("work", [{"n": 1}], dedupe_key=["a", "b"])
+        with pytest.raises(InvalidInput, match="a list of dedupe keys, one for each"):
+            await scheduler.enqueue_many("work", [{"n": 1}] * 2, dedupe_key="a")
+        assert (await scheduler.list_runs()).items == []
+
+
+async def test_duplicates_in_a_batch_are_reported_and_the_rest_goes_through(make: Make) -> None:
+    scheduler = make(workers=0)
+
+    @scheduler.job()
+    async def work(n: int) -> None: ...
+
+    async with scheduler:
+        there = await work.options(dedupe_key="b").enqueue(n=0)
+        runs = await scheduler.enqueue_many(
+            "work", [{"n": n} for n in range(4)], dedupe_key=["a", "b", "a", "c"]
+        )
+        assert [run.duplicate for run in runs] == [False, True, True, False]
+        assert runs[1].id == there.id
+        assert runs[2].id == runs[0].id
+        assert len((await scheduler.list_runs()).items) == 3
+
+
+async def test_ten_thousand_in_one_call(file: str) -> None:
+    scheduler = Scheduler(file)
+    seen: set[int] = set()
+
+    @scheduler.job()
+    async def work(n: int) -> None:
+        seen.add(n)
+
+    async with scheduler:
+        runs = await work.enqueue_many({"n": n} for n in range(10_000))
+        assert len({run.id for run in runs}) == 10_000
+        for run in runs[::-500]:
+            assert (await scheduler.wait(run.id, 60)).attempt == 1
+        while (await scheduler.stats()).runs["succeeded"] < 10_000:
+            await asyncio.sleep(0.05)
+    assert seen == set(range(10_000))
+
+
+# After other runs
+
+
+async def test_enqueue_after_runs_waits_and_hands_results_on(make: Make) -> None:
+    scheduler = make()
+    go = asyncio.Event()
+
+    @scheduler.job()
+    async def fetch() -> int:
+        await go.wait()
+        return 7
+
+    @scheduler.job()
+    async def clean() -> int:
+        return 3
+
+    @scheduler.job()
+    async def load(ctx: RunContext) -> int:
+        return int(sum(ctx.results.values()))
+
+    async with scheduler:
+        first, second = await fetch.enqueue(), await clean.enqueue()
+        run = await load.options(after=[first.id, second.id]).enqueue()
+        assert run.state is State.WAITING
+        await ended(scheduler, second)
+        assert (await scheduler.get_run(run.id)).state is State.WAITING
+        go.set()
+        assert (await ended(scheduler, run)).result == 10
+        # What has ended already is not waited for; none is the same as not saying it.
+        late = await load.options(after=second.id).enqueue()
+        assert (await ended(scheduler, late)).result == 3
+        none = await scheduler.enqueue("load", after=None)
+        assert (await ended(scheduler, none)).result == 0
+
+
+async def test_enqueue_after_an_unknown_run_is_refused(make: Make) -> None:
+    scheduler = make(workers=0)
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        with pytest.raises(RunNotFound, match="nope"):
+            await work.options(after="nope").enqueue()
+        assert (await scheduler.list_runs()).items == []
+
+
+# Looking
+
+
+async def test_list_runs_pages_newest_first(make: Make) -> None:
+    scheduler = make(workers=0)
+
+    @scheduler.job()
+    async def work(n: int) -> None: ...
+
+    @scheduler.job()
+    async def other() -> None: ...
+
+    async with scheduler:
+        for n in range(5):
+            await work.enqueue(n=n)
+        cancelled = await other.enqueue()
+        await scheduler.cancel(cancelled.id)
+        seen: list[int] = []
+        cursor = None
+        while True:
+            page = await scheduler.list_runs(job="work", limit=2, cursor=cursor)
+            seen += [run.payload["n"] for run in page.items]
+            if (cursor := page.cursor) is None:
+                break
+        assert seen == [4, 3, 2, 1, 0]
+        by_state = await scheduler.list_runs(state="cancelled")
+        assert [run.id for run in by_state.items] == [cancelled.id]
+        both = await scheduler.list_runs(state=[State.PENDING, "cancelled"])
+        assert len(both.items) == 6
+        for wrong in ("nonsense", "é"):
+            with pytest.raises(InvalidInput, match="cursor"):
+                await scheduler.list_runs(cursor=wrong)
+
+
+async def test_wait_gives_up_in_time_and_not_too_early(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> int:
+        return 1
+
+    async with scheduler:
+        later = await work.options(delay="1h").enqueue()
+        with pytest.raises(TimeoutError, match=f"{later.id} did not finish within"):
+            await scheduler.wait(later.id, "50ms")
+        done = await ended(scheduler, await work.enqueue())
+        assert await scheduler.wait(done.id, 0) == done
+
+
+async def test_stats_metrics_and_health(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work(ok: bool) -> None:
+        assert ok
+
+    async with scheduler:
+        assert (await scheduler.job_health("work")).status == "unknown"
+        for ok in (True, True, False):
+            await ended(scheduler, await work.enqueue(ok=ok))
+        stats = await scheduler.stats()
+        assert (stats.jobs, stats.enabled_jobs, stats.workers) == (1, 1, 10)
+        assert (stats.runs["succeeded"], stats.runs["failed"], stats.due) == (2, 1, 0)
+        metrics = await scheduler.job_metrics("work")
+        assert (metrics.total, metrics.succeeded, metrics.consecutive_failures) == (3, 2, 1)
+        assert metrics.success_rate == pytest.approx(2 / 3)
+        assert (await scheduler.job_health("work")).status == "failing"
+        assert (await scheduler.health()).status == "healthy"
+
+
+def test_a_store_in_the_working_directory_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scheduler = Scheduler()
+
+    @scheduler.job()
+    def work() -> int:
+        return 1
+
+    with scheduler.blocking as blocking:
+        assert blocking.wait(work.blocking.enqueue().id, 10).result == 1
+    assert (tmp_path / "mainspring.db").exists()
+
+
+class Counting(MemoryStore):
+    """Counts the claims that bring nothing."""
+
+    vain = 0
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        self.vain += not runs
+        return runs
+
+
+async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorded() -> None:
+    store = Counting()
+    scheduler = Scheduler(store, workers=10, poll="30s")
+
+    @scheduler.job(concurrency=1)
+    async def work() -> None: ...
+
+    async with scheduler:
+        runs = await work.enqueue_many([{}] * 30)
+        for run in runs:
+            await ended(scheduler, run)
+    assert store.vain < 15  # one before and one after each end would be 60
+
+
+class Slow(MemoryStore):
+    """A claim's answer is long on its way: what falls due meanwhile, the claim has not seen."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        runs = await super().claim(claim)
+        coming = await super().next_due(claim)
+        while coming is not None and self._clock.now() <= coming:
+            await asyncio.sleep(0.01)
+        return runs
+
+
+async def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked() -> None:
+    scheduler = Scheduler(Slow(), poll="30s")
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        run = await work.options(delay="300ms").enqueue()
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED

@@ -1,0 +1,371 @@
+"""Starting, stopping, starting again; plain code; signals; draining."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.core.model import Outcome
+from mainspring.errors import InvalidState, NotStarted
+from mainspring.stores.protocol import Store
+from tests.support.engine import Heard, ended, until
+from tests.support.scheduler_fixtures import Make
+
+
+async def test_async_handlers_run_on_the_callers_loop(make: Make) -> None:
+    scheduler = make()
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    seen: list[Any] = []
+
+    @scheduler.job()
+    async def here() -> None:
+        seen.append((asyncio.get_running_loop() is loop, threading.get_ident() == thread))
+
+    @scheduler.job()
+    def there() -> None:
+        seen.append(threading.get_ident() == thread)
+
+    async with scheduler:
+        await ended(scheduler, await here.enqueue())
+        await ended(scheduler, await there.enqueue())
+    assert seen == [(True, True), False]
+
+
+def test_plain_code_with_blocking(file: str) -> None:
+    scheduler = Scheduler(file)
+    done: list[int] = []
+
+    @scheduler.job()
+    def parent(n: int) -> int:
+        """A sync handler may use the blocking proxy itself."""
+        child_run = child.blocking.enqueue(n=n + 1)
+        return int(scheduler.blocking.wait(child_run.id, 10).result)
+
+    @scheduler.job()
+    async def child(n: int) -> int:
+        done.append(n)
+        return n
+
+    with scheduler.blocking as blocking:
+        run = parent.blocking.enqueue(n=1)
+        assert blocking.wait(run.id, 10).result == 2
+        assert blocking.get_run(run.id).state is State.SUCCEEDED
+        many = child.blocking.options(priority=9).enqueue_many([{"n": n} for n in range(3)])
+        assert [blocking.wait(r.id, 10).result for r in many] == [0, 1, 2]
+        later = child.blocking.options(delay="1h").enqueue(n=9)
+        assert blocking.cancel(later.id) is True
+
+        found: list[Any] = []
+        other = threading.Thread(target=lambda: found.append(child.blocking.enqueue(n=5)))
+        other.start()
+        other.join(10)
+        assert blocking.wait(found[0].id, 10).result == 5
+        with pytest.raises(AttributeError, match="no attribute 'job'"):
+            blocking.job  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(NotStarted, match="not started"):
+        child.blocking.enqueue(n=1)
+
+
+async def test_blocking_is_refused_inside_a_loop(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    with pytest.raises(NotStarted, match="would block the event loop"):
+        scheduler.blocking.start()
+    async with scheduler:
+        with pytest.raises(NotStarted, match=r"await work\.enqueue"):
+            work.blocking.enqueue()
+        with pytest.raises(NotStarted, match=r"await scheduler\.enqueue"):
+            scheduler.blocking.enqueue("work")
+        run = await asyncio.to_thread(work.blocking.enqueue)
+        await ended(scheduler, run)
+
+
+async def test_use_before_start_and_after_stop_says_what_to_do(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async def refused() -> None:
+        with pytest.raises(NotStarted, match=r"async with scheduler:.*blocking\.start.*run\(\)"):
+            await work.enqueue()
+        for call in (scheduler.stats, scheduler.health, scheduler.list_jobs, scheduler.list_runs):
+            with pytest.raises(NotStarted):
+                await call()
+        assert scheduler.is_leader is False
+
+    await refused()
+    await scheduler.stop()
+    async with scheduler:
+        with pytest.raises(InvalidState, match="running already"):
+            await scheduler.start()
+        await ended(scheduler, await work.enqueue())
+    await refused()
+    await scheduler.stop()
+    async with scheduler:  # and once more
+        assert (await ended(scheduler, await work.enqueue())).state is State.SUCCEEDED
+
+
+async def test_two_stops_at_once(make: Make) -> None:
+    scheduler = make()
+    heard = Heard(scheduler)
+    async with scheduler:
+        await asyncio.gather(scheduler.stop(), scheduler.stop(), scheduler.stop())
+    assert heard.names.count("scheduler.stopped") == 1
+
+
+async def test_who_waits_while_it_stops_hears_why(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    await scheduler.start()
+    run = await work.options(delay="1h").enqueue()
+    waiting = asyncio.ensure_future(scheduler.wait(run.id))
+    blocked = asyncio.ensure_future(asyncio.to_thread(scheduler.blocking.wait, run.id))
+    await asyncio.sleep(0.05)
+    await scheduler.stop()
+    for one in (waiting, blocked):
+        with pytest.raises(NotStarted, match="stopped"):
+            await one
+
+
+async def test_a_decorator_after_start(make: Make) -> None:
+    scheduler = make()
+    async with scheduler:
+
+        @scheduler.job()
+        async def one() -> int:
+            return 1
+
+        @scheduler.job("1h")
+        async def two() -> int:
+            return 2
+
+        runs = await asyncio.gather(one.enqueue(), two.enqueue(), one.enqueue())
+        assert [(await ended(scheduler, run)).result for run in runs] == [1, 2, 1]
+        assert (await scheduler.get_job("two")).next_run_at is not None
+
+
+# Draining
+
+
+async def test_a_graceful_stop_waits_and_renews_past_the_lease(make: Make) -> None:
+    scheduler = make(lease="1s")
+    other = make(lease="1s")
+    began = asyncio.Event()
+
+    async def slow(ctx: RunContext) -> int:
+        began.set()
+        await asyncio.sleep(2.5)
+        return ctx.attempt
+
+    for one in (scheduler, other):
+        one.job()(slow)
+    async with scheduler:
+        run = await scheduler.enqueue("slow")
+        await began.wait()
+        await scheduler.stop()
+    async with other:
+        done = await other.get_run(run.id)
+    assert (done.state, done.result, done.lapses) == (State.SUCCEEDED, 1, 0)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_what_does_not_end_in_time_is_given_back(make: Make, sync: bool) -> None:
+    scheduler = make()
+    began, go = threading.Event(), threading.Event()
+
+    if sync:
+
+        @scheduler.job(id="slow")
+        def slow(ctx: RunContext) -> int:
+            began.set()
+            if ctx.attempt == 1:
+                go.wait(20)
+            return ctx.attempt
+    else:
+
+        @scheduler.job(id="slow")
+        async def slow_async(ctx: RunContext) -> int:
+            began.set()
+            if ctx.attempt == 1:
+                await asyncio.sleep(600)
+            return ctx.attempt
+
+    async with scheduler:
+        run = await scheduler.enqueue("slow")
+        await asyncio.to_thread(began.wait, 10)
+        await scheduler.stop(timeout="100ms")
+        await scheduler.start()
+        done = await ended(scheduler, run)
+        go.set()
+    assert (done.state, done.result, done.lapses, done.failures) == (State.SUCCEEDED, 2, 0, 0)
+    assert [a.outcome for a in done.attempts] == [Outcome.RELEASED, Outcome.SUCCEEDED]
+
+
+async def test_a_hard_stop_gives_back_at_once(make: Make, second_client: Store) -> None:
+    scheduler = make(workers=2)
+    began = asyncio.Event()
+
+    @scheduler.job()
+    async def slow() -> None:
+        began.set()
+        await asyncio.sleep(600)
+
+    @scheduler.job(delivery="at_most_once")
+    async def once() -> None:
+        await asyncio.sleep(600)
+
+    async with scheduler:
+        runs = [await slow.enqueue(), await once.enqueue(), await slow.enqueue()]
+        await began.wait()
+        await until(lambda: scheduler._engine and scheduler._engine.worker.running == 2)
+        await scheduler.stop(graceful=False)
+    found = await second_client.get([run.id for run in runs])
+    first, second, third = [found[run.id] for run in runs]
+    assert (first.state, first.lease_until) == (State.PENDING, None)
+    assert (second.state, second.reason) == (State.FAILED, "lost")
+    assert (third.state, third.attempt, third.attempts) == (State.PENDING, 0, ())
+
+
+async def test_prefetched_runs_are_given_back_unstarted(make: Make, second_client: Store) -> None:
+    scheduler = make(workers=1)
+    go = asyncio.Event()
+    quick = True
+
+    @scheduler.job()
+    async def work() -> None:
+        if not quick:
+            await go.wait()
+
+    async with scheduler:
+        for run in await work.enqueue_many([{}] * 300):  # short work makes it claim ahead
+            await ended(scheduler, run)
+        quick = False
+        runs = await work.enqueue_many([{}] * 20)
+        assert scheduler._engine is not None
+        worker = scheduler._engine.worker
+        await until(lambda: worker.running == 1 and worker.ahead, "claiming ahead")
+        stopping = asyncio.ensure_future(scheduler.stop())
+        await until(lambda: not worker.ahead)
+        go.set()
+        await stopping
+    found = (await second_client.get([run.id for run in runs])).values()
+    ended_ones = [run for run in found if run.state is State.SUCCEEDED]
+    back = [run for run in found if run.state is State.PENDING]
+    assert len(ended_ones) == 1
+    assert len(back) == 19
+    assert {(run.attempt, run.attempts, run.lapses) for run in back} == {(0, (), 0)}
+
+
+SRC = str(Path(__file__).parents[2] / "src")
+SCRIPT = """
+import asyncio, sys, time
+from mainspring import Scheduler
+scheduler = Scheduler(sys.argv[1], lease="2s")
+mode = sys.argv[2]
+
+@scheduler.job(run_on_start=True)
+async def work():
+    print("began", flush=True)
+    if mode == "block":
+        time.sleep(600)
+    await asyncio.sleep(0.5 if mode == "short" else 600)
+    print("ended", flush=True)
+
+scheduler.run()
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_run_drains_on_a_signal(file: str, number: int) -> None:
+    child = await _script(file, "short")
+    child.send_signal(number)
+    out, err = await asyncio.wait_for(child.communicate(), 20)
+    assert (child.returncode, out) == (0, b"ended\nstopped\n")
+    [line] = err.decode().splitlines()
+    assert line.startswith("Mainspring runs work from sqlite:")
+    assert (await _only_run(file)).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("mode", ["long", "block"])
+async def test_a_second_signal_ends_at_once(file: str, mode: str) -> None:
+    child = await _script(file, mode)
+    child.send_signal(signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    assert child.returncode is None
+    child.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(child.communicate(), 5)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert (await _only_run(file)).state is State.RUNNING  # its lease will lapse
+
+
+async def _script(file: str, mode: str, script: str = SCRIPT) -> asyncio.subprocess.Process:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, file, mode),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": SRC},
+    )
+    assert child.stdout is not None
+    assert await asyncio.wait_for(child.stdout.readline(), 20) == b"began\n"
+    return child
+
+
+async def _only_run(file: str) -> Any:
+    async with Scheduler(file, workers=0) as scheduler:
+        [run] = (await scheduler.list_runs()).items
+        return run
+
+
+BLOCKED = """
+import logging, sys, time
+from mainspring import Scheduler
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+scheduler = Scheduler(sys.argv[1], lease="60s")
+
+@scheduler.job(run_on_start=True)
+async def blocking():
+    print("began", flush=True)
+    time.sleep(600)
+
+@scheduler.job("200ms")
+def tick():
+    pass
+
+scheduler.run(drain_timeout="1s")
+"""
+
+
+async def test_a_signal_is_heeded_while_a_handler_blocks_the_loop(file: str) -> None:
+    """Nothing more is fired, the blocked run is given back, and the process ends soon."""
+    child = await _script(file, "", BLOCKED)
+    async with Scheduler(file, workers=0) as scheduler:
+        while not (await scheduler.list_runs(job="tick")).items:
+            await asyncio.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        signalled = datetime.now(UTC)
+        _, err = await asyncio.wait_for(child.communicate(), 30)
+        assert child.returncode == 128 + signal.SIGTERM
+        ticks = (await scheduler.list_runs(job="tick", limit=1000)).items
+        # A firing may be under way.
+        assert max(run.scheduled_at for run in ticks) < signalled + timedelta(seconds=1)
+        [run] = (await scheduler.list_runs(job="blocking")).items
+        assert (run.state, run.lapses) == (State.PENDING, 0)
+    assert "the handler of job blocking does not stop" in err.decode()
+    assert "a handler blocks the event loop and does not stop" in err.decode()

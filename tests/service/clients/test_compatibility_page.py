@@ -1,0 +1,290 @@
+"""A client written from the page alone (what it shows and nothing else) works unchanged."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.support.service import Serve, Served
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+class PageClient:
+    """Knows what the page shows: paths, fields, the envelope."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.base + path, data=data, method=method)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        try:
+            with urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            return error.code, json.load(error)
+
+    def create_job(self, job: Any) -> Any:
+        return self.call("POST", "/api/jobs", job)
+
+    def list_jobs(self, page: int = 1, limit: int = 20) -> Any:
+        return self.call("GET", f"/api/jobs?page={page}&limit={limit}")
+
+    def get_job(self, job_id: str) -> Any:
+        return self.call("GET", f"/api/jobs/{job_id}")
+
+    def update_job(self, job_id: str, changes: Any) -> Any:
+        return self.call("PUT", f"/api/jobs/{job_id}", changes)
+
+    def delete_job(self, job_id: str) -> Any:
+        return self.call("DELETE", f"/api/jobs/{job_id}")
+
+    def executions(self, job_id: str, limit: Any = 5) -> Any:
+        return self.call("GET", f"/api/jobs/{job_id}/executions?limit={limit}")
+
+    def observability(self, what: str) -> Any:
+        return self.call("GET", f"/api/observability/{what}")
+
+
+class Endpoint:
+    """What a job calls: remembers requests, answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.status = 200
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                size = int(self.headers.get("Content-Length", 0))
+                body = self.rfile.read(size)
+                outer.requests.append((self.path, dict(self.headers), body))
+                self.send_response(outer.status)
+                text = b'{"status":"ok"}'
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/webhook"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    return serve("--allow-private", "127.0.0.1")
+
+
+def until(condition: Any) -> Any:
+    ends = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < ends, "it did not come true in time"
+        time.sleep(0.05)
+    return found
+
+
+def moment(text: str) -> datetime:
+    assert text.endswith("Z")
+    return datetime.fromisoformat(text)
+
+
+def test_the_page_from_top_to_bottom(served: Served, endpoint: Endpoint) -> None:
+    client = PageClient(served.url)
+    before = datetime.now(UTC)
+    status, answer = client.create_job(
+        {
+            "schedule": "*/1 * * * * *",
+            "endpoint": endpoint.url,
+            "method": "POST",
+            "headers": {"Authorization": "Bearer YOUR_TOKEN", "Content-Type": "application/json"},
+            "body": {"event": "scheduled_task", "timestamp": "{{timestamp}}"},
+        }
+    )
+    assert (status, answer["success"]) == (201, True)
+    made = answer["data"]
+    assert made["schedule"] == "*/1 * * * * *"
+    assert made["endpoint"] == endpoint.url
+    # Theirs answered null; ours is the next slot.
+    assert before < moment(made["nextRunAt"]) <= datetime.now(UTC) + timedelta(seconds=2)
+    job_id = made["jobId"]
+
+    until(lambda: len(endpoint.requests) >= 2)
+    _, headers, body = endpoint.requests[0]
+    assert headers["Authorization"] == "Bearer YOUR_TOKEN"
+    sent = json.loads(body)
+    assert sent["event"] == "scheduled_task"
+    # Theirs sent the braces; ours is the time of sending.
+    assert abs(moment(sent["timestamp"]) - datetime.now(UTC)) < timedelta(minutes=1)
+
+    ended = until(
+        lambda: [one for one in client.executions(job_id)[1]["data"] if one["status"] != "running"]
+    )
+    one = ended[0]
+    assert (one["jobId"], one["status"], one["responseCode"]) == (job_id, "success", 200)
+    assert (one["attempt"], one["responseBody"]) == (1, '{"status":"ok"}')
+    assert moment(one["startedAt"]) <= moment(one["completedAt"])
+    assert one["duration"] >= 0
+    assert len(client.executions(job_id, limit=1)[1]["data"]) == 1
+
+    status, answer = client.update_job(job_id, {"schedule": "0 */10 * * * *", "enabled": True})
+    assert (status, answer["success"]) == (200, True)
+    assert answer["data"]["schedule"] == "0 */10 * * * *"
+    assert moment(answer["data"]["nextRunAt"]).minute % 10 == 0
+
+    status, answer = client.get_job(job_id)
+    job = answer["data"]
+    assert job["_id"] == job_id
+    assert job["method"] == "POST"
+    assert job["body"]["timestamp"] == "{{timestamp}}"
+    assert (job["executionType"], job["enabled"]) == ("AT_LEAST_ONCE", True)
+    assert (job["retryAttempts"], job["retryDelay"]) == (3, 5000)
+    assert job["headers"]["Authorization"] != "Bearer YOUR_TOKEN"
+    for name in ("nextRunAt", "lastRunAt", "createdAt", "updatedAt"):
+        moment(job[name])
+
+    status, answer = client.list_jobs()
+    assert (answer["success"], answer["page"], answer["limit"]) == (True, 1, 20)
+    assert [one["_id"] for one in answer["data"]] == [job_id]
+    assert answer["total"] == 1
+
+    status, answer = client.observability("health")
+    assert (answer["success"], answer["status"]) == (True, "healthy")
+    moment(answer["timestamp"])
+    assert answer["scheduler"]["isRunning"] is True
+    assert answer["scheduler"]["maxConcurrentJobs"] == 10
+    assert answer["scheduler"]["pollInterval"] == 1000
+    assert isinstance(answer["scheduler"]["runningJobs"], int)
+
+    executions = until(
+        lambda: (e := client.observability("stats")[1]["data"]["executions"])["total"] >= 1 and e
+    )
+    assert executions["total"] == executions["successful"] + executions["failed"]
+    assert executions["last24Hours"] == executions["total"]
+
+    assert client.delete_job(job_id)[1]["success"] is True
+    status, answer = client.get_job(job_id)
+    assert (status, answer["success"]) == (404, False)
+    assert job_id in answer["error"]
+
+
+def test_a_failing_endpoint_is_retried_and_told(served: Served, endpoint: Endpoint) -> None:
+    client = PageClient(served.url)
+    endpoint.status = 500
+    job = {
+        "schedule": "*/1 * * * * *",
+        "endpoint": endpoint.url,
+        "retryAttempts": 2,
+        "retryDelay": 100,
+    }
+    job_id = client.create_job(job)[1]["data"]["jobId"]
+    failed = until(
+        lambda: [
+            one
+            for one in client.observability("failures?limit=50")[1]["data"]
+            if one["attempt"] == 3
+        ]
+    )
+    assert (failed[0]["jobId"], failed[0]["responseCode"]) == (job_id, 500)
+    assert "500" in failed[0]["errorMessage"]
+
+
+def test_no_retries_means_none(served: Served, endpoint: Endpoint) -> None:
+    """Theirs made three of zero."""
+    client = PageClient(served.url)
+    endpoint.status = 503
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    job = {"runAt": soon, "endpoint": endpoint.url, "retryAttempts": 0, "retryDelay": 10}
+    job_id = client.create_job(job)[1]["data"]["jobId"]
+    assert client.get_job(job_id)[1]["data"]["retryAttempts"] == 0
+    until(lambda: client.observability("stats")[1]["data"]["executions"]["failed"] == 1)
+    assert len(endpoint.requests) == 1
+
+
+def test_the_pages_environment(serve: Serve, tmp_path: Path) -> None:
+    """Theirs never used the retry variables. A .env file serves as well as the environment."""
+    (tmp_path / ".env").write_text(
+        "SCHEDULER_POLL_INTERVAL=500\nMAX_CONCURRENT_JOBS=7\nJOB_RETRY_ATTEMPTS=5\n"
+    )
+    served = serve(JOB_RETRY_DELAY="1234", MAX_CONCURRENT_JOBS="8")
+    client = PageClient(served.url)
+    scheduler = client.observability("health")[1]["scheduler"]
+    assert (scheduler["pollInterval"], scheduler["maxConcurrentJobs"]) == (500, 8)
+    job = {"schedule": "0 0 9 * * 1-5", "endpoint": "https://api.example.com/webhook"}
+    job_id = client.create_job(job)[1]["data"]["jobId"]
+    stored = client.get_job(job_id)[1]["data"]
+    assert (stored["retryAttempts"], stored["retryDelay"]) == (5, 1234)
+
+
+def test_the_pages_sample_job(page_api: PageClient) -> None:
+    sample = json.loads((EXAMPLES / "sample-job.json").read_text())
+    status, answer = page_api.create_job(sample)
+    assert (status, answer["data"]["endpoint"]) == (201, sample["endpoint"])
+    assert page_api.get_job(answer["data"]["jobId"])[1]["data"]["body"] == sample["body"]
+
+
+def test_a_limit_that_is_too_high_gives_the_most_there_is(page_api: PageClient) -> None:
+    job = {"schedule": "0 0 0 1 1 *", "endpoint": "https://api.example.com/webhook"}
+    job_id = page_api.create_job(job)[1]["data"]["jobId"]
+    status, answer = page_api.list_jobs(limit=1000)
+    assert (status, answer["limit"]) == (200, 200)
+    assert page_api.executions(job_id, limit=10_000)[0] == 200
+    assert page_api.observability(f"failures?limit={10**30}")[0] == 200
+    for wrong in (0, -1, "many"):
+        assert page_api.executions(job_id, limit=wrong)[0] == 422
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *("0 */5 * * * *", "*/30 * * * * *", "0 0 */2 * * *", "0 0 9 * * 1-5", "0 30 14 1 * *"),
+        *("10-30/5 * * * * *", "1,3-5 * * * * *"),  # theirs took these and never fired
+        "0 0 0 1 1 *",  # theirs searched for it second by second, for 16 s
+    ],
+)
+def test_every_cron_expression_of_the_page_has_a_next_slot(
+    page_api: PageClient, schedule: str
+) -> None:
+    job = {"schedule": schedule, "endpoint": "https://api.example.com/webhook"}
+    before = datetime.now(UTC)
+    status, answer = page_api.create_job(job)
+    assert status == 201
+    assert moment(answer["data"]["nextRunAt"]) > before
+
+
+@pytest.mark.parametrize("schedule", ["99 * * * * *", "0 0 0 30 2 *", "* * *", "nonsense"])
+def test_what_can_never_fire_is_refused_at_once(page_api: PageClient, schedule: str) -> None:
+    job = {"schedule": schedule, "endpoint": "https://api.example.com/webhook"}
+    status, answer = page_api.create_job(job)
+    assert (status, answer["success"]) == (422, False)
+    assert answer["errors"][0]["field"] == "schedule"
+
+
+@pytest.fixture(scope="module")
+def page_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageClient]:
+    served = Served(tmp_path_factory.mktemp("page"), "--port", "0").wait_ready()
+    yield PageClient(served.url)
+    served.popen.kill()
+    served.popen.wait()

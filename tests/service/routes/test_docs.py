@@ -1,0 +1,153 @@
+"""The page at `/docs`, in a real browser that reaches no other host; and what it has to show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from mainspring import Scheduler
+from mainspring.service.schemas import descriptions
+from mainspring.service.server import listening, url_of
+from tests.support.browser.page import Page, opened
+from tests.support.service import Api, Serve
+
+DRAWN = """
+[...document.querySelectorAll("section details")].filter((one) => !one.id).map((one) =>
+  one.querySelector(".method").textContent + " " + one.querySelector("summary code").textContent)
+"""
+FIELDS = """
+Object.fromEntries([...document.querySelectorAll("#JobBody tr")].map((row) =>
+  [row.cells[0].textContent, [row.cells[1].textContent, row.cells[2].textContent]]))
+"""
+COMMANDS = "[...document.querySelectorAll('pre')].map((one) => one.textContent)"
+INLINE = """
+new Promise((resolve) => {
+  addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+  const script = document.createElement("script");
+  script.textContent = "document.title = 'taken over'";
+  document.body.append(script);
+})
+"""
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with opened() as made:
+        yield made
+
+
+async def shown(page: Page, url: str) -> None:
+    await page.go(url)
+    await page.until("document.querySelector('main section') !== null")
+
+
+async def test_every_operation_is_drawn_by_this_server_alone(serve: Serve, page: Page) -> None:
+    served = serve()
+    await shown(page, f"{served.url}/docs")
+    api = await page.value("fetch('openapi.json').then((answer) => answer.json())")
+    operations = [
+        f"{method.upper()} {path}" for path, found in api["paths"].items() for method in found
+    ]
+    assert sorted(await page.value(DRAWN)) == sorted(operations)
+    assert len(operations) > 20
+    assert {urlsplit(url).netloc for url in page.asked} == {urlsplit(served.url).netloc}
+    weight = "getComputedStyle(document.querySelector('.method')).fontWeight"
+    assert await page.value(weight) == "700"  # its style is allowed too
+    assert page.complaints == []
+
+
+async def test_a_field_tells_its_type_and_its_meaning(serve: Serve, page: Page) -> None:
+    await shown(page, f"{serve().url}/docs")
+    fields = await page.value(FIELDS)
+    assert fields["retryAttempts"] == ["integer | null", "Tries after the first; 0: none."]
+    kind, meaning = fields["backoff"]
+    assert (kind, meaning) == (
+        '"fixed" | "linear" | "exponential" | BackoffBody | null',
+        "How that wait grows.",
+    )
+    # A shape within a shape is a link away, and opens.
+    assert not await page.value("document.getElementById('BackoffBody').open")
+    await page.value("document.querySelector('a[href=\"#BackoffBody\"]').click()")
+    assert await page.until("document.getElementById('BackoffBody').open")
+
+
+@asynccontextmanager
+async def mounted() -> AsyncIterator[str]:
+    """The URL of a program with an API of ours below a path."""
+    scheduler = Scheduler("memory://", workers=0)
+    app = FastAPI()
+    app.mount("/below/here", scheduler.asgi(auth=None))
+    with listening("127.0.0.1", 0) as bound:
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+        async with scheduler, asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[bound]))
+            yield f"{url_of(bound)}/below/here"
+            server.should_exit = True
+
+
+async def test_the_commands_have_the_path_that_it_is_mounted_at(page: Page) -> None:
+    async with mounted() as url:
+        await shown(page, f"{url}/docs")
+        commands = await page.value(COMMANDS)
+    assert f"curl {url}/api/jobs" in commands
+    assert (
+        f"curl -X PUT {url}/api/jobs/$id -H 'Content-Type: application/json' -d '{{…}}'" in commands
+    )
+
+
+async def test_its_policy_lets_no_other_script_run(serve: Serve, page: Page) -> None:
+    await shown(page, f"{serve().url}/docs")
+    assert await page.value(INLINE) == "script-src-elem"
+    assert await page.value("document.title") == "Mainspring API"
+
+
+async def test_a_description_that_does_not_come_is_told(serve: Serve, page: Page) -> None:
+    await page.call("Network.setBlockedURLs", urls=["*openapi.json"])
+    await page.go(f"{serve().url}/docs")
+    text = "document.querySelector('main').textContent"
+    assert await page.until(f"{text}.includes('could not be read') && {text}")
+
+
+async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> None:
+    schemas: dict[str, Any] = (await api.get("/openapi.json")).json()["components"]["schemas"]
+    bodies = {name for name in schemas if name.endswith("Body")}
+    read = {"Job", "JobDocument", "Run", "Attempt", "Execution", "Problem", "ProblemDocument"}
+    silent = [
+        f"{name}.{field}"
+        for name in bodies | read
+        for field, schema in schemas[name]["properties"].items()
+        if not schema.get("description")
+    ]
+    assert silent == []
+    told = {id(fields): fields for fields in descriptions._WORDS.values()}
+    for fields in told.values():  # and no words are about a field that is not there
+        places = [schemas[name] for name, same in descriptions._WORDS.items() if same is fields]
+        assert fields.keys() <= {field for place in places for field in place["properties"]}
+
+
+async def test_the_root_says_what_this_is_and_leads_to_the_reference(api: Api) -> None:
+    answer = await api.request("GET", "/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
+    assert "<strong>ready</strong>" in answer.text
+    assert 'href="docs"' in answer.text
+    assert "<script" not in answer.text
+    assert (await api.request("HEAD", "/")).status_code == 200
+
+
+async def test_the_root_works_in_a_browser_below_a_path_too(page: Page) -> None:
+    async with mounted() as url:
+        await page.go(f"{url}/")
+        await page.until("document.querySelector('a[href=docs]') !== null")
+        assert await page.value("document.querySelector('a[href=docs]').href") == f"{url}/docs"
+        width = "getComputedStyle(document.body).maxWidth"
+        assert await page.value(width) == "960px"  # its style was found, and is allowed
+        assert page.complaints == []

@@ -1,0 +1,135 @@
+"""What is done whole or not at all; what is only asked for, and not done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mainspring.webhooks import WebhookSettings
+from tests.service.routes.test_jobs import created, job, refused
+from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
+
+PLAIN = {**WEBHOOK, "headers": {}}
+
+
+async def shared(make: Make, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """On a store that keeps no key for secrets, as MongoDB does not."""
+    monkeypatch.setattr("mainspring.webhooks.service._keys_of", lambda store: [])
+    scheduler = sample_scheduler(webhooks=WebhookSettings(allow=["127.0.0.1"]), workers=0)
+    api: Api = await make(scheduler)
+    return api
+
+
+async def test_an_edit_with_a_rotation_is_done_whole_or_not_at_all(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = await shared(make, monkeypatch)
+    job_id = await created(api, headers={}, priority=3)
+    path, body = f"/api/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
+    document = await refused(api, "PUT", path, 422, json=body)
+    assert "MAINSPRING_SECRET_KEY" in document["error"]
+    assert [one["field"] for one in document["errors"]] == ["rotateSecret"]
+    assert (await job(api, job_id))["priority"] == 3
+
+
+async def test_a_rotation_and_an_edit_are_one(api: Api) -> None:
+    job_id = await created(api, priority=3)
+    seen = await api.scheduler.get_job(job_id)
+    path, body = f"/api/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
+    answer = await api.ok("PUT", path, json=body)
+    assert answer["data"]["signingSecret"].startswith("whsec_")
+    after = await api.scheduler.get_job(job_id)
+    assert seen.webhook is not None
+    assert after.webhook is not None
+    assert (after.policy.priority, after.version) == (9, seen.version + 1)
+    new, former = after.webhook.signing
+    assert former.sealed == seen.webhook.signing[0].sealed
+    assert former.until is not None
+    assert new.until is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/api/jobs/mine?dryRun=true", {"priority": 9}),
+        ("DELETE", "/api/jobs/mine?dryRun=true", None),
+        ("DELETE", "/api/jobs/mine?limit=1&dryRun=1", None),
+        ("POST", "/api/jobs/mine/pause?dryRun=true", None),
+        ("POST", "/api/jobs/bulk?dryRun=true", {"action": "delete", "ids": ["mine"]}),
+    ],
+)
+async def test_a_dry_run_where_there_is_none_does_nothing(
+    api: Api, method: str, path: str, body: Any
+) -> None:
+    await created(api, id="mine")
+    before = await job(api, "mine")
+    document = await refused(api, method, path, 422, json=body)
+    assert document["errors"][0]["field"] == "dryRun"
+    assert await job(api, "mine") == before
+    await api.ok("PUT", "/api/jobs/mine?dryRun=false", json={"priority": 9})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        ({"payload": {"a": 1}}, 422),
+        ({"timeout": "3h"}, 422),
+        ({"schedule": None, "runAt": "1999-01-01T00:00:00Z"}, 422),
+        ({"concurrencyKey": "smtp"}, 422),
+        ({"after": ["greet"]}, 422),
+        ({"schedule": None, "after": ["nowhere"]}, 422),
+        ({"id": "taken"}, 409),
+        ({"name": "Taken"}, 409),
+    ],
+)
+async def test_a_dry_run_refuses_what_would_be_refused(
+    api: Api, wrong: dict[str, Any], status: int
+) -> None:
+    await created(api, id="taken")
+    whole = {**PLAIN, "name": "Free", **wrong}
+    shown = await refused(api, "POST", "/api/jobs?dryRun=true", status, json=whole)
+    assert shown == await refused(api, "POST", "/api/jobs", status, json=whole)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ['{"x": "{{nope}}"}', '{"x": NaN}', '"{{nope}}"', f'{{"x": "{"y" * 300_000}"}}'],
+    ids=["template", "nan", "text", "large"],
+)
+async def test_a_dry_run_of_a_trigger_refuses_what_would_be_refused(api: Api, payload: str) -> None:
+    await created(api, id="mine")
+    sent = {"content": f'{{"payload": {payload}}}', "headers": {"content-type": "application/json"}}
+    shown = await refused(api, "POST", "/api/jobs/mine/trigger?dryRun=true", 422, **sent)
+    assert shown == await refused(api, "POST", "/api/jobs/mine/trigger", 422, **sent)
+
+
+async def test_a_dry_run_of_a_trigger_shows_a_good_payload(api: Api) -> None:
+    await created(api, id="mine")
+    body = {"payload": {"job": "{{jobId}}"}}
+    shown = await api.ok("POST", "/api/jobs/mine/trigger?dryRun=true", json=body)
+    assert shown["data"]["body"] == '{"job":"mine"}'
+    assert (await api.scheduler.list_runs(job="mine")).items == []
+
+
+async def test_a_dry_run_of_a_good_job_keeps_nothing(api: Api) -> None:
+    heard: list[Any] = []
+    api.scheduler.on("job.created", heard.append)
+    body = {**PLAIN, "name": "Free"}
+    shown = await api.ok("POST", "/api/jobs?dryRun=true", json=body)
+    assert shown["data"]["headers"]["webhook-signature"].startswith("v1,")
+    assert (await api.get("/api/jobs/free")).status_code == 404
+    assert heard == []
+    made = await api.ok("POST", "/api/jobs", json=body)
+    assert shown["data"]["nextRunAt"] == made["data"]["nextRunAt"]
+
+
+@pytest.mark.parametrize("name", ["dryrun", "dry_run", "dry-run", "DryRun", "DRY_RUN", "dry"])
+async def test_a_dry_run_in_another_spelling_does_nothing(api: Api, name: str) -> None:
+    await created(api, id="mine")
+    for path, body in (("/api/jobs", {**WEBHOOK, "id": "new"}), ("/api/jobs/mine/trigger", None)):
+        document = await refused(api, "POST", f"{path}?{name}=true", 422, json=body)
+        assert document["error"] == f"dryRun is written so, not {name!r}: nothing was done"
+    await refused(api, "DELETE", f"/api/jobs/mine?{name}", 422)
+    assert (await api.ok("GET", "/api/jobs?search=new"))["total"] == 0
+    assert (await api.scheduler.list_runs(job="mine")).items == []

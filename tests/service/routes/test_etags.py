@@ -1,0 +1,183 @@
+"""`If-Match`: an edit, a pause or a deletion of what was seen, and of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.core.model import replace
+from mainspring.stores.protocol import JobQuery
+from tests.service.routes.test_jobs import created, job, refused
+from tests.support.service import Api, Make, sample_scheduler
+
+
+async def test_an_etag_guards_an_edit(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    tag = (await api.get(path)).headers["etag"]
+    stored = await api.scheduler.get_job(job_id)
+    # A firing moves the job on; that is no edit.
+    assert stored.next_run_at is not None
+    await api.scheduler.store.put_job(replace(stored, last_run_at=stored.next_run_at))
+    assert (await api.get(path)).headers["etag"] == tag
+    first = await api.put(path, json={"priority": 7}, headers={"If-Match": tag})
+    assert first.status_code == 200
+    assert first.headers["etag"] != tag
+    await refused(api, "PUT", path, 412, json={"priority": 8}, headers={"If-Match": tag})
+    await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
+    assert (await job(api, job_id))["priority"] == 7
+    await api.ok("DELETE", path, headers={"If-Match": first.headers["etag"]})
+
+
+async def test_an_etag_guards_pausing_and_resuming(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    old = {"If-Match": (await api.get(path)).headers["etag"]}
+    edited = {"If-Match": (await api.put(path, json={"priority": 7})).headers["etag"]}
+    await refused(api, "POST", f"{path}/pause", 412, headers=old)
+    assert (await job(api, job_id))["enabled"] is True
+    paused = await api.post(f"{path}/pause", headers=edited)
+    assert paused.json()["data"]["enabled"] is False
+    await refused(api, "POST", f"{path}/resume", 412, headers=edited)
+    seen = {"If-Match": paused.headers["etag"]}
+    assert (await api.post(f"{path}/resume", headers=seen)).json()["data"]["enabled"] is True
+    await refused(api, "POST", "/api/jobs/nobody/pause", 404, headers=seen)
+
+
+async def test_an_etag_guards_a_trigger(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    old = {"If-Match": (await api.get(path)).headers["etag"]}
+    edited = {"If-Match": (await api.put(path, json={"priority": 7})).headers["etag"]}
+    await refused(api, "POST", f"{path}/trigger", 412, headers=old)
+    assert (await api.ok("GET", "/api/runs"))["data"] == []
+    assert (await api.post(f"{path}/trigger", headers=edited)).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/jobs/bulk", {"action": "pause", "ids": ["report"]}),
+        ("/api/runs/bulk", {"action": "delete", "match": {}}),
+        ("/api/jobs", {"id": "new", "handler": "greet"}),
+    ],
+)
+async def test_a_condition_that_is_not_looked_at_is_refused(
+    api: Api, path: str, body: dict[str, Any]
+) -> None:
+    told = await refused(api, "POST", path, 422, json=body, headers={"If-Match": '"x"'})
+    assert "nothing was done" in told["error"]
+    assert (await job(api, "report"))["enabled"] is True
+
+
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
+    make: Make, tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store decides, not a look before: here the edit comes after the look."""
+    url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    api: Api = await make(sample_scheduler(url, workers=0))
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    tag = (await api.get(path)).headers["etag"]
+    store = api.scheduler.store
+    drop = store.drop_job
+
+    async def edited_first(*given: Any) -> bool:
+        monkeypatch.setattr(store, "drop_job", drop)
+        [now] = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
+        assert await store.put_job(replace(now, description="edited meanwhile"))
+        return await drop(*given)
+
+    monkeypatch.setattr(store, "drop_job", edited_first)
+    await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
+    assert (await job(api, job_id))["description"] == "edited meanwhile"
+    # What only fires meanwhile is deleted all the same, and so is what nobody compares.
+    monkeypatch.setattr(store, "drop_job", edited_first)
+    await api.ok("DELETE", path)
+    assert (await api.get(path)).status_code == 404
+
+
+async def test_of_edits_at_once_with_one_etag_one_wins(api: Api) -> None:
+    job_id = await created(api)
+    path = f"/api/jobs/{job_id}"
+    tag = (await api.get(path)).headers["etag"]
+    edits = [
+        api.put(path, json={"description": f"edit {n}"}, headers={"If-Match": tag})
+        for n in range(8)
+    ]
+    codes = sorted(answer.status_code for answer in await asyncio.gather(*edits))
+    assert codes == [200, *[412] * 7]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        ({"name": "Mine"}, {"metadata": {"team": "x"}}),
+        ({"metadata": {"team": "x"}}, {"name": "Mine"}),
+        ({"retryDelay": 7000}, {"backoff": "linear"}),
+        ({"backoff": "linear"}, {"retryDelay": 7000}),
+        ({"timezone": "Europe/Berlin"}, {"schedule": "0 30 4 * * *"}),
+        ({"schedule": "0 30 4 * * *"}, {"timezone": "Europe/Berlin"}),
+        ({"jitter": None}, {"schedule": "0 30 4 * * *"}),
+        ({"executionType": "AT_MOST_ONCE"}, {"headers": {"X-A": "b"}}),
+    ],
+)
+async def test_edits_at_once_lose_nothing_of_each_other(
+    api: Api, mine: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await created(api, jitter=1000)
+    path = f"/api/jobs/{job_id}"
+    update = api.scheduler.update_job
+
+    async def after_the_other(*given: Any, **changes: Any) -> Any:
+        """The other edit is done between the look at the job and the edit that came of it."""
+        monkeypatch.setattr(api.scheduler, "update_job", update)
+        await api.ok("PUT", path, json=other)
+        return await update(*given, **changes)
+
+    monkeypatch.setattr(api.scheduler, "update_job", after_the_other)
+    await api.ok("PUT", path, json=mine)
+    stored = await job(api, job_id)
+    for field, value in (mine | other).items():
+        shown = stored[field]["kind"] if field == "backoff" else stored[field]
+        assert shown == value, field
+
+
+async def test_of_many_edits_at_once_each_is_done(api: Api) -> None:
+    job_id = await created(api)
+    edits: list[dict[str, Any]] = [
+        *({"metadata": {"team": "x"}}, {"name": "Mine"}, {"backoff": "linear"}),
+        *({"retryDelay": 7000}, {"timezone": "Europe/Berlin"}, {"tags": ["a"]}, {"priority": 7}),
+    ]
+    await asyncio.gather(*(api.ok("PUT", f"/api/jobs/{job_id}", json=one) for one in 5 * edits))
+    stored = await job(api, job_id)
+    assert stored["backoff"]["kind"] == "linear"
+    for one in edits:
+        for field, value in one.items():
+            assert field == "backoff" or stored[field] == value, field
+
+
+RULE = "DTSTART:20270101T090000\nRRULE:FREQ=DAILY;COUNT=3"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "DTSTART:20290601T090000\nRRULE:FREQ=DAILY;COUNT=3",
+        f"{RULE}\nEXDATE:20270102T090000",
+        f"{RULE}\nRDATE:20270109T090000",
+        "RRULE:FREQ=DAILY;COUNT=3",
+    ],
+)
+async def test_every_line_of_a_rule_is_part_of_the_etag(api: Api, other: str) -> None:
+    path = f"/api/jobs/{await created(api, schedule=RULE)}"
+    tag = {"If-Match": (await api.get(path)).headers["etag"]}
+    before = (await api.ok("GET", path))["data"]
+    edited = await api.put(path, json={"schedule": other}, headers=tag)
+    assert edited.json()["data"]["schedule"] != before["schedule"]
+    await refused(api, "PUT", path, 412, json={"schedule": RULE}, headers=tag)
+    await refused(api, "DELETE", path, 412, headers=tag)

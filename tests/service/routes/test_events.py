@@ -1,0 +1,280 @@
+"""Event streams and clients that do not keep up: the sockets' buffers would hide them from a test
+with a real one, so these speak ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.service.api_keys import FRESH, Keys
+from mainspring.service.routes import events
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, FaultyStore
+from tests.support.engine import Weather
+from tests.support.service import Api, Make, sample_scheduler
+
+
+class Client:
+    """A client of `/api/events` that takes messages, or does not."""
+
+    def __init__(self, api: Api, query: str = "", key: str | None = None) -> None:
+        self.messages: list[Any] = []
+        self.taking = asyncio.Event()
+        self.taking.set()
+        self.gone = asyncio.Event()
+        self._asked = False
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/api/events",
+            "raw_path": b"/api/events",
+            "query_string": query.encode(),
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                *([] if key is None else [(b"x-api-key", key.encode())]),
+            ],
+            "http_version": "1.1",
+            "scheme": "http",
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 3000),
+        }
+        self.task = asyncio.ensure_future(api.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await self.taking.wait()
+        self.messages.append(message)
+
+    async def begun(self) -> None:
+        while len(self.messages) < 2:
+            await asyncio.sleep(0)
+
+
+def told(client: Client) -> int:
+    """How many bytes of events it took."""
+    return sum(len(one["body"]) for one in client.messages[2:])
+
+
+async def settled() -> None:
+    """A stream that ends does so in a few turns of the loop."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def enqueue(api: Api, count: int) -> None:
+    await api.scheduler.enqueue_many("greet", [{"name": "x"}] * count)
+
+
+async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Api) -> None:
+    slow, quick = Client(api), Client(api)
+    await slow.begun()
+    await quick.begun()
+    slow.taking.clear()
+    sent = 0
+    while not slow.task.done():
+        await enqueue(api, 200)
+        sent += 200
+        while len(quick.messages) < 2 + sent:
+            await asyncio.sleep(0)
+        await settled()
+        assert told(quick) <= events.QUEUE + 200 * 2000
+    assert told(quick) > events.QUEUE
+    # It got no end of its response: the server cuts such a connection off.
+    assert all(message.get("more_body", True) for message in slow.messages)
+    assert not quick.task.done()
+    quick.gone.set()
+    await quick.task
+    assert api.app.state.service.streams.total() == 0
+
+
+async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> None:
+    """What waits is bounded in bytes: a few hundred jobs of 250 KB would else be kept for one."""
+    slow, quick = Client(api), Client(api)
+    await slow.begun()
+    await quick.begun()
+    slow.taking.clear()
+    await api.scheduler.add_job("large", handler="greet")
+    for n in range(1, 100):
+        await api.scheduler.update_job("large", payload={"name": f"{n}" * 100_000})
+        while len(quick.messages) < 3 + n:
+            await asyncio.sleep(0)
+        await settled()
+        if slow.task.done():
+            break
+    largest = max(len(one.get("body", b"")) for one in quick.messages)
+    assert slow.task.done()
+    assert events.QUEUE - largest < told(quick) < events.QUEUE + 2 * largest
+    quick.gone.set()
+    await quick.task
+
+
+async def test_one_event_may_be_larger_than_the_queue(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "QUEUE", 10)
+    client = Client(api, "event=job.*")
+    await client.begun()
+    for name in ("one", "two"):
+        await api.scheduler.add_job(name, handler="greet")
+        while name.encode() not in client.messages[-1]["body"]:
+            await asyncio.sleep(0)
+    client.gone.set()
+    await client.task
+
+
+async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:
+    clients = [Client(api, "event=job.*"), Client(api, "job=one")]
+    for client in clients:
+        await client.begun()
+    await api.scheduler.add_job("one", handler="greet")
+    for client in clients:
+        while len(client.messages) < 3:
+            await asyncio.sleep(0)
+    assert clients[0].messages[2]["body"] is clients[1].messages[2]["body"]
+    for client in clients:
+        client.gone.set()
+        await client.task
+
+
+async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None:
+    client = Client(api, "event=run.*&event=run.enqueued&event=run.*&event=job.created")
+    await client.begun()
+    await enqueue(api, 1)
+    await api.scheduler.add_job("new", handler="greet")
+    while b"event: job.created" not in client.messages[-1]["body"]:
+        await asyncio.sleep(0)
+    told = [one["body"].partition(b"\n")[0] for one in client.messages[2:]]
+    assert told == [b"event: run.enqueued", b"event: job.created"]
+    client.gone.set()
+    await client.task
+
+
+async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
+    client = Client(api)
+    await client.begun()
+    assert api.app.state.service.streams.total() == 1
+    client.gone.set()
+    await client.task
+    assert api.app.state.service.streams.total() == 0
+    await enqueue(api, 1)  # nobody is told
+
+
+async def test_a_heartbeat_keeps_the_line_open(api: Api, monkeypatch: Any) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT", 0.01)
+    client = Client(api)
+    while not any(b"still here" in m.get("body", b"") for m in client.messages):
+        await asyncio.sleep(0.005)
+    api.app.state.service.draining.set()
+    await client.task
+    assert client.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_there_is_room_for_so_many(api: Api) -> None:
+    api.app.state.service.most_streams = 1
+    client = Client(api)
+    await client.begun()
+    refused = await api.get("/api/events")
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    client.gone.set()
+    await client.task
+
+
+async def test_one_key_cannot_take_all_streams(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    service = api.app.state.service
+    service.most_streams = 4  # one for each key
+    (_, greedy), (_, other) = [await service.keys.create(name, "read") for name in ("a", "b")]
+    clients = [Client(api, key=text) for text in (greedy, other)]
+    for client in clients:
+        await client.begun()
+    refused = await api.get("/api/events", headers={"Authorization": f"Bearer {greedy}"})
+    assert refused.status_code == 429
+    assert "one key may open 1 event streams" in refused.json()["error"]
+    assert "retry-after" in refused.headers
+    for client in clients:
+        client.gone.set()
+        await client.task
+    assert not service.streams
+
+
+@pytest.mark.parametrize("loopback", [True, False])
+async def test_a_key_that_opens_nothing_any_more_hears_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, loopback: bool
+) -> None:
+    api: Api = await make(workers=0, loopback=loopback)
+    service = api.app.state.service
+    clock = service.keys._clock = FakeClock()
+    monkeypatch.setattr(events, "LOOK", 0.01)
+    good, bad = [await service.keys.create(name, "read") for name in ("good", "bad")]
+    _, short = await service.keys.create("short", "read", timedelta(milliseconds=300))
+    kept, revoked, expired = [Client(api, key=text) for text in (good[1], bad[1], short)]
+    for client in (kept, revoked, expired):
+        await client.begun()
+    await expired.task
+    assert not revoked.task.done()
+    await Keys(api.scheduler).revoke(bad[0].id)  # by another instance
+    clock.advance(FRESH - events.LOOK + 0.001)
+    await revoked.task
+    assert revoked.messages[-1]["more_body"] is False
+    await enqueue(api, 1)
+    while not any(b"run.enqueued" in one.get("body", b"") for one in kept.messages):
+        await asyncio.sleep(0)
+    assert not any(b"run.enqueued" in one.get("body", b"") for one in revoked.messages)
+    kept.gone.set()
+    await kept.task
+    assert service.streams.total() == 0
+
+
+async def test_who_listens_without_a_key_is_shut_out_by_the_first_one(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "LOOK", 0.01)
+    client = Client(api)
+    await client.begun()
+    await api.app.state.service.keys.create("first", "read")
+    await client.task
+    assert client.messages[-1]["more_body"] is False
+
+
+async def test_a_store_that_is_away_shuts_nobody_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weather = Weather()
+    store = FaultyStore(MemoryStore(), weather)
+    api: Api = await make(sample_scheduler(store, workers=0), loopback=False)
+    monkeypatch.setattr(events, "LOOK", 0.001)
+    monkeypatch.setattr(events, "FRESH", 0.0)
+    made, text = await api.app.state.service.keys.create("mine", "read")
+    client = Client(api, key=text)
+    await client.begun()
+    weather.foul = {"notes"}
+    while weather.met.get("notes", 0) < 3:
+        await asyncio.sleep(0.001)
+    assert not client.task.done()
+    weather.foul = set()
+    await Keys(api.scheduler).revoke(made.id)
+    await client.task
+
+
+async def test_where_the_program_guards_it_no_key_is_looked_at(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "LOOK", 0.001)
+    api: Api = await make(workers=0, loopback=False, open=True)
+    await api.app.state.service.keys.create("another's", "read")
+    client = Client(api)
+    await client.begun()
+    await asyncio.sleep(0.05)
+    assert not client.task.done()
+    client.gone.set()
+    await client.task

@@ -1,0 +1,206 @@
+"""What is read can be sent back, and what is sent is done as it says or refused: never dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from mainspring.core import schedules
+from mainspring.core.model import replace
+from mainspring.service.schemas import documents
+from tests.service.routes.test_jobs import created, job, refused
+from tests.support.service import WEBHOOK, Api
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "DTSTART;TZID=America/New_York:20990101T090000\nRRULE:FREQ=DAILY;COUNT=3",
+        "DTSTART:20990101T090000Z\nRRULE:FREQ=MONTHLY;BYDAY=1MO\nEXDATE:20990202T090000Z",
+        "DTSTART:20990101T090000\nRRULE:FREQ=DAILY;COUNT=1\nRDATE:20990108T090000,20990109",
+        "FREQ=DAILY;UNTIL=20990101",
+    ],
+)
+async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
+    api: Api, lines: str
+) -> None:
+    zone = {} if "TZID" in lines else {"timezone": "Europe/Berlin"}
+    first = await job(api, await created(api, schedule=lines, **zone))
+    read = {name: first[name] for name in ("schedule", "timezone")}
+    second = await job(api, await created(api, **read))
+    stored = [await api.scheduler.get_job(one["_id"]) for one in (first, second)]
+    slots = [one.schedule.upcoming(5) for one in stored if one.schedule]
+    assert slots[0] == slots[1] != []
+    seen = await api.ok("POST", "/api/schedules/preview", json={**read, "count": 5})
+    assert seen["data"]["schedule"] == first["schedule"]
+    assert [one["utc"] for one in seen["data"]["slots"]] == [
+        documents.when(one) for one in slots[0]
+    ]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "CRON_TZ=Asia/Tokyo 0 9 * * *",
+        "DTSTART;TZID=Asia/Tokyo:20990101T090000\nRRULE:FREQ=DAILY",
+    ],
+)
+async def test_a_schedule_that_names_a_zone_beside_another_is_refused(api: Api, lines: str) -> None:
+    made = await created(api, schedule=lines)
+    assert (await job(api, made))["timezone"] == "Asia/Tokyo"
+    assert (await job(api, await created(api, schedule=lines, timezone="Asia/Tokyo")))[
+        "every"
+    ] is None
+    sent = {"schedule": lines, "timezone": "Europe/Berlin"}
+    for method, path in (
+        ("POST", "/api/jobs"),
+        ("PUT", f"/api/jobs/{made}"),
+        ("POST", "/api/schedules/preview"),
+    ):
+        body = {**WEBHOOK, **sent} if path == "/api/jobs" else sent
+        told = await refused(api, method, path, 422, json=body)
+        assert "Asia/Tokyo" in told["error"]
+        assert "Europe/Berlin" in told["error"]
+    for path in ("/api/schedules/preview",):
+        seen = (await api.ok("POST", path, json={"schedule": lines, "count": 1}))["data"]
+        assert seen["timezone"] == "Asia/Tokyo"
+        assert seen["slots"][0]["local"].endswith("T09:00:00.000+09:00")
+
+
+async def test_a_moment_without_an_offset_is_in_the_zone_that_was_sent(api: Api) -> None:
+    sent = {"schedule": None, "runAt": "2099-01-01T09:00:00", "timezone": "Asia/Kolkata"}
+    made = await job(api, await created(api, **sent))
+    assert made["nextRunAt"] == "2099-01-01T03:30:00.000Z"
+    body = {"runAt": sent["runAt"], "timezone": sent["timezone"]}
+    seen = (await api.ok("POST", "/api/schedules/preview", json=body))["data"]
+    assert seen["slots"][0]["utc"] == "2099-01-01T03:30:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        *(("jobs", name) for name in ("tag", "enabled", "search")),
+        *(("runs", name) for name in ("job", "state", "since", "until")),
+    ],
+)
+async def test_a_condition_that_was_not_filled_in_matches_nothing(
+    api: Api, what: str, name: str
+) -> None:
+    """It meant everything: `{"action": "delete", "match": {"tag": null}}` deleted every job."""
+    job_id = await created(api)
+    run = (await api.ok("POST", f"/api/jobs/{job_id}/trigger"))["data"]["id"]
+    await api.ok("POST", f"/api/runs/{run}/cancel")
+    sent = {"action": "delete", "match": {name: None}}
+    told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=sent)
+    assert told["error"] == f"match.{name} is null: leave it out where it does not matter"
+    wrong = {"action": "delete", "match": {name: {}}}
+    told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=wrong)
+    assert [one["field"] for one in told["errors"]] == [f"match.{name}"]
+    assert (await job(api, job_id))["_id"] == job_id
+    assert (await api.ok("GET", f"/api/runs/{run}"))["data"]["id"] == run
+
+
+async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> None:
+    job_id = await created(api, name="Mine")
+    sent = {"metadata": {"name": "evil", "team": "x"}}
+    told = await refused(api, "PUT", f"/api/jobs/{job_id}", 422, json=sent)
+    assert told["errors"] == [
+        {
+            "field": "metadata",
+            "message": "name is a field of its own: give it beside metadata, not in there",
+        }
+    ]
+    assert (await job(api, job_id))["name"] == "Mine"
+    await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **sent})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("method", "GET"),
+        ("headers", {"X-A": "1"}),
+        ("body", {}),
+        ("successCodes", [200]),
+        ("retryOn", [503]),
+    ],
+)
+async def test_what_is_of_a_request_is_refused_for_a_handler(
+    api: Api, field: str, value: object
+) -> None:
+    sent = {"id": "hello", "handler": "greet", "schedule": None}
+    told = await refused(api, "POST", "/api/jobs", 422, json={**sent, field: value})
+    words = "is of a job that calls an endpoint, and this one runs a handler"
+    assert told["error"] == f"{field} {words}"
+    await api.ok("POST", "/api/jobs", json={**sent, field: None})
+    await refused(api, "PUT", "/api/jobs/hello", 422, json={field: value})
+
+
+async def test_a_timezone_without_a_schedule_is_refused(api: Api) -> None:
+    words = "timezone is of a schedule, and there is none"
+    sent = {**WEBHOOK, "id": "never", "schedule": None, "timezone": "Asia/Tokyo"}
+    assert (await refused(api, "POST", "/api/jobs", 422, json=sent))["error"] == words
+    path = f"/api/jobs/{await created(api, schedule='@daily', timezone='Asia/Tokyo')}"
+    whole = {**(await api.ok("GET", path))["data"], "schedule": None}
+    assert (await api.ok("PUT", path, json=whole))["data"]["timezone"] == "UTC"
+    told = await refused(api, "PUT", path, 422, json={"timezone": "Asia/Tokyo"})
+    assert told["error"] == words
+    await api.ok("PUT", path, json={"schedule": "@daily", "timezone": "Asia/Tokyo"})
+
+
+async def test_a_null_resumes_nothing(api: Api) -> None:
+    path = f"/api/jobs/{await created(api, enabled=False, retryAttempts=2, timezone='Asia/Tokyo')}"
+    before = (await api.ok("GET", path))["data"]
+    sent = {"description": "x", "enabled": None}
+    told = await refused(api, "PUT", path, 422, json=sent)
+    assert told["error"] == "enabled is true or false, not null"
+    assert (await api.ok("GET", path))["data"] == before
+    kept = ("timezone", "executionType", "retryAttempts", "retryDelay", "handler")
+    after = (await api.ok("PUT", path, json=dict.fromkeys(kept)))["data"]
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+async def test_a_job_that_is_over_is_resumed_by_no_way(api: Api) -> None:
+    """One that fires once, fired, and was paused: to switch it on says the same either way."""
+    job_id = await created(api, schedule="2999-01-01T00:00:00Z", enabled=False)
+    stored = await api.scheduler.get_job(job_id)
+    past = schedules.at("2001-01-01T00:00:00Z").bind(job_id, stored.created_at)
+    await api.scheduler.store.put_job(replace(stored, schedule=past))
+    path = f"/api/jobs/{job_id}"
+    edit = await refused(api, "PUT", path, 422, json={"enabled": True})
+    resume = await refused(api, "POST", f"{path}/resume", 422)
+    assert edit["error"] == resume["error"]
+    assert "is over: it would never fire" in resume["error"]
+    bulk = await api.ok("POST", "/api/jobs/bulk", json={"action": "resume", "ids": [job_id]})
+    assert bulk["data"][0]["error"] == resume["error"]
+    assert (await job(api, job_id))["enabled"] is False
+
+
+async def test_a_header_that_is_there_can_be_marked_by_its_name(api: Api) -> None:
+    headers = {"X-P": "s3cret", "X-Q": "plain", "Authorization": "Bearer me"}
+    job_id = await created(api, headers=headers)
+    path = f"/api/jobs/{job_id}"
+    edited = (await api.ok("PUT", path, json={"secretHeaders": ["x-p"]}))["data"]
+    masked = {"X-P": "********", "Authorization": "********"}
+    assert edited["headers"] == {"X-Q": "plain", **masked}
+    assert sorted(edited["secretHeaders"]) == ["Authorization", "X-P"]
+    stored = await api.scheduler.get_job(job_id)
+    made = api.scheduler.webhooks.preview(stored, await api.scheduler.now())
+    assert {name: made.headers.get(name) for name in headers} == headers
+    marked = edited["secretHeaders"]
+    again = await api.ok("PUT", path, json={"secretHeaders": marked, "priority": 3})
+    assert (again["data"]["priority"], again["data"]["headers"]) == (3, edited["headers"])
+    await refused(api, "PUT", path, 422, json={"secretHeaders": ["X-Nowhere"]})
+
+
+@pytest.mark.parametrize("name", ["id", "_id", "jobId"])
+@pytest.mark.parametrize(("method", "base"), [("PUT", "/api/jobs"), ("PATCH", "/api/v1/jobs")])
+async def test_a_job_cannot_be_moved_to_another_id(
+    api: Api, method: str, base: str, name: str
+) -> None:
+    job_id = await created(api)
+    sent = {name: "other", "priority": 9}
+    answer = await api.request(method, f"{base}/{job_id}", json=sent)
+    assert answer.status_code == 422
+    assert [one["field"] for one in answer.json()["errors"]] == [name]
+    assert (await job(api, job_id))["priority"] == 5
+    await api.ok(method, f"{base}/{job_id}", json={**sent, name: job_id})
+    assert (await job(api, job_id))["priority"] == 9

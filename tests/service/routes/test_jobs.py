@@ -1,0 +1,488 @@
+"""`/api/jobs` beyond the page."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from mainspring.core.model import Note
+from mainspring.errors import InvalidSchedule
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore
+from tests.support.engine import Weather
+from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
+
+
+async def created(api: Api, **fields: Any) -> str:
+    answer = await api.ok("POST", "/api/jobs", json={**WEBHOOK, **fields})
+    return str(answer["data"]["jobId"])
+
+
+async def job(api: Api, job_id: str) -> Any:
+    return (await api.ok("GET", f"/api/jobs/{job_id}"))["data"]
+
+
+async def refused(api: Api, method: str, path: str, status: int, **options: Any) -> Any:
+    answer = await api.request(method, path, **options)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["success"] is False
+    assert document["status"] == status
+    assert document["error"] == document["detail"]
+    assert document["title"]
+    return document
+
+
+async def test_every_field_is_kept_and_given_back(api: Api) -> None:
+    fields = {
+        "name": "Daily report (EU)",
+        "description": "numbers",
+        "tags": ["mail", "eu"],
+        "timezone": "Europe/Berlin",
+        "timeout": "45s",
+        "priority": 8,
+        "queue": "mail",
+        "concurrency": 2,
+        "concurrencyKey": "smtp",
+        "overlap": "queue",
+        "misfire": {"kind": "all", "grace": 5000, "limit": 7},
+        "backoff": {"kind": "linear", "factor": 3, "cap": "10m", "jitter": False},
+        "retryAttempts": 4,
+        "retryDelay": "2s",
+        "breaker": {"failures": 3, "reset": 30_000},
+        "startDeadline": 60_000,
+        "successCodes": [200, "202-204"],
+        "retryOn": ["5xx", 429],
+        "jitter": 1500,
+        "metadata": {"team": "x"},
+    }
+    assert await created(api, **fields) == "daily-report-eu"
+    stored = await job(api, "daily-report-eu")
+    assert stored["name"] == "Daily report (EU)"
+    assert stored["misfire"] == {"kind": "all", "grace": 5000, "limit": 7}
+    assert stored["backoff"] == {"kind": "linear", "factor": 3, "cap": 600_000, "jitter": 0}
+    assert stored["breaker"] == {"failures": 3, "reset": 30_000}
+    assert (stored["timeout"], stored["retryDelay"]) == (45_000, 2000)
+    assert stored["successCodes"] == [200, "202-204"]
+    assert stored["retryOn"] == [429, "500-599"]
+    for name in (
+        *("description", "tags", "timezone", "priority", "queue", "concurrency", "jitter"),
+        *("concurrencyKey", "overlap", "retryAttempts", "startDeadline", "metadata"),
+    ):
+        assert stored[name] == fields[name], name
+
+
+async def test_what_was_read_can_be_sent_back_whole(api: Api) -> None:
+    """Secrets are masked on the way out; the mask on the way in leaves them as they are."""
+    job_id = await created(api, name="Mine", misfire="skip", successCodes=["2xx"])
+    read = await job(api, job_id)
+    stored = await api.scheduler.get_job(job_id)
+    answer = await api.ok("PUT", f"/api/jobs/{job_id}", json={**read, "priority": 9})
+    assert {**read, "priority": 9, "updatedAt": answer["data"]["updatedAt"]} == answer["data"]
+    after = await api.scheduler.get_job(job_id)
+    assert stored.webhook is not None
+    assert after.webhook == stored.webhook
+    assert after.schedule == stored.schedule
+
+
+async def test_an_edit_touches_what_it_names_and_nothing_else(api: Api) -> None:
+    job_id = await created(api, priority=3, tags=["a"])
+    before = await job(api, job_id)
+    answer = await api.ok(
+        "PUT",
+        f"/api/jobs/{job_id}",
+        json={
+            "description": "new",
+            "_id": job_id,
+            "createdAt": "1999-01-01T00:00:00.000Z",
+            "nextRunAt": "1999-01-01T00:00:00.000Z",
+            "owner": "code",
+        },
+    )
+    now = answer["data"]
+    assert now["description"] == "new"
+    assert {k: v for k, v in now.items() if k not in ("description", "updatedAt")} == {
+        k: v for k, v in before.items() if k not in ("description", "updatedAt")
+    }
+    wrong = await refused(api, "PUT", f"/api/jobs/{job_id}", 422, json={"version_": 3})
+    assert wrong["errors"][0]["field"] == "version_"
+
+
+async def test_another_schedule_keeps_zone_and_jitter(api: Api) -> None:
+    job_id = await created(api, timezone="Asia/Kolkata", jitter=500)
+    path = f"/api/jobs/{job_id}"
+    data = (await api.ok("PUT", path, json={"schedule": "0 9 * * *"}))["data"]
+    assert (data["timezone"], data["jitter"]) == ("Asia/Kolkata", 500)
+    assert data["nextRunAt"].endswith("03:30:00.000Z")
+    data = (await api.ok("PUT", path, json={"timezone": "UTC"}))["data"]
+    assert (data["timezone"], data["jitter"]) == ("UTC", 500)
+    assert data["nextRunAt"].endswith("09:00:00.000Z")
+    data = (await api.ok("PUT", path, json={"jitter": None}))["data"]
+    assert (data["schedule"], data["jitter"]) == ("0 9 * * *", None)
+    data = (await api.ok("PUT", path, json={"schedule": None, "timezone": "UTC"}))["data"]
+    assert (data["schedule"], data["nextRunAt"]) == (None, None)
+
+
+async def test_a_job_that_moves_to_another_host_leaves_its_secrets_behind(api: Api) -> None:
+    job_id = await created(api)
+    moved = {"endpoint": "https://evil.example/steal"}
+    answer = await api.ok("PUT", f"/api/jobs/{job_id}", json=moved)
+    assert "Authorization" not in answer["data"]["headers"]
+    read = await created(api)
+    whole = {**await job(api, read), **moved}
+    told = await refused(api, "PUT", f"/api/jobs/{read}", 422, json=whole)
+    assert told["errors"][0]["field"] == "headers"
+    assert "give Authorization itself, or leave it out" in told["error"]
+
+
+@pytest.mark.parametrize("job_id", [".", ".."])
+async def test_an_id_that_no_address_can_hold_is_refused(api: Api, job_id: str) -> None:
+    for name in ("id", "name"):
+        told = await api.request("POST", "/api/jobs", json={**WEBHOOK, name: job_id})
+        if told.is_success:  # a name is made into another id
+            assert told.json()["data"]["jobId"] not in (".", "..")
+        else:
+            assert told.status_code == 422
+    assert all(one["_id"] not in (".", "..") for one in (await api.ok("GET", "/api/jobs"))["data"])
+
+
+async def test_each_wrong_field_has_a_message_of_its_own(api: Api) -> None:
+    wrong = {
+        "schedule": "61 * * * * *",
+        "endpoint": "ftp://example.org",
+        "method": "CONNECT",
+        "headers": {"Host": "x"},
+        "body": {"at": "{{nope}}"},
+        "timezone": "Mars/Crater",
+        "retryAttempts": -1,
+        "retryDelay": "soon",
+        "timeout": 0,
+        "priority": 10,
+        "backoff": "wild",
+        "misfire": {"kind": "never"},
+        "successCodes": ["9xx"],
+        "executionType": "SOMETIMES",
+        "enabled": "yes",
+        "tags": "mail",
+        "colour": "red",
+    }
+    document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
+    told = {one["field"]: one["message"] for one in document["errors"]}
+    assert set(told) == {*wrong, "misfire.kind"} - {"misfire"}
+    assert "0-59" in told["schedule"]
+    assert "begins with https://" in told["endpoint"]
+    assert "Host" in told["headers"]
+    assert "IANA" in told["timezone"]
+    assert told["retryAttempts"] == "is 0 or more, not -1"
+    assert "milliseconds" in told["retryDelay"]
+    assert "'fixed'" in told["backoff"]
+    assert "no such field" in told["colour"]
+    for message in told.values():
+        assert message in document["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"schedule": "0 * * * *"}, "endpoint"),
+        ({"endpoint": "https://a.example/"}, "schedule"),
+        ({**WEBHOOK, "every": "5m"}, "schedule"),
+        ({**WEBHOOK, "handler": "greet"}, "endpoint"),
+        ({**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 2}, "retryAttempts"),
+        ({**WEBHOOK, "name": "☃☃"}, "name"),
+        ({**WEBHOOK, "secretHeaders": ["X-Nowhere"]}, "secretHeaders"),
+        ({**WEBHOOK, "id": "no spaces"}, "id"),
+        ({**WEBHOOK, "endpoint": "http://169.254.169.254/latest/meta-data"}, "endpoint"),
+    ],
+)
+async def test_what_does_not_go_together_is_told(api: Api, body: Any, field: str) -> None:
+    document = await refused(api, "POST", "/api/jobs", 422, json=body)
+    assert [one["field"] for one in document["errors"]] == [field]
+
+
+async def test_at_most_once_takes_no_retries(api: Api) -> None:
+    job_id = await created(api, executionType="AT_MOST_ONCE")
+    stored = await job(api, job_id)
+    assert (stored["executionType"], stored["retryAttempts"]) == ("AT_MOST_ONCE", 0)
+    other = await created(api, retryAttempts=3)
+    changed = {"executionType": "AT_MOST_ONCE"}
+    answer = await api.ok("PUT", f"/api/jobs/{other}", json=changed)
+    assert answer["data"]["retryAttempts"] == 0
+    whole = {**await job(api, await created(api, retryAttempts=3)), **changed}
+    answer = await api.ok("PUT", f"/api/jobs/{whole['_id']}", json=whole)
+    assert answer["data"]["retryAttempts"] == 0
+
+
+async def test_intervals_dates_and_no_schedule_at_all(api: Api) -> None:
+    base = {"endpoint": "https://a.example/"}
+    every = await api.ok("POST", "/api/jobs", json={**base, "every": "90s"})
+    stored = await job(api, every["data"]["jobId"])
+    assert (stored["every"], stored["schedule"]) == (90_000, "90000ms")
+    once = await api.ok("POST", "/api/jobs", json={**base, "runAt": "2099-05-01T10:00:00+02:00"})
+    assert once["data"]["nextRunAt"] == "2099-05-01T08:00:00.000Z"
+    past = await refused(
+        api, "POST", "/api/jobs", 422, json={**base, "runAt": "1999-05-01T10:00:00Z"}
+    )
+    assert "over" in past["error"]
+    manual = await api.ok("POST", "/api/jobs", json={**base, "schedule": None})
+    assert manual["data"]["nextRunAt"] is None
+    changed = await api.ok(
+        "PUT", f"/api/jobs/{manual['data']['jobId']}", json={"schedule": "RRULE:FREQ=DAILY"}
+    )
+    assert changed["data"]["nextRunAt"] is not None
+    again = await api.ok(
+        "PUT", f"/api/jobs/{manual['data']['jobId']}", json={**changed["data"], "priority": 1}
+    )
+    assert again["data"]["nextRunAt"] == changed["data"]["nextRunAt"]
+
+
+async def test_a_name_is_an_id_and_two_of_one_name_conflict(api: Api) -> None:
+    assert await created(api, name="Über uns") == "uber-uns"
+    document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "name": "Uber Uns"})
+    assert "uber-uns" in document["error"]
+    assert await created(api) != await created(api)
+
+
+async def test_an_id_that_is_made_holds_nothing_of_the_path(api: Api) -> None:
+    """Slack's and Discord's addresses hold their token there; ids are in metrics and logs."""
+    made = await created(api, endpoint="https://hooks.example.com/services/T0K3N/s3cret?key=k")
+    assert re.fullmatch(r"hooks\.example\.com-[0-9a-f]{8}", made)
+
+
+async def test_pages_of_jobs(api: Api) -> None:
+    for n in range(25):
+        await created(api, id=f"job-{n:02}", tags=["even"] if n % 2 == 0 else [])
+    second = await api.ok("GET", "/api/jobs", params={"page": 2, "limit": 10, "search": "job-"})
+    assert (second["page"], second["limit"], second["total"]) == (2, 10, 25)
+    assert [one["_id"] for one in second["data"]] == [f"job-{n:02}" for n in range(10, 20)]
+    beyond = await api.ok("GET", "/api/jobs", params={"page": 9, "limit": 10})
+    assert beyond["data"] == []
+    tagged = await api.ok("GET", "/api/jobs", params={"tag": "even"})
+    assert tagged["total"] == 13
+    for wrong in ({"page": 0}, {"limit": 0}, {"limit": "x"}):
+        await refused(api, "GET", "/api/jobs", 422, params=wrong)
+
+
+async def test_pause_resume_and_trigger(working: Api) -> None:
+    api = working
+    await api.ok("POST", "/api/jobs", json={"handler": "greet", "every": "1h", "id": "mine"})
+    paused = await api.ok("POST", "/api/jobs/mine/pause")
+    assert (paused["data"]["enabled"], paused["data"]["nextRunAt"]) == (False, None)
+    run = await api.ok("POST", "/api/jobs/mine/trigger", json={"payload": {"name": "Ada"}})
+    done = await api.scheduler.wait(run["data"]["id"], 10)
+    assert done.result == "hello Ada"
+    resumed = await api.ok("POST", "/api/jobs/mine/resume")
+    assert resumed["data"]["nextRunAt"] is not None
+    wrong = await refused(
+        api, "POST", "/api/jobs/mine/trigger", 422, json={"payload": {"nme": "x"}}
+    )
+    assert "nme" in wrong["error"]
+
+
+async def test_handlers_by_name(api: Api) -> None:
+    body = {"handler": "greet", "schedule": "@hourly", "payload": {"name": "Ada"}}
+    job_id = (await api.ok("POST", "/api/jobs", json=body))["data"]["jobId"]
+    stored = await job(api, job_id)
+    assert (stored["handler"], stored["payload"]) == ("greet", {"name": "Ada"})
+    assert stored["retryAttempts"] == 0
+    # An instance without workers cannot know which handlers the workers have.
+    sent = {"id": "elsewhere", "handler": "of_a_worker", "schedule": None}
+    await api.ok("POST", "/api/jobs", json=sent)
+    assert (await job(api, "elsewhere"))["handler"] == "of_a_worker"
+
+
+async def test_a_worker_refuses_a_handler_that_it_does_not_have(working: Api) -> None:
+    body = {"handler": "nobody", "schedule": None}
+    unknown = await refused(working, "POST", "/api/jobs", 422, json=body)
+    assert "greet" in unknown["error"]
+
+
+async def test_what_code_owns_can_be_switched_and_run_but_not_edited(working: Api) -> None:
+    api = working
+    for method, options in (("PUT", {"json": {"priority": 1}}), ("DELETE", {})):
+        document = await refused(api, method, "/api/jobs/report", 409, **options)
+        assert "defined in code" in document["error"]
+    await api.ok("POST", "/api/jobs/report/pause")
+    run = await api.ok("POST", "/api/jobs/report/trigger")
+    assert (await api.scheduler.wait(run["data"]["id"], 10)).result == {"rows": 3}
+    await api.ok("POST", "/api/jobs/report/resume")
+    paused = await api.ok("PUT", "/api/jobs/report", json={"enabled": False})
+    assert paused["data"]["nextRunAt"] is None
+    whole = {**await job(api, "report"), "enabled": True}
+    assert (await api.ok("PUT", "/api/jobs/report", json=whole))["data"]["enabled"] is True
+    more = {**whole, "enabled": False, "tags": ["x"]}
+    await refused(api, "PUT", "/api/jobs/report", 409, json=more)
+
+
+async def test_a_create_that_is_sent_again_makes_one_job(api: Api) -> None:
+    headers = {"Idempotency-Key": "abc"}
+    answers = await asyncio.gather(
+        *(api.post("/api/jobs", json=WEBHOOK, headers=headers) for _ in range(6))
+    )
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["data"]["jobId"] for answer in answers}) == 1
+    assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 1
+    later = await api.post("/api/jobs", json=WEBHOOK, headers=headers)
+    assert later.headers["idempotency-replayed"] == "true"
+    assert "signingSecret" not in later.json()["data"]
+    other = {**WEBHOOK, "priority": 1}
+    document = await refused(api, "POST", "/api/jobs", 422, json=other, headers=headers)
+    assert "another body" in document["error"]
+    job_id = answers[0].json()["data"]["jobId"]
+    await api.ok("DELETE", f"/api/jobs/{job_id}")
+    gone = await api.post("/api/jobs", json=WEBHOOK, headers=headers)
+    assert gone.json()["data"]["jobId"] == job_id  # what was answered, not a second job
+    assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
+
+
+async def test_a_crash_between_the_key_and_the_job_is_harmless(api: Api) -> None:
+    headers = {"Idempotency-Key": "abc"}
+    await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
+    [note] = (await api.scheduler.list_notes("idempotency")).items
+    # As it would be had the process died before the job was made, and before it was finished.
+    begun = {**note.value, "answer": None}
+    await api.scheduler.put_note(
+        Note(kind=note.kind, name=note.name, value=begun, version=note.version)
+    )
+    again = await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
+    assert again["data"]["jobId"] == note.value["job"]
+    assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 1
+
+
+PLAIN = {"every": "15m", "endpoint": "https://api.example.com/sync"}
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+@pytest.mark.parametrize("what", ["put_job", "put_note"])
+async def test_a_create_that_the_store_failed_is_safe_to_send_again(
+    make: Make, what: str, lost: str
+) -> None:
+    """Also where the job was made, and only the answer was lost."""
+    weather = Weather()
+    weather.error = lost
+    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
+    headers = {"Idempotency-Key": "abc"}
+    weather.foul = {what}
+    await refused(api, "POST", "/api/jobs", 503, json=PLAIN, headers=headers)
+    made = (await api.ok("GET", "/api/jobs?search=example"))["data"]
+    assert len(made) == (1 if (what, lost) == ("put_job", "after") else 0)
+    weather.foul = set()
+    again = [await api.ok("POST", "/api/jobs", json=PLAIN, headers=headers) for _ in range(2)]
+    [stored] = (await api.ok("GET", "/api/jobs?search=example"))["data"]
+    assert [one["data"]["jobId"] for one in again] == [stored["_id"]] * 2
+
+
+@pytest.mark.parametrize("given", [{}, {"id": "example"}])
+async def test_a_create_that_was_done_is_not_refused_when_it_is_sent_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """Its one time may be over by then."""
+    weather = Weather()
+    weather.error = "after"
+    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
+    weather.foul = {"put_job"}
+    sent = {"json": {**PLAIN, **given}, "headers": {"Idempotency-Key": "abc"}}
+    await refused(api, "POST", "/api/jobs", 503, **sent)
+    weather.foul = set()
+
+    async def over(*given: Any, **more: Any) -> None:
+        raise InvalidSchedule("it is over")
+
+    monkeypatch.setattr(api.scheduler, "add_job", over)
+    again = await api.ok("POST", "/api/jobs", **sent)
+    [stored] = (await api.ok("GET", "/api/jobs?search=example"))["data"]
+    assert again["data"]["jobId"] == stored["_id"]
+
+
+async def test_a_refused_create_frees_its_key(api: Api) -> None:
+    headers = {"Idempotency-Key": "abc"}
+    wrong = {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 1}
+    await refused(api, "POST", "/api/jobs", 422, json=wrong, headers=headers)
+    await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
+
+
+async def test_the_signing_secret_is_shown_once(api: Api) -> None:
+    answer = await api.ok("POST", "/api/jobs", json=WEBHOOK)
+    secret = answer["data"]["signingSecret"]
+    assert secret.startswith("whsec_")
+    job_id = answer["data"]["jobId"]
+    assert secret not in (await api.get(f"/api/jobs/{job_id}")).text
+    rotated = await api.ok("PUT", f"/api/jobs/{job_id}", json={"rotateSecret": True})
+    assert rotated["data"]["signingSecret"] not in (secret, None)
+
+
+async def test_a_dry_run_shows_the_request_and_keeps_nothing(api: Api) -> None:
+    body = {**WEBHOOK, "name": "Try", "endpoint": "https://a.example/{{jobId}}"}
+    shown = (await api.ok("POST", "/api/jobs?dryRun=true", json=body))["data"]
+    assert (shown["method"], shown["url"]) == ("POST", "https://a.example/try")
+    assert shown["headers"]["Authorization"] == "********"
+    assert shown["headers"]["webhook-signature"].startswith("v1,")
+    assert "{{" not in shown["body"]
+    assert (await api.ok("GET", "/api/jobs?search=try"))["total"] == 0
+    job_id = await created(api)
+    shown = (await api.ok("POST", f"/api/jobs/{job_id}/trigger?dryRun=true"))["data"]
+    assert shown["url"] == WEBHOOK["endpoint"]
+    assert (await api.ok("GET", "/api/runs"))["data"] == []
+    await refused(api, "POST", "/api/jobs/greet/trigger?dryRun=true", 422)
+
+
+async def test_many_jobs_at_once(api: Api) -> None:
+    jobs = [{**WEBHOOK, "id": "a", "tags": ["x"]}, {"schedule": "nope"}, {**WEBHOOK, "id": "b"}]
+    made = await api.ok("POST", "/api/jobs/bulk", json={"jobs": jobs})
+    assert (made["success"], made["done"], made["matched"]) == (False, 2, 3)
+    assert [one["success"] for one in made["data"]] == [True, False, True]
+    assert made["data"][1]["errors"][0]["field"] == "schedule"
+    paused = await api.ok("POST", "/api/jobs/bulk", json={"action": "pause", "match": {"tag": "x"}})
+    assert [one["jobId"] for one in paused["data"]] == ["a"]
+    assert (await job(api, "a"))["enabled"] is False
+    run = await api.ok("POST", "/api/jobs/bulk", json={"action": "trigger", "ids": ["a", "b"]})
+    assert len((await api.ok("GET", "/api/runs"))["data"]) == run["done"] == 2
+    gone = await api.ok(
+        "POST", "/api/jobs/bulk", json={"action": "delete", "ids": ["a", "b", "report", "none"]}
+    )
+    assert [one.get("status") for one in gone["data"]] == [None, None, 409, 404]
+    await refused(api, "POST", "/api/jobs/bulk", 422, json={"action": "delete"})
+
+
+async def test_deleting_a_job_with_running_work_is_clean(working: Api) -> None:
+    api = working
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @api.scheduler.job()
+    async def slow() -> str:
+        began.set()
+        await release.wait()
+        return "ended"
+
+    body = {"handler": "slow", "schedule": None, "id": "mine", "concurrency": 1}
+    await api.ok("POST", "/api/jobs", json=body)
+    running = (await api.ok("POST", "/api/jobs/mine/trigger"))["data"]["id"]
+    await began.wait()
+    waiting = (await api.ok("POST", "/api/jobs/mine/trigger"))["data"]["id"]
+    await api.ok("DELETE", "/api/jobs/mine")
+    await refused(api, "GET", "/api/jobs/mine", 404)
+    assert (await api.ok("GET", f"/api/runs/{waiting}"))["data"]["state"] == "cancelled"
+    assert (await api.ok("GET", f"/api/runs/{running}"))["data"]["state"] == "running"
+    release.set()
+    assert (await api.scheduler.wait(running, 10)).result == "ended"
+    await api.ok("POST", "/api/jobs", json=body)  # and its id is free again
+
+
+async def test_two_instances_on_one_store(make: Make, tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    one: Api = await make(sample_scheduler(url, workers=0))
+    two: Api = await make(sample_scheduler(url, workers=2))
+    body = {"handler": "greet", "schedule": None, "id": "mine"}
+    await one.ok("POST", "/api/jobs", json=body)
+    await refused(two, "POST", "/api/jobs", 409, json=body)
+    run = (await one.ok("POST", "/api/jobs/mine/trigger"))["data"]["id"]
+
+    async def ended() -> bool:
+        data = (await one.ok("GET", f"/api/runs/{run}"))["data"]
+        return bool(data["state"] == "succeeded")
+
+    await until(ended)

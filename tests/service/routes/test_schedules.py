@@ -1,0 +1,121 @@
+"""A preview keeps nobody waiting, whatever schedule it is asked about."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from mainspring.core.schedules import Recurrence
+from mainspring.service.routes import schedules
+from tests.service.routes.test_jobs import refused
+from tests.support.service import LONG, WEBHOOK, Api
+
+FREEZING = "FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0;COUNT=1000"
+
+
+async def test_a_rule_that_would_take_seconds_is_refused(api: Api) -> None:
+    for path, more in (("/api/schedules/preview", {}), ("/api/jobs", WEBHOOK)):
+        told = await refused(api, "POST", path, 422, json={**more, "schedule": FREEZING})
+        assert "too long to work out" in told["error"]
+
+
+async def test_an_interval_that_would_flood_the_store_is_refused(api: Api) -> None:
+    for path, more in (("/api/schedules/preview", {}), ("/api/jobs", WEBHOOK)):
+        body = {**more, "schedule": None, "every": "1ms"}
+        told = await refused(api, "POST", path, 422, json=body)
+        assert "the shortest is 100 milliseconds" in told["error"]
+
+
+async def test_other_requests_are_answered_while_a_preview_is_worked_out(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+    real = Recurrence.next
+
+    def slow(self: Recurrence, after: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():  # there a rule is only read
+            asked.set()
+            answered.wait(30)
+        return real(self, after)
+
+    preview = api.ok("POST", "/api/schedules/preview", json={"schedule": "FREQ=DAILY", "count": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(Recurrence, "next", slow)
+        asking = asyncio.ensure_future(preview)
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        await api.ok("GET", "/api/jobs")
+        assert not asking.done()
+        answered.set()
+        assert len((await asking)["data"]["slots"]) == 1
+
+
+async def test_a_preview_that_takes_long_shows_what_it_has_found(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "LONGEST_SEARCH", 0.0)
+    seen = await api.ok("POST", "/api/schedules/preview", json={"schedule": "* * * * *"})
+    assert seen["data"]["slots"] == []
+    assert "only the first 0 slots" in seen["data"]["warnings"][0]
+
+
+async def test_previews_are_worked_out_one_at_a_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many at once would take the time of the thread that answers everybody."""
+    at_once: list[int] = []
+    working = 0
+    lock = threading.Lock()
+    real = schedules._preview
+
+    def counted(*given: Any) -> Any:
+        nonlocal working
+        with lock:
+            working += 1
+            at_once.append(working)
+        time.sleep(0.02)  # lets the others begin, if they may
+        try:
+            return real(*given)
+        finally:
+            with lock:
+                working -= 1
+
+    monkeypatch.setattr(schedules, "_preview", counted)
+    monkeypatch.setattr(schedules, "LONGEST_WAIT", LONG)
+    asked = [
+        api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "@daily"}) for _ in range(8)
+    ]
+    await asyncio.gather(*asked)
+    assert at_once == [1] * 8
+
+
+async def test_a_preview_that_waits_too_long_is_told_to_come_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+    real = schedules._preview
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        end.wait(LONG)
+        return real(*given)
+
+    body = {"schedule": "@daily", "count": 1}
+    monkeypatch.setattr(schedules, "_preview", slow)
+    monkeypatch.setattr(schedules, "LONGEST_WAIT", 0.01)
+    first = asyncio.ensure_future(api.ok("POST", "/api/v1/schedules/preview", json=body))
+    try:
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        answer = await api.post("/api/v1/schedules/preview", json=body)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        told = answer.json()
+        assert (told["code"], "too many previews" in told["detail"]) == ("rate_limited", True)
+    finally:
+        end.set()
+    assert len((await first)["slots"]) == 1
+    assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 1

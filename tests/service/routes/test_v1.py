@@ -1,0 +1,255 @@
+"""`/api/v1`: one vocabulary, one way to page, one form of errors; and what its description says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from mainspring.service.problems import CODES
+from tests.support.service import WEBHOOK, Api, Make, until
+
+JOB = {**WEBHOOK, "id": "mine"}
+
+
+async def refused(api: Api, method: str, path: str, status: int, **options: Any) -> Any:
+    answer = await api.request(method, f"/api/v1{path}", **options)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document["code"] in CODES
+    assert document["type"] == f"urn:mainspring:problem:{document['code']}"
+    assert not {"success", "error"} & document.keys()
+    return document
+
+
+async def test_a_job_from_its_making_to_its_end(api: Api) -> None:
+    made = await api.post("/api/v1/jobs", json=JOB)
+    api.check_described(made)
+    assert made.status_code == 201
+    assert made.headers["location"] == "/api/v1/jobs/mine"
+    assert made.json()["signingSecret"].startswith("whsec_")
+    path = made.headers["location"]
+    read = await api.get(path)
+    assert read.headers["etag"] == made.headers["etag"]
+    job = read.json()
+    assert (job["id"], job["schedule"]) == ("mine", WEBHOOK["schedule"])
+    assert not {"_id", "jobId", "success", "signingSecret"} & job.keys()
+    changed = await api.ok("PATCH", path, json={"priority": 8})
+    assert changed == {**job, "priority": 8, "updatedAt": changed["updatedAt"]}
+    assert (await api.ok("PATCH", path, json=changed))["priority"] == 8  # as it was read
+    assert (await api.ok("POST", f"{path}/pause"))["enabled"] is False
+    assert (await api.ok("POST", f"{path}/resume"))["enabled"] is True
+    gone = await api.delete(path)
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert (await refused(api, "GET", "/jobs/mine", 404))["code"] == "job_not_found"
+
+
+async def test_both_forms_show_the_same_job(api: Api) -> None:
+    await api.ok("POST", "/api/v1/jobs", json=JOB)
+    old = (await api.ok("GET", "/api/jobs/mine"))["data"]
+    new = await api.ok("GET", "/api/v1/jobs/mine")
+    assert {"id": old.pop("_id"), **old} == new
+    etags = [(await api.get(f"{form}/jobs/mine")).headers["etag"] for form in ("/api", "/api/v1")]
+    assert etags[0] == etags[1]
+
+
+async def test_a_repeated_create_answers_with_the_job(api: Api) -> None:
+    headers = {"Idempotency-Key": "one"}
+    first, again = [await api.post("/api/v1/jobs", json=JOB, headers=headers) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.json()["id"] == "mine"
+    assert "signingSecret" not in again.json()
+
+
+async def test_lists_are_paged_by_cursor(api: Api) -> None:
+    for n in range(5):
+        await api.ok("POST", "/api/v1/jobs", json={**JOB, "id": f"job{n}", "tags": ["t"]})
+    found, cursor = [], None
+    while True:
+        params = {"tag": "t", "limit": 2, **({"cursor": cursor} if cursor else {})}
+        page = await api.ok("GET", "/api/v1/jobs", params=params)
+        assert page.keys() == {"items", "nextCursor"}
+        assert len(page["items"]) <= 2
+        found += [job["id"] for job in page["items"]]
+        if (cursor := page["nextCursor"]) is None:
+            break
+    assert sorted(found) == [f"job{n}" for n in range(5)]
+    for _ in range(3):
+        await api.ok("POST", "/api/v1/jobs/job0/trigger")
+    first = await api.ok("GET", "/api/v1/runs", params={"limit": 2})
+    rest = await api.ok("GET", "/api/v1/runs", params={"limit": 2, "cursor": first["nextCursor"]})
+    assert len({run["id"] for run in first["items"] + rest["items"]}) == 3
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/runs"])
+@pytest.mark.parametrize("limit", [0, 501, "many"])
+async def test_a_limit_that_is_too_large_is_refused(api: Api, path: str, limit: Any) -> None:
+    problem = await refused(api, "GET", path, 422, params={"limit": limit})
+    assert problem["code"] == "invalid_input"
+    assert problem["errors"][0]["field"] == "limit"
+
+
+async def test_runs_with_their_attempts(working: Api) -> None:
+    triggered = await working.post("/api/v1/jobs/greet/trigger", json={"payload": {"name": "Ada"}})
+    assert triggered.status_code == 202
+    path = triggered.headers["location"]
+    assert path == f"/api/v1/runs/{triggered.json()['id']}"
+
+    async def ended() -> Any:
+        run = await working.ok("GET", path)
+        return run if run["state"] == "succeeded" else None
+
+    run = await until(ended)
+    assert (run["result"], run["attempts"][0]["outcome"]) == ("hello Ada", "succeeded")
+    conflict = await refused(working, "POST", f"/runs/{run['id']}/cancel", 409)
+    assert conflict["code"] == "invalid_state"
+    assert (await working.delete(path)).status_code == 204
+    assert (await refused(working, "GET", f"/runs/{run['id']}", 404))["code"] == "run_not_found"
+
+
+async def test_many_at_once_tell_of_each(api: Api) -> None:
+    jobs = [{**JOB, "id": "good"}, {**JOB, "id": "good"}, {"schedule": "@hourly"}]
+    body = {"action": "create", "jobs": jobs}
+    result = await api.ok("POST", "/api/v1/jobs/bulk", json=body)
+    assert (result["matched"], result["succeeded"], result["failed"]) == (3, 1, 2)
+    codes = {one.get("problem", {}).get("code") for one in result["items"]}
+    assert codes == {None, "job_exists", "invalid_input"}
+    ids = ["good", "nobody", "report"]
+    result = await api.ok("POST", "/api/v1/jobs/bulk", json={"action": "delete", "ids": ids})
+    assert [one["succeeded"] for one in result["items"]] == [True, False, False]
+    assert [one["problem"]["code"] for one in result["items"][1:]] == [
+        "job_not_found",
+        "job_owned_by_code",
+    ]
+
+
+async def test_problems_have_codes(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 5})
+    assert (await refused(api, "GET", "/jobs", 401))["code"] == "key_missing"
+    wrong = {"X-Api-Key": "ms_000000000000_x"}
+    assert (await refused(api, "GET", "/jobs", 401, headers=wrong))["code"] == "key_unknown"
+    _, text = await api.app.state.service.keys.create("reader", "read")
+    read = {"X-Api-Key": text}
+    small = await refused(api, "POST", "/jobs", 403, json=JOB, headers=read)
+    assert small["code"] == "scope_too_small"
+    _, text = await api.app.state.service.keys.create("writer", "write")
+    write = {"X-Api-Key": text, "Content-Type": "application/json"}
+    broken = await refused(api, "POST", "/jobs", 400, content=b"{", headers=write)
+    assert broken["code"] == "invalid_json"
+    await api.post("/api/v1/jobs", json=JOB, headers=write)
+    stale = {**write, "If-Match": '"old"'}
+    changed = await refused(api, "PATCH", "/jobs/mine", 412, json={}, headers=stale)
+    assert changed["code"] == "job_changed"
+    for _ in range(20):
+        answer = await api.get("/api/v1/jobs", headers=read)
+    assert answer.json()["code"] == "rate_limited"
+
+
+async def test_the_rest_in_its_own_form(api: Api) -> None:
+    body = {"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "count": 3}
+    assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 3
+    assert (await api.ok("GET", "/api/v1/health?cache=1"))["capacity"] == 0
+    assert (await api.ok("GET", "/api/v1/statistics"))["jobs"]["total"] == 3
+    shown = await api.ok("POST", "/api/v1/jobs?dryRun=true", json=JOB)
+    assert shown["url"] == WEBHOOK["endpoint"]
+    made = await api.ok("POST", "/api/v1/keys", json={"name": "ops", "scope": "admin"})
+    key = {"Authorization": f"Bearer {made['key']}"}
+    [listed] = (await api.ok("GET", "/api/v1/keys", headers=key))["items"]
+    assert (listed["id"], listed["state"]) == (made["id"], "active")
+    assert (await api.delete(f"/api/v1/keys/{made['id']}", headers=key)).status_code == 204
+
+
+# -- methods ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/api/v1/jobs", "GET, HEAD, POST"),
+        ("/api/v1/jobs/report", "DELETE, GET, HEAD, PATCH"),
+        ("/api/jobs/report", "DELETE, GET, HEAD, PUT"),
+        ("/api/v1/jobs/report/trigger", "POST"),
+        ("/livez", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_all_that_there_are(api: Api, path: str, allowed: str) -> None:
+    answer = await api.request("LINK", path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+async def test_head_is_get_without_a_body(api: Api) -> None:
+    described = (await api.get("/openapi.json")).json()
+    paths = [path for path, methods in described["paths"].items() if "get" in methods]
+    assert len(paths) > 15
+    for path in paths:
+        path = path.replace("{id}", "report")
+        head = await api.head(path)
+        assert head.content == b""
+        if not path.endswith("/events"):  # whose GET does not end
+            get = await api.get(path)
+            assert head.status_code == get.status_code
+            assert head.headers.get("etag") == get.headers.get("etag")
+
+
+# -- the description ----------------------------------------------------------------------------
+
+
+def operations(described: Any) -> list[tuple[str, str, Any]]:
+    return [
+        (path, method, operation)
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+async def test_operations_are_described_for_generators(api: Api) -> None:
+    described = (await api.get("/openapi.json")).json()
+    found = operations(described)
+    ids = [operation["operationId"] for _, _, operation in found]
+    assert len(set(ids)) == len(ids)
+    assert {"createJob", "listJobs", "updateJob", "listRuns", "previewSchedule"} <= set(ids)
+    text = str(described)
+    assert "'const'" not in text
+    assert "'ge'" not in text
+    assert "'le'" not in text
+    schemes = described["components"]["securitySchemes"].values()
+    assert {scheme["type"] for scheme in schemes} == {"http", "apiKey"}
+    for path, method, operation in found:
+        responses = operation["responses"]
+        assert "default" not in responses
+        if path.startswith("/api/"):
+            assert {"401", "403", "429", "503"} <= responses.keys(), path
+            assert "Retry-After" in responses["429"]["headers"]
+        if "{id}" in path:
+            assert "404" in responses
+        if path == "/api/v1/jobs/{id}" and method in ("get", "patch"):
+            assert "ETag" in responses["200"]["headers"]
+
+
+async def test_each_operation_has_examples_that_fit(api: Api) -> None:
+    described = (await api.get("/openapi.json")).json()
+    for path, method, operation in operations(described):
+        contents = [
+            content
+            for response in operation["responses"].values()
+            for kind, content in response.get("content", {}).items()
+            if kind.endswith("json")
+        ]
+        contents += operation.get("requestBody", {}).get("content", {}).values()
+        for content in contents:
+            assert "example" in content, (method, path)
+            schema = {**content["schema"], "components": described["components"]}
+            jsonschema_rs.validate(schema, content["example"])
+
+
+async def test_examples_of_bodies_are_accepted(api: Api) -> None:
+    described = (await api.get("/openapi.json")).json()
+    for path, method, operation in operations(described):
+        if "{id}" in path or "requestBody" not in operation or path.endswith("/keys"):
+            continue
+        body = operation["requestBody"]["content"]["application/json"]["example"]
+        answer = await api.request(method, path, json=body)
+        assert answer.status_code in (200, 201, 409), (path, answer.text)

@@ -1,0 +1,79 @@
+"""Text that is no Unicode, as `os.listdir` gives for a name that is no UTF-8: JSON can hold it,
+escaped, and one handler's must not take an answer from everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext
+from tests.service.routes.test_events import Client
+from tests.support.service import Api, Make, sample_scheduler
+
+ODD = "caf\udce9.txt"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def odd(request: Any, make: Make, tmp_path: Path) -> Api:
+    store = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/odd.db"
+    scheduler = sample_scheduler(store)
+
+    @scheduler.job()
+    async def listing(ctx: RunContext) -> dict[str, str]:
+        ctx.log.info("reading %s", ODD)
+        ctx.progress(1, 2, ODD)
+        return {"file": ODD}
+
+    api: Api = await make(scheduler)
+    return api
+
+
+async def read(api: Api, path: str) -> Any:
+    answer = await api.get(path)
+    assert answer.status_code == 200, answer.text
+    return json.loads(answer.content)
+
+
+async def test_a_run_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) -> None:
+    run = await odd.scheduler.enqueue("listing")
+    await odd.scheduler.wait(run.id, 10)
+    told = (await read(odd, f"/api/runs/{run.id}"))["data"]
+    assert told["result"] == {"file": ODD}
+    assert told["progress"]["message"] == ODD
+    assert any(ODD in line for line in told["attempts"][0]["log"])
+    listed = (await read(odd, "/api/runs"))["data"]
+    assert [one["progress"]["message"] for one in listed] == [ODD]
+    assert len((await read(odd, "/api/jobs/listing/executions"))["data"]) == 1
+
+
+async def test_an_event_that_holds_a_lone_surrogate_ends_no_stream(odd: Api) -> None:
+    client = Client(odd, "event=run.succeeded")
+    await client.begun()
+    for handler in ("listing", "greet"):
+        run = await odd.scheduler.enqueue(handler)
+        await odd.scheduler.wait(run.id, 10)
+    while len(client.messages) < 4 and not client.task.done():
+        await asyncio.sleep(0.005)
+    told = [json.loads(one["body"].partition(b"data: ")[2]) for one in client.messages[2:]]
+    assert [one["jobId"] for one in told] == ["listing", "greet"]
+    assert told[0]["run"]["progress"]["message"] == ODD
+    client.gone.set()
+    await client.task
+
+
+async def test_a_job_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) -> None:
+    await odd.scheduler.add_job(
+        "mine", handler="greet", payload={"name": ODD}, metadata={"name": ODD, "file": ODD}
+    )
+    answer = await odd.get("/api/jobs/mine")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["etag"]
+    told = json.loads(answer.content)["data"]
+    assert (told["name"], told["payload"], told["metadata"]) == (ODD, {"name": ODD}, {"file": ODD})
+    listed = (await read(odd, "/api/jobs?search=mine"))["data"]
+    assert [one["name"] for one in listed] == [ODD]
+    assert (await odd.get("/metrics")).status_code == 200

@@ -1,0 +1,187 @@
+"""Clients that connect and bring no whole request: how long each may wait, and how many of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from mainspring.service import connection_limits
+from mainspring.service.settings import ServiceSettings
+from tests.support.service import LONG, Serve, Served
+
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+OK = b'{"status":"ok"}'
+SLOW_BODY = (
+    b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 1000\r\n\r\n{"
+)
+
+
+@contextmanager
+def connected(served: Served) -> Iterator[socket.socket]:
+    parts = urlsplit(served.url)
+    assert parts.hostname is not None
+    with socket.create_connection((parts.hostname, parts.port or 80), timeout=LONG) as made:
+        yield made
+
+
+def ends(one: socket.socket) -> bool:
+    """Whether the next thing that comes is the end."""
+    try:
+        return one.recv(65536) == b""
+    except ConnectionError:
+        return True
+
+
+def ended(one: socket.socket) -> bool:
+    return bool(select.select([one], [], [], 0)[0]) and ends(one)
+
+
+def trickle(one: socket.socket, until: float) -> bool:
+    """A header that never ends, a few bytes at a time: whether it was cut off."""
+    while time.monotonic() < until:
+        try:
+            one.sendall(b"X-")
+        except ConnectionError:
+            return True
+        if ended(one):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def read_to(one: socket.socket, mark: bytes) -> None:
+    text = b""
+    while mark not in text:
+        more = one.recv(65536)
+        assert more, f"it was closed after {text!r}"
+        text += more
+
+
+def silent(one: socket.socket) -> None: ...
+
+
+def half_a_line(one: socket.socket) -> None:
+    one.sendall(b"GET /li")
+
+
+def half_a_head(one: socket.socket) -> None:
+    one.sendall(HEAD)
+
+
+def one_and_a_half(one: socket.socket) -> None:
+    one.sendall(HEAD + b"\r\n")
+    read_to(one, OK)
+    one.sendall(HEAD)
+
+
+def unasked_body(one: socket.socket) -> None:
+    """It was refused before its body was read; the body comes on."""
+    one.sendall(SLOW_BODY.replace(b"127.0.0.1", b"elsewhere"))
+    read_to(one, b'"instance":"/api/jobs"}')
+
+
+@pytest.mark.parametrize("begin", [silent, half_a_line, half_a_head, one_and_a_half, unasked_body])
+def test_a_connection_that_brings_no_request_is_closed(
+    serve: Serve, begin: Callable[[socket.socket], None]
+) -> None:
+    served = serve(HEADER_TIMEOUT="400")
+    with connected(served) as still, connected(served) as moving:
+        begin(still)
+        begin(moving)
+        assert trickle(moving, time.monotonic() + LONG)
+        assert ends(still)
+    with served.client() as client:
+        assert client.get("/livez").status_code == 200
+
+
+def test_what_was_asked_for_may_take_its_time(serve: Serve) -> None:
+    served = serve(HEADER_TIMEOUT="400")
+    with connected(served) as stream, connected(served) as other:
+        stream.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        read_to(stream, b"retry: 2000")
+        other.sendall(SLOW_BODY)  # its head has come: the body has a time of its own
+        with connected(served) as late:
+            assert ends(late)  # so long is over
+        with connected(served) as late:
+            assert ends(late)
+        assert not ended(stream)
+        assert not ended(other)
+
+
+def test_requests_one_after_the_other_on_a_connection(serve: Serve) -> None:
+    served = serve(HEADER_TIMEOUT="400")
+    with connected(served) as one:
+        for _ in range(30):
+            one.sendall(HEAD + b"\r\n")
+            read_to(one, OK)
+            time.sleep(0.02)
+        one.sendall(2 * (HEAD + b"\r\n"))  # both at once
+        read_to(one, OK)
+
+
+@pytest.mark.parametrize("sent", [HEAD, SLOW_BODY], ids=["head", "body"])
+def test_a_crowd_that_asks_for_nothing_keeps_nobody_out(serve: Serve, sent: bytes) -> None:
+    served = serve(HEADER_TIMEOUT="600000", MAX_CONNECTIONS="20")
+    with served.client() as client, ExitStack() as stack:
+        crowd = []
+        for n in range(100):
+            one = stack.enter_context(connected(served))
+            one.sendall(sent)
+            crowd.append(one)
+            if n % 10 == 0:
+                assert client.get("/livez", headers={"Connection": "close"}).status_code == 200
+        assert client.get("/readyz").status_code == 200
+        assert all(ends(one) for one in crowd[:80])  # who came first has to go first
+        assert not any(ended(one) for one in crowd[90:])
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
+def test_a_burst_does_not_take_every_descriptor(serve: Serve) -> None:
+    served = serve(MAX_CONNECTIONS="100")
+    pid, parts = served.popen.pid, urlsplit(served.url)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (400, 400))
+    with ExitStack() as stack:
+        os.kill(pid, signal.SIGSTOP)  # they queue up, and come all at once
+        for _ in range(600):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex((parts.hostname, parts.port))
+        os.kill(pid, signal.SIGCONT)
+        with served.client() as client:
+            assert client.get("/api/jobs").status_code == 200
+    served.signal()
+    assert served.ends() == 0
+    assert "out of system resource" not in "".join(served.err)
+
+
+def test_connections_leave_descriptors_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "mainspring.service.connection_limits.resource.getrlimit", lambda kind: (1024, 4096)
+    )
+    with caplog.at_level(logging.WARNING):
+        assert connection_limits._affordable(500) == 500
+        assert not caplog.records
+        assert connection_limits._affordable(1000) == 512
+    assert "MAX_CONNECTIONS" in caplog.text
+
+
+def test_the_limits_are_those_that_are_written_down() -> None:
+    settings = ServiceSettings.read()
+    written = SECURITY.read_text()
+    assert f"{settings.max_connections:,} at once (`MAX_CONNECTIONS`)" in written
+    assert f"within {settings.header_timeout // 1000} s (`HEADER_TIMEOUT`)" in written

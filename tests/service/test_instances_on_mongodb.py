@@ -1,0 +1,97 @@
+"""Instances side by side on a real MongoDB: what one is told, the others know."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.service.clients.test_compatibility_page import Endpoint, until
+from tests.service.clients.test_compatibility_page import endpoint as endpoint
+from tests.support.servers.fixtures import *  # noqa: F403
+from tests.support.servers.mongodb import with_database
+from tests.support.service import WEBHOOK, Serve, Served
+
+
+def test_the_pages_six_variables_from_the_file(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    """As the page has them: in `.env`, and nothing said anywhere else."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = with_database(replica_set_url, database_name)
+    (tmp_path / ".env").write_text(
+        f"PORT={port}\nMONGODB_URI={url}\nSCHEDULER_POLL_INTERVAL=500\nMAX_CONCURRENT_JOBS=7\n"
+        "JOB_RETRY_ATTEMPTS=5\nJOB_RETRY_DELAY=1234\n"
+    )
+    served = Served(tmp_path).wait_ready()
+    try:
+        assert served.url == f"http://127.0.0.1:{port}"
+        assert served.told["store"] == url
+        with served.client() as client:
+            scheduler = client.get("/api/observability/health").json()["scheduler"]
+            assert (scheduler["pollInterval"], scheduler["maxConcurrentJobs"]) == (500, 7)
+            job = {"schedule": "0 0 9 * * 1-5", "endpoint": "https://api.example.com/webhook"}
+            job_id = client.post("/api/jobs", json=job).json()["data"]["jobId"]
+            stored = client.get(f"/api/jobs/{job_id}").json()["data"]
+            assert (stored["retryAttempts"], stored["retryDelay"]) == (5, 1234)
+
+            # On a shared store nobody makes a key for secrets: they are refused, with advice.
+            refused = client.post("/api/jobs", json=WEBHOOK)
+            assert refused.status_code == 422
+            assert "MAINSPRING_SECRET_KEY" in refused.json()["error"]
+            assert "YOUR_TOKEN" not in refused.text
+            assert client.get("/api/jobs").json()["total"] == 1
+    finally:
+        served.popen.kill()
+        served.popen.wait()
+
+
+def test_two_instances_on_a_replica_set(
+    serve: Serve, replica_set_url: str, database_name: str, endpoint: Endpoint
+) -> None:
+    url = with_database(replica_set_url, database_name)
+    secret = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+    environ = {"MONGODB_URI": url, "MAINSPRING_SECRET_KEY": secret}
+    one, two = [serve("--allow-private", "127.0.0.1", **environ) for _ in range(2)]
+    assert "mongodb://" in one.told["store"]
+    with one.client() as first, two.client() as second:
+        # The same create at both at once makes one job.
+        headers = {"Idempotency-Key": "same"}
+
+        def create(client: Any) -> Any:
+            return client.post("/api/jobs", json=WEBHOOK, headers=headers)
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(create, [first, second] * 4))
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["data"]["jobId"] for answer in answers}) == 1
+
+        # What one stores the other lists, runs and tells.
+        job = {"every": "1h", "endpoint": endpoint.url, "id": "call", "headers": {"Cookie": "x=1"}}
+        assert first.post("/api/jobs", json=job).status_code == 201
+        listed = second.get("/api/jobs?page=2&limit=1").json()
+        assert (listed["total"], listed["data"][0]["_id"]) == (2, "call")
+        assert listed["data"][0]["headers"] == {"Cookie": "********"}
+        run = second.post("/api/jobs/call/trigger").json()["data"]["id"]
+        until(lambda: first.get(f"/api/runs/{run}").json()["data"]["state"] == "succeeded")
+        assert endpoint.requests[0][1]["Cookie"] == "x=1"
+        endpoint.status = 500
+        first.put("/api/jobs/call", json={"retryAttempts": 0})
+        bad = first.post("/api/jobs/call/trigger").json()["data"]["id"]
+        failures = until(lambda: second.get("/api/observability/failures").json()["data"])
+        assert failures[0]["_id"] == f"{bad}:1"
+        failing = second.get("/api/runs?failing=true&since=2020-01-01").json()["data"]
+        assert [one["id"] for one in failing] == [bad]
+        stats = second.get("/api/observability/stats").json()["data"]
+        assert stats["executions"] == {"total": 2, "successful": 1, "failed": 1, "last24Hours": 2}
+        gone = second.post("/api/runs/bulk", json={"action": "delete", "match": {"job": "call"}})
+        assert gone.json()["data"]["done"] == 2
+        assert first.get("/api/runs?job=call").json()["data"] == []
+
+        # A key made at one shuts the other.
+        key = first.post("/api/keys", json={"name": "ops"}).json()["data"]["key"]
+        until(lambda: second.get("/api/jobs").status_code == 401)
+        good = {"Authorization": f"Bearer {key}"}
+        assert second.get("/api/jobs", headers=good).status_code == 200

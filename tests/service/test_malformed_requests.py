@@ -1,0 +1,19 @@
+"""A short barrage of malformed requests; `chaos/test_requests.py` has the long one."""
+
+from __future__ import annotations
+
+from tests.support.malformed_requests import barrage
+from tests.support.service import Serve
+
+
+def test_malformed_requests_are_refused_in_words(serve: Serve) -> None:
+    served = serve()
+    with served.client() as client:
+        client.post(
+            "/api/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
+        )
+        assert barrage(served.url, 7, 600) == []
+        assert client.get("/readyz").status_code == 200
+    served.signal()
+    assert served.ends() == 0
+    assert [line for line in served.err if "Traceback" in line] == []

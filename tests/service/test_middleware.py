@@ -1,0 +1,435 @@
+"""What every request must pass: host, origin, key, rate, body."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.service.api_keys import Keys
+from mainspring.service.middleware import OPEN, Rates, _check_duplicates
+from mainspring.service.problems import Problem
+from mainspring.testing import FakeClock
+from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
+
+
+async def key(api: Api, scope: str = "read", **options: Any) -> dict[str, str]:
+    """A key's header."""
+    _, text = await api.app.state.service.keys.create("test", scope, **options)
+    return {"Authorization": f"Bearer {text}"}
+
+
+async def code(api: Api, method: str = "GET", path: str = "/api/jobs", **options: Any) -> int:
+    return (await api.request(method, path, **options)).status_code
+
+
+# -- host and origin --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:3000", "127.0.0.1:1", "[::1]:3000"])
+async def test_the_machines_own_names_are_heard(api: Api, host: str) -> None:
+    assert await code(api, headers={"Host": host}) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1", "[", "localhost.evil"]
+)
+async def test_a_name_that_was_bent_to_loopback_is_not(api: Api, host: str) -> None:
+    answer = await api.get("/api/jobs", headers={"Host": host})
+    assert answer.status_code == 403
+    assert "localhost" in answer.json()["error"]
+
+
+async def test_a_proxys_name_can_be_allowed_and_needs_a_key(make: Make) -> None:
+    api: Api = await make(workers=0, settings={"allowed_hosts": "jobs.example.org, other"})
+    proxied = {"Host": "Jobs.example.org:443"}
+    assert await code(api, headers=proxied) == 401
+    first = {"name": "mine", "scope": "admin"}
+    assert await code(api, "POST", "/api/keys", json=first, headers=proxied) == 401
+    assert await code(api) == 200  # who asks by loopback's own name
+    headers = await key(api)
+    assert await code(api, headers={**proxied, **headers}) == 200
+    assert await code(api, headers={"Host": "example.org", **headers}) == 403
+
+
+@pytest.mark.parametrize(
+    "mark", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"]
+)
+async def test_what_a_proxy_passes_on_needs_a_key(api: Api, mark: str) -> None:
+    """Also where the proxy gives the Host that it connects to."""
+    assert await code(api, headers={mark: "203.0.113.9"}) == 401
+    assert await code(api, headers={mark: "203.0.113.9", **await key(api)}) == 200
+
+
+async def test_elsewhere_any_host_is_heard_with_a_key(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    assert await code(api, headers={"Host": "jobs.example.org", **await key(api)}) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    ],
+)
+async def test_a_page_elsewhere_may_not_ask(api: Api, headers: dict[str, str]) -> None:
+    assert await code(api, headers=headers) == 403
+    assert await code(api, "POST", json=WEBHOOK, headers=headers) == 403
+    assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        {
+            "Sec-Fetch-Site": "cross-site",
+            "Sec-Fetch-Mode": "navigate",
+            "Sec-Fetch-Dest": "document",
+        },
+    ],
+)
+async def test_its_own_pages_and_links_that_people_follow_may(
+    api: Api, headers: dict[str, str]
+) -> None:
+    assert await code(api, headers=headers) == 200
+
+
+async def test_a_proxy_that_rewrites_the_host_is_told_what_to_set(make: Make) -> None:
+    page = {"Origin": "https://jobs.example.org", "Host": "127.0.0.1:3000"}
+    api: Api = await make(workers=0)
+    refused = await api.post("/api/jobs", json=WEBHOOK, headers=page)
+    assert refused.status_code == 403
+    for word in ("ALLOWED_HOSTS=jobs.example.org", "Host header", "https://jobs.example.org"):
+        assert word in refused.json()["error"]
+    told: Api = await make(workers=0, settings={"allowed_hosts": "jobs.example.org"})
+    assert await code(told, "POST", json=WEBHOOK, headers=page) == 201
+    other = {**page, "Origin": "https://evil.example"}
+    assert await code(told, "POST", json=WEBHOOK, headers=other) == 403
+
+
+async def test_no_other_origin_is_ever_invited(api: Api) -> None:
+    answer = await api.options(
+        "/api/jobs",
+        headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},
+    )
+    assert answer.status_code == 403
+    for name in (await api.get("/api/jobs")).headers:
+        assert not name.startswith("access-control")
+
+
+async def test_security_headers_are_on_every_answer(api: Api) -> None:
+    for path in ("/api/jobs", "/nowhere", "/docs", "/livez"):
+        headers = (await api.get(path)).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+    assert (await api.get("/api/jobs")).headers["cache-control"] == "no-store"
+
+
+# -- bodies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "x"]
+)
+async def test_a_body_is_json_or_nothing(api: Api, kind: str) -> None:
+    headers = {"Content-Type": kind}
+    assert await code(api, "POST", content=b"{}", headers=headers) == 415
+
+
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/x-www-form-urlencoded"])
+async def test_no_body_is_of_no_type(api: Api, kind: str) -> None:
+    """aiohttp names the first where nothing is sent, `curl -d ''` and urllib the second."""
+    headers = {"Content-Type": kind, "Content-Length": "0"}
+    for action, answered in (("trigger", 202), ("pause", 200), ("resume", 200)):
+        assert await code(api, "POST", f"/api/jobs/report/{action}", headers=headers) == answered
+    assert await code(api, "POST", headers=headers) == 422
+    page_elsewhere = {**headers, "Origin": "https://evil.example"}
+    assert await code(api, "POST", "/api/jobs/report/trigger", headers=page_elsewhere) == 403
+
+
+async def test_a_body_with_two_lengths_is_refused(api: Api) -> None:
+    headers = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+    answer = await api.post("/api/jobs", content=b"{}", headers=headers)
+    assert answer.status_code == 400
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"enabled": false, "enabled": true}', "enabled"),
+        (b'{"payload": {"to": [{"a": 1, "a": 1}]}}', "a"),
+        (b'{"enabled": true, "enable\\u0064": false}', "enabled"),
+    ],
+)
+async def test_a_name_given_twice_in_an_object_is_refused(
+    api: Api, body: bytes, field: str
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = await api.put("/api/jobs/report", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"field": field, "message": "is given twice in one object: say it once"}
+    ]
+
+
+def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
+    """All requests wait while it is looked for: its work must not grow with the square."""
+
+    def work(body: bytes) -> float:
+        begun = time.thread_time()
+        with contextlib.suppress(Problem):
+            _check_duplicates(body)
+        return time.thread_time() - begun
+
+    names = ",".join(f'"{number:x}":0' for number in range(20_000))
+    unique, twice = f"{{{names}}}".encode(), f'{{{names},"z":1,"z":2}}'.encode()
+    assert work(twice) < 50 * max(work(unique) for _ in range(3))  # it was several hundred
+
+
+@pytest.mark.parametrize("path", sorted(OPEN))
+async def test_paths_that_need_no_key_are_only_read(make: Make, path: str) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    twice: dict[str, Any] = {
+        "content": b'{"a": 1, "a": 2}',
+        "headers": {"Content-Type": "application/json"},
+    }
+    for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "BREW"):
+        answer = await api.request(method, path, **twice)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD"), method
+        assert answer.json()["code"] == "method_not_allowed"
+    for method in ("GET", "HEAD"):  # a body there is nothing that anybody looks at
+        bare = await code(api, method, path)
+        assert bare < 400
+        assert await code(api, method, path, **twice) == bare
+
+
+async def test_a_body_may_say_its_charset(api: Api) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert await code(api, "POST", content=b"{}", headers=headers) == 422
+
+
+async def test_a_body_has_a_limit(make: Make) -> None:
+    api: Api = await make(workers=0, settings={"body_limit": 2048})
+    big = {**WEBHOOK, "description": "x" * 3000}
+    answer = await api.post("/api/jobs", json=big)
+    assert answer.status_code == 413
+    assert "2,048" in answer.json()["error"]
+
+    async def trickle() -> Any:
+        for _ in range(100):
+            yield b'"' + b"x" * 100
+
+    headers = {"Content-Type": "application/json"}
+    assert await code(api, "POST", content=trickle(), headers=headers) == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 422),
+        (b"{", 400),
+        (b"[]", 422),
+        (b"null", 422),
+        (b'"x"', 422),
+        (b"\xff\xfe", 400),
+        (b'{"name": "\\ud800"}', 422),
+        (b"[" * 100_000, 400),
+        (b'{"priority": ' + b"9" * 5000 + b"}", 400),
+        (b'{"body": NaN, "schedule": null, "endpoint": "https://a.example"}', 422),
+        (b'{"priority": 1e400}', 422),
+    ],
+)
+async def test_odd_bodies_are_refused(api: Api, body: bytes, status: int) -> None:
+    answer = await api.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]
+
+
+# -- keys -------------------------------------------------------------------------------------
+
+
+async def test_loopback_is_open_until_there_is_a_key(make: Make) -> None:
+    api: Api = await make(workers=0)
+    assert await code(api) == 200
+    headers = await key(api)
+    answer = await api.get("/api/jobs")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "mainspring keys create" in answer.json()["error"]
+    assert await code(api, headers=headers) == 200
+
+
+async def test_elsewhere_nothing_is_open_without_a_key(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    for method, path in (("GET", "/api/jobs"), ("GET", "/metrics"), ("DELETE", "/api/jobs/x")):
+        assert await code(api, method, path) == 401
+    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+        assert await code(api, "GET", path) == 200
+    for path in ("/livez", "/readyz"):  # some probes ask for the head alone
+        assert await code(api, "HEAD", path) == 200
+
+
+async def test_scopes(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    read, write, admin = [await key(api, scope) for scope in ("read", "write", "admin")]
+    assert await code(api, headers=read) == 200
+    answer = await api.post("/api/jobs", json=WEBHOOK, headers=read)
+    assert answer.status_code == 403
+    assert "needs write" in answer.json()["error"]
+    assert await code(api, "POST", json=WEBHOOK, headers=write) == 201
+    preview = {"schedule": "@daily"}
+    assert await code(api, "POST", "/api/schedules/preview", json=preview, headers=read) == 200
+    for headers, status in ((read, 403), (write, 403), (admin, 200)):
+        assert await code(api, path="/api/keys", headers=headers) == status
+    made = await api.post("/api/keys", json={"name": "ci", "expiresIn": "1h"}, headers=admin)
+    text = made.json()["data"]["key"]
+    assert await code(api, headers={"X-Api-Key": text}) == 200
+    listed = await api.get("/api/keys", headers=admin)
+    assert text not in listed.text
+    assert {one["state"] for one in listed.json()["data"]} == {"active"}
+    gone = f"/api/keys/{made.json()['data']['id']}"
+    assert await code(api, "DELETE", gone, headers=admin) == 200
+    assert await code(api, headers={"X-Api-Key": text}) == 401
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["Bearer ms_000000000000_x", "Bearer x", "Bearer", "Basic dTpw", "Bearer ms__", "Bearer ☃"],
+)
+async def test_wrong_keys_open_nothing(make: Make, wrong: str) -> None:
+    api: Api = await make(workers=0)
+    await key(api)
+    headers = [(b"Authorization", wrong.encode())]
+    assert (await api.get("/api/jobs", headers=headers)).status_code == 401
+
+
+async def test_a_key_with_another_secret_opens_nothing(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    header = (await key(api))["Authorization"]
+    assert await code(api, headers={"Authorization": header[:-1] + "~"}) == 401
+    assert await code(api, headers={"Authorization": header}) == 200
+
+
+async def test_a_key_expires_by_the_stores_clock() -> None:
+    clock = FakeClock()
+    async with sample_scheduler(clock=clock, workers=0) as scheduler:
+        keys = Keys(scheduler, clock)
+        _, text = await keys.create("short", "read", timedelta(minutes=1))
+        assert await keys.check(text) is not None
+        clock.advance(61)
+        assert await keys.check(text) is None
+        assert await keys.any_usable() is False
+        assert await keys.exist() is True  # so that nothing is open again
+
+
+async def test_a_revoked_key_is_noticed_by_other_instances_within_seconds() -> None:
+    clock = FakeClock()
+    async with sample_scheduler(clock=clock, workers=0) as scheduler:
+        here, there = Keys(scheduler, clock), Keys(scheduler, clock)
+        made, text = await here.create("mine", "read")
+        assert await there.check(text) is not None
+        await here.revoke(made.id)
+        assert await here.check(text) is None
+        clock.advance(6)
+        assert await there.check(text) is None
+
+
+async def test_only_a_hash_is_kept() -> None:
+    async with sample_scheduler(workers=0) as scheduler:
+        _, text = await Keys(scheduler).create("mine", "read")
+        [note] = (await scheduler.list_notes("api-key")).items
+        assert text.split("_", 2)[2] not in str(note)
+
+
+async def test_a_key_counts_beside_what_a_proxy_adds(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    good = (await key(api))["Authorization"].removeprefix("Bearer ")
+    for added in ("Basic dXNlcjpwYXNz", "Bearer eyJhbGciOi", "Bearer ms_000000000000_x"):
+        headers = {"Authorization": added, "X-Api-Key": good}
+        assert await code(api, headers=headers) == 200
+        assert await code(api, headers={"Authorization": added}) == 401
+        assert await code(api, headers={**headers, "X-Api-Key": "ms_0_x"}) == 401
+
+
+# -- rates ------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_asks_too_often_is_told_when_to_come_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 2})
+    monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: 1.0)
+    eager, other = await key(api), await key(api)
+    codes = [await code(api, headers=eager) for _ in range(5)]
+    assert codes == [200, 200, 200, 200, 429]
+    answer = await api.get("/api/jobs", headers=eager)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert await code(api, headers=other) == 200
+
+
+async def test_without_a_key_on_loopback_there_is_no_limit(make: Make) -> None:
+    api: Api = await make(workers=0, settings={"rate_limit": 1})
+    assert {await code(api) for _ in range(10)} == {200}
+
+
+async def test_who_guesses_keys_has_to_wait(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    headers = {"Authorization": "Bearer ms_000000000000_guess"}
+    codes = [await code(api, headers=headers) for _ in range(40)]
+    assert codes[0] == 401
+    assert codes[-1] == 429
+
+
+async def test_guessing_never_locks_out_a_valid_key(make: Make) -> None:
+    """Behind a proxy all come from one address, whoever guesses there."""
+    api: Api = await make(workers=0, loopback=False)
+    used, unused, revoked = await key(api), await key(api), await key(api)
+    assert await code(api, headers=used) == await code(api, headers=revoked) == 200
+    for n in range(40):
+        await code(api, headers={"Authorization": f"Bearer ms_{n:012}_guess"})
+    assert await code(api, headers={"Authorization": "Bearer ms_999999999999_guess"}) == 429
+    assert await code(api, headers=unused) == 200
+    assert await code(api, headers=used) == 200
+    fresh = await key(api)
+    assert await code(api, headers=fresh) == 200
+    known = used["Authorization"].rpartition("_")[0]
+    assert await code(api, headers={"Authorization": f"{known}_guess"}) == 429
+    await Keys(api.scheduler).revoke(revoked["Authorization"].split("_")[1])
+    api.app.state.service.keys._known.clear()
+    assert [await code(api, headers=revoked) for _ in range(2)] == [429, 429]
+
+
+async def test_made_up_keys_are_not_remembered(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    used = await key(api)
+    assert await code(api, headers=used) == 200
+    for n in range(20):
+        await code(api, headers={"Authorization": f"Bearer ms_{n:012}_guess"})
+    assert list(api.app.state.service.keys._known) == [used["Authorization"].split("_")[1]]
+
+
+def test_rates_are_saved_up_and_forgotten() -> None:
+    clock = FakeClock()
+    rates = Rates(1, 2, clock)
+    assert [rates.take("a") > 0 for _ in range(3)] == [False, False, True]
+    assert rates.take("a") == 1
+    clock.advance(1)
+    assert rates.take("a") == 0
+    assert rates.take("b") == 0
+    for n in range(Rates.MOST + 10):
+        rates.take(str(n))
+    assert len(rates._left) <= Rates.MOST

@@ -1,0 +1,203 @@
+"""Refusals: what they tell, and what they never tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mainspring.service.schemas.requests import BackoffBody, BreakerBody, JobBody, MisfireBody
+from tests.service.routes.test_jobs import created, refused
+from tests.support.service import WEBHOOK, Api
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"headers": ["Bearer s3cret"]},
+        {"headers": "Authorization: Bearer s3cret"},
+        {"headers": {"Authorization": ["Bearer s3cret"]}},
+        {"headers": {"Authorization": {"s3cret": "s3cret"}}},
+        {"headers": {"Authorization: Bearer s3cret": "x"}},
+        {"headers": {"Authorization: Bearer s3cret": 1}},
+        {"headers": {"Authorization": "Bearer s3cret\n"}},
+        {"secretHeaders": "Bearer s3cret"},
+        {"rotateSecret": "whsec_s3cret"},
+        {"endpoint": "ftp://u:s3cret@example.org/"},
+        {"endpoint": "https://u:s3cret@example.org:99999/"},
+        {"endpoint": "https://u:s3cret@example.org:port/"},
+        {"endpoint": "https://u:s3cret@[::1/"},
+        {"endpoint": "https:u:s3cret@example.org/"},
+        {"endpoint": "https://u:s3cret/9@example.org/"},
+        {"endpoint": "https://u:s3cret@example.org/#x"},
+        {"endpoint": ["https://u:s3cret@example.org/"]},
+        {"method": {"Authorization": "Bearer s3cret"}},
+    ],
+)
+async def test_no_secret_is_told_back(api: Api, wrong: Any) -> None:
+    whole = {**WEBHOOK, **wrong}
+    await created(api, id="mine")
+    answers = [
+        await api.post("/api/jobs", json=whole),
+        await api.post("/api/jobs", json=[whole]),
+        await api.post("/api/jobs", json=f"s3cret {whole}"),
+        await api.put("/api/jobs/mine", json=wrong),
+    ]
+    assert [one.status_code for one in answers] == [422] * 4
+    answers.append(await api.post("/api/jobs/bulk", json={"jobs": [whole, [whole], "s3cret"]}))
+    assert [one.json().get("done") for one in answers[4:]] == [0]
+    for answer in answers:
+        assert "s3cret" not in answer.text
+    [field] = wrong
+    told = {one["field"].partition(".")[0] for one in answers[3].json()["errors"]}
+    assert told == {field}
+
+
+async def test_what_is_no_secret_is_told_back(api: Api) -> None:
+    wrong = {**WEBHOOK, "priority": "high", "endpoint": "ftp://example.org/", "tags": {"a": 1}}
+    document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
+    told = {one["field"]: one["message"] for one in document["errors"]}
+    assert told["priority"] == "is a whole number, not 'high'"
+    assert told["endpoint"].endswith("not 'ftp://example.org/'")
+    assert told["tags"] == "is a list, not an object"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"breaker": 0}, {"breaker": "is 1 or more, not 0"}),
+        ({"breaker": "x"}, {"breaker": "is true or false or a whole number or an object, not 'x'"}),
+        ({"breaker": {"failures": 0}}, {"breaker.failures": "is 1 or more, not 0"}),
+        ({"timeout": {}}, {"timeout": "is a number or a text, not an object"}),
+        ({"retryDelay": []}, {"retryDelay": "is a number or a text, not a list"}),
+        ({"every": True}, {"every": "is a number or a text, not true"}),
+        ({"successCodes": [None]}, {"successCodes.0": "is a whole number or a text, not null"}),
+        ({"backoff": {"jitter": 5}}, {"backoff.jitter": "is at most 1.0, not 5"}),
+        ({"backoff": {"cap": {}}}, {"backoff.cap": "is a number or a text, not an object"}),
+        ({"misfire": {"grace": None}}, {"misfire.grace": "is a number or a text, not null"}),
+        (
+            {"misfire": 7},
+            {"misfire": "is one of 'once', 'skip' or 'all', not 7"},
+        ),
+    ],
+)
+async def test_a_value_of_several_forms_is_told_by_its_field(
+    api: Api, wrong: Any, told: dict[str, str]
+) -> None:
+    document = await refused(
+        api, "POST", "/api/jobs", 422, json={"id": "x", "handler": "greet", "after": [], **wrong}
+    )
+    assert {one["field"]: one["message"] for one in document["errors"]} == told
+
+
+@pytest.mark.parametrize("junk", [{}, [], [None], [{}], {"x": 1}, 0, -1, 5.5, "", True])
+async def test_every_field_that_is_told_is_one_of_the_schema(api: Api, junk: Any) -> None:
+    fields = [field.alias for field in JobBody.model_fields.values()]
+    inside = {*BackoffBody.model_fields, *MisfireBody.model_fields, *BreakerBody.model_fields}
+    for name in fields:
+        answer = await api.post("/api/jobs", json={name: junk})
+        for told in (one["field"] for one in answer.json()["errors"]):
+            first, *rest = told.split(".")
+            assert first in fields, told
+            assert all(one.isdigit() or one in inside | {"x"} for one in rest), told
+
+
+async def test_a_body_that_is_no_object_is_told_as_a_whole(api: Api) -> None:
+    headers = {"Content-Type": "application/json"}
+    for content, instead in ((b"", "nothing"), (b"[]", "a list"), (b'"s3cret"', "a text")):
+        document = await refused(api, "POST", "/api/jobs", 422, content=content, headers=headers)
+        assert document["error"] == f"send a JSON object, not {instead}"
+        assert "errors" not in document
+
+
+FAULTS: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {"endpoint", "schedule"}),
+    ({"schedule": "nope"}, {"endpoint", "schedule"}),
+    ({"endpoint": "nope"}, {"endpoint", "schedule"}),
+    ({"schedule": None, "handler": "webhook"}, {"handler"}),
+    ({"name": "☃☃", "timeout": "2h", **WEBHOOK, "priority": 10}, {"name", "timeout", "priority"}),
+    ({**WEBHOOK, "timeout": None, "payload": {"a": 1}}, {"timeout", "payload"}),
+    ({**WEBHOOK, "timeout": 3_600_001, "concurrencyKey": "smtp"}, {"timeout", "concurrencyKey"}),
+    (
+        {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 2, "colour": "red"},
+        {"retryAttempts", "colour"},
+    ),
+    ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
+    ({**WEBHOOK, "headers": {"Authorization": "********"}}, {"headers"}),
+    ({**WEBHOOK, "headers": {"X-Plain": "********"}}, {"headers"}),
+    ({**WEBHOOK, "tags": ["a", "b\0c"]}, {"tags.1"}),
+    ({**WEBHOOK, "after": ["greet"], "enabled": 1}, {"after", "enabled"}),
+    ({"handler": "greet", "schedule": None, "jitter": "5s"}, {"jitter"}),
+    ({"handler": "greet", "schedule": None, "after": ["nowhere"]}, {"after"}),
+    ({"handler": "greet", "every": "5m", "payload": {"nme": "x"}}, {"payload"}),
+    ({"handler": "greet", "runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
+    ({"handler": "greet", "schedule": "0 0 0 1 1 * 1999"}, {"schedule"}),
+    ({"handler": "greet", "schedule": None, "metadata": {"a": "b" * 900_000}}, {"metadata"}),
+]
+PYTHON = ("concurrency_key", "None", "True", "payload=", "webhook=", "update_job", "1:00:00")
+"""Words of the library that mean nothing to a client of the API."""
+
+
+@pytest.mark.parametrize(("body", "fields"), FAULTS)
+async def test_every_wrong_field_is_told_at_once(
+    api: Api, body: dict[str, Any], fields: set[str]
+) -> None:
+    document = await refused(api, "POST", "/api/jobs", 422, json=body)
+    assert {one["field"] for one in document["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["error"]]
+    bulk = await api.ok("POST", "/api/jobs/bulk", json={"jobs": [body]})
+    assert {one["field"] for one in bulk["data"][0]["errors"]} == fields
+
+
+EDITS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"timeout": "2h", "payload": {"a": 1}}, {"timeout", "payload"}),
+    ({"timeout": None}, {"timeout"}),
+    ({"concurrencyKey": "smtp"}, {"concurrencyKey"}),
+    ({"executionType": "AT_MOST_ONCE", "retryAttempts": 1}, {"retryAttempts"}),
+    ({"after": ["greet"]}, {"after"}),
+    ({"schedule": None, "after": ["nowhere"]}, {"after"}),
+    ({"runAt": "1999-01-01T00:00:00Z"}, {"runAt"}),
+    ({"schedule": None, "jitter": 5}, {"jitter"}),
+    ({"headers": {"X-Api-Key": "********"}}, {"headers"}),
+    ({"headers": {"X-Plain": "********"}}, {"headers"}),
+]
+
+
+@pytest.mark.parametrize(("body", "fields"), EDITS)
+async def test_every_wrong_field_of_an_edit_is_told(
+    api: Api, body: dict[str, Any], fields: set[str]
+) -> None:
+    await created(api, id="mine")
+    document = await refused(api, "PUT", "/api/jobs/mine", 422, json=body)
+    assert {one["field"] for one in document["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["error"]]
+
+
+async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
+    await created(api, id="mine")
+    document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
+    taken = "there is a job 'mine' already: change that one, or take another id"
+    assert document["error"] == taken
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/jobs/"),
+        ("GET", "/api/jobs/"),
+        ("DELETE", "/api/jobs/mine/"),
+        ("GET", "/docs/"),
+    ],
+)
+async def test_a_slash_too_many_is_refused_and_sends_nobody_elsewhere(
+    api: Api, method: str, path: str
+) -> None:
+    await created(api, id="mine")
+    body = WEBHOOK if method == "POST" else None
+    answer = await api.request(method, path, json=body)
+    assert "location" not in answer.headers
+    document = await refused(api, method, path, 404, json=body)
+    assert document["error"].startswith(f"there is nothing at {path}")
+    assert [one["_id"] for one in (await api.ok("GET", "/api/jobs?search=mine"))["data"]] == [
+        "mine"
+    ]

@@ -1,0 +1,269 @@
+"""`mainspring serve` as a process: sockets, signals, streams, two of them on one store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.support.service import LONG, WEBHOOK, Serve, Served
+
+APP = """
+import asyncio
+import os
+
+from mainspring import Scheduler
+
+scheduler = Scheduler("sqlite:///app.db", poll="50ms", lease="2s")
+
+
+@scheduler.job()
+async def linger(path: str) -> str:
+    open(path + ".began", "w").close()
+    while not os.path.exists(path):
+        await asyncio.sleep(0.01)
+    return "lingered"
+
+
+@scheduler.job()
+async def shout(text: str) -> str:
+    return text.upper()
+"""
+
+
+def until(condition: Any) -> Any:
+    ends = time.monotonic() + LONG
+    while not (found := condition()):
+        assert time.monotonic() < ends, "it did not come true in time"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def refusal(served: Served) -> str:
+    assert served.ends() == 2
+    return "".join(served.err)
+
+
+def test_it_says_where_it_is_and_what_it_serves(serve: Serve, tmp_path: Path) -> None:
+    served = serve()
+    assert served.told["url"].startswith("http://127.0.0.1:")
+    assert served.told["store"] == "sqlite:///mainspring.db"
+    with served.client() as client:
+        assert client.get("/livez").json() == {"status": "ok"}
+        assert client.get("/readyz").json() == {"status": "ok"}
+    assert (tmp_path / "mainspring.db").exists()
+    served.signal()
+    assert served.ends() == 0
+
+
+def test_any_other_address_needs_a_key(serve: Serve, tmp_path: Path) -> None:
+    told = refusal(serve("--host", "0.0.0.0", ready=False))
+    assert "mainspring keys create" in told
+    made = _keys(tmp_path, "create", "ops", "--scope", "admin", "--json")
+    served = serve("--host", "0.0.0.0")
+    port = urlsplit(served.url).port
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONG) as client:
+        assert client.get("/api/jobs").status_code == 401
+        headers = {"Authorization": f"Bearer {made['key']}"}
+        assert client.get("/api/jobs", headers=headers).status_code == 200
+        assert [one["name"] for one in _keys(tmp_path, "list", "--json")["items"]] == ["ops"]
+        _keys(tmp_path, "revoke", made["id"], "--json")
+        until(lambda: client.get("/api/jobs", headers=headers).status_code == 401)
+    assert "API key" in refusal(serve("--host", "0.0.0.0", ready=False))
+
+
+def test_a_proxys_name_needs_a_key(serve: Serve, tmp_path: Path) -> None:
+    told = refusal(serve(ready=False, ALLOWED_HOSTS="jobs.example.org"))
+    assert "ALLOWED_HOSTS" in told
+    assert "mainspring keys create" in told
+    made = _keys(tmp_path, "create", "ops", "--scope", "admin", "--json")
+    with serve(ALLOWED_HOSTS="jobs.example.org").client() as client:
+        asked = {"Host": "jobs.example.org"}
+        assert client.get("/api/jobs", headers=asked).status_code == 401
+        asked["Authorization"] = f"Bearer {made['key']}"
+        assert client.get("/api/jobs", headers=asked).status_code == 200
+
+
+def _keys(folder: Path, *words: str) -> Any:
+    import subprocess
+    import sys
+
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, "-m", "mainspring", "keys", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"PORT": "no"}, "PORT is a whole number, not 'no'"),
+        ({"MAX_CONCURRENT_JOBS": "-1"}, "MAX_CONCURRENT_JOBS is 0 or more"),
+        ({"SCHEDULER_POLL_INTERVAL": "1"}, "SCHEDULER_POLL_INTERVAL is 10 or more"),
+        ({"MAINSPRING_SECRET_KEY": "abc"}, "a key in MAINSPRING_SECRET_KEY is the base64 of 32"),
+        ({"MONGODB_URI": "nonsense"}, "a store is named by a URL"),
+    ],
+)
+def test_a_wrong_setting_is_told_by_its_name(
+    serve: Serve, environ: dict[str, str], words: str
+) -> None:
+    port = ("--port", "0") if "PORT" not in environ else ("--port-from-environment",)
+    given = () if "PORT" in environ else port
+    served = Served(Path(os.devnull).parent, *given, **environ)
+    assert words in refusal(served)
+
+
+def test_a_client_that_sends_all_before_it_listens_sees_why(serve: Serve) -> None:
+    """urllib: where the connection was closed on it, it saw a reset."""
+    served = serve()
+    url, big = f"{served.url}/api/jobs", b" " * 20_000_000
+    request = urllib.request.Request(url, big, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=LONG)
+    with refused.value as answer:
+        assert (answer.code, "at most" in answer.read().decode()) == (413, True)
+
+
+def test_a_port_that_is_taken(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "in use" in refusal(serve("--port", port, ready=False))
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """asyncio turns Nagle's algorithm off only on sockets that say they are TCP."""
+    from mainspring.service.server import listening
+
+    with listening("127.0.0.1", 0) as bound:
+        bound.setblocking(True)
+        with socket.create_connection(bound.getsockname()):
+            accepted, _ = bound.accept()
+            with accepted:
+                assert accepted.proto == socket.IPPROTO_TCP
+
+
+def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
+    served = serve("--app", "app:scheduler")
+    flag = app / "flag"
+    with served.client() as client:
+        run = client.post("/api/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
+        run_id = run.json()["data"]["id"]
+        until(lambda: (app / "flag.began").exists())
+        later = client.post("/api/jobs/shout/trigger", json={"payload": {"text": "first"}})
+        until(lambda: _state(client, later.json()["data"]["id"]) == "succeeded")
+        served.signal()
+        until(lambda: client.get("/readyz").status_code == 503)
+        # It answers still, and takes what is to be kept; but it begins nothing any more.
+        assert client.get("/livez").status_code == 200
+        health = client.get("/api/observability/health").json()
+        assert (health["success"], health["status"]) == (False, "stopping")
+        assert health["scheduler"]["isRunning"] is False
+        kept = client.post("/api/jobs/shout/trigger", json={"payload": {"text": "x"}})
+        assert kept.status_code == 202
+        assert _state(client, run_id) == "running"
+        flag.touch()
+    assert served.ends() == 0
+    again = serve("--app", "app:scheduler")
+    with again.client() as client:
+        assert _state(client, run_id) == "succeeded"
+        until(lambda: _state(client, kept.json()["data"]["id"]) == "succeeded")
+
+
+def _state(client: httpx.Client, run_id: str) -> str:
+    return str(client.get(f"/api/runs/{run_id}").json()["data"]["state"])
+
+
+def test_a_second_signal_ends_at_once_and_the_work_is_rescued(serve: Serve, app: Path) -> None:
+    served = serve("--app", "app:scheduler")
+    flag = app / "flag"
+    with served.client() as client:
+        run = client.post("/api/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
+        run_id = run.json()["data"]["id"]
+        until(lambda: (app / "flag.began").exists())
+        served.signal()
+        until(lambda: client.get("/readyz").status_code == 503)
+        served.signal(signal.SIGINT)
+    assert served.ends() == 128 + signal.SIGINT
+    flag.touch()
+    again = serve("--app", "app:scheduler")
+    with again.client() as client:
+        until(lambda: _state(client, run_id) == "succeeded")
+        attempts = client.get(f"/api/runs/{run_id}").json()["data"]["attempts"]
+    assert [one["outcome"] for one in attempts] == ["lost", "succeeded"]
+
+
+def test_two_instances_share_a_store_and_its_schedules(serve: Serve) -> None:
+    one, two = serve(), serve()
+    with one.client() as first, two.client() as second:
+        made = first.post("/api/jobs", json={**WEBHOOK, "id": "shared"})
+        assert made.status_code == 201
+        assert second.get("/api/jobs/shared").json()["data"]["schedule"] == WEBHOOK["schedule"]
+        second.post("/api/jobs/shared/pause")
+        assert first.get("/api/jobs/shared").json()["data"]["enabled"] is False
+
+
+# -- events -----------------------------------------------------------------------------------
+
+
+def test_events_are_told_as_they_happen_and_end_with_the_service(serve: Serve, app: Path) -> None:
+    served = serve("--app", "app:scheduler")
+    told: list[tuple[str, Any]] = []
+    with served.client() as client, client.stream("GET", "/api/events?event=run.*") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = stream.iter_lines()
+        assert next(lines) == "retry: 2000"
+        with served.client() as other:
+            other.post("/api/jobs/shout/trigger", json={"payload": {"text": "x"}})
+        name = ""
+        for line in lines:
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            if line.startswith("data: "):
+                told.append((name, json.loads(line.removeprefix("data: "))))
+                if name == "run.succeeded":
+                    served.signal()
+        # The loop ended: the service closed the stream in good order.
+    assert [name for name, _ in told] == ["run.enqueued", "run.started", "run.succeeded"]
+    assert told[-1][1]["jobId"] == "shout"
+    assert told[-1][1]["run"]["state"] == "succeeded"
+    assert served.ends() == 0
+
+
+def test_events_can_be_chosen(serve: Serve) -> None:
+    served = serve()
+    with served.client() as client:
+        wrong = client.get("/api/events?event=run.nonsense")
+        assert wrong.status_code == 422
+        assert "run.failed" in wrong.json()["error"]
+        with client.stream("GET", "/api/events?event=job.*&job=mine") as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            with served.client() as other:
+                for name in ("other", "mine"):
+                    other.post("/api/jobs", json={**WEBHOOK, "id": name})
+            names = [next(lines) for _ in range(3)]
+        assert names[1] == "event: job.created"
+        assert json.loads(names[2].removeprefix("data: "))["jobId"] == "mine"
+        assert "YOUR_TOKEN" not in names[2]

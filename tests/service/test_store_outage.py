@@ -1,0 +1,216 @@
+"""A store that is away, and who watches: `/metrics` says so to whom it was open before, and to
+nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from sqlite3 import connect
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from mainspring.core.clock import CarriedClock
+from mainspring.service.api_keys import FRESH, KIND, Keys
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FakeClock, FaultyStore
+from tests.service.test_middleware import code, key
+from tests.service.test_server import until
+from tests.support.engine import Weather
+from tests.support.servers.fixtures import *  # noqa: F403
+from tests.support.servers.mongodb import Standalone
+from tests.support.servers.runs import Run
+from tests.support.service import Api, Make, Serve, sample_scheduler
+from tests.support.service import until as come_true
+
+
+class Away:
+    """A service whose store can go away, and the clock by which it remembers keys."""
+
+    def __init__(self, api: Api, weather: Weather) -> None:
+        self.api, self._weather = api, weather
+        self.clock = FakeClock()
+        self.keys: Keys = api.app.state.service.keys
+        self.keys._clock = self.clock
+        self.keys._time = CarriedClock(self.clock)
+
+    def go(self, seconds: float = FRESH + 1) -> None:
+        self._weather.foul = {"*"}
+        self.clock.advance(seconds)
+
+    def come(self) -> None:
+        self._weather.foul = set()
+
+    async def up(self, **options: Any) -> str | int:
+        """What `/metrics` says of the store, or why it says nothing."""
+        self.api.app.state.service.metrics._read_at = None
+        answer = await self.api.get("/metrics", **options)
+        if answer.status_code != 200:
+            return answer.status_code
+        return next(
+            line for line in answer.text.splitlines() if line.startswith("mainspring_store")
+        )
+
+
+@pytest.fixture
+async def away(make: Make, request: pytest.FixtureRequest) -> Away:
+    weather = Weather()
+    store: Any = FaultyStore(MemoryStore(), weather)
+    loopback = getattr(request, "param", False)
+    return Away(await make(sample_scheduler(store, workers=0), loopback=loopback), weather)
+
+
+async def test_a_key_that_was_good_hears_of_it(away: Away) -> None:
+    headers = await key(away.api)
+    assert await away.up(headers=headers) == "mainspring_store_up 1.0"
+    away.go()
+    for _ in range(3):
+        away.clock.advance(3600)
+        assert await away.up(headers=headers) == "mainspring_store_up 0.0"
+    away.come()
+
+    async def back() -> bool:
+        return await away.up(headers=headers) == "mainspring_store_up 1.0"
+
+    await come_true(back)  # the engine has to find out
+
+
+async def test_it_opens_nothing_else(away: Away) -> None:
+    headers = await key(away.api, "admin")
+    assert await away.up(headers=headers) == "mainspring_store_up 1.0"
+    away.go()
+    for method, path in (
+        ("GET", "/api/jobs"),
+        ("GET", "/api/events"),
+        ("GET", "/api/observability/health"),
+        ("POST", "/metrics"),
+        ("HEAD", "/metrics"),
+        ("GET", "/metrics/"),
+    ):
+        assert await code(away.api, method, path, headers=headers) == 503
+
+
+async def test_nobody_else_comes_in(away: Away) -> None:
+    good, unused = await key(away.api), await key(away.api)
+    revoked, expired = (
+        await away.keys.create("revoked", "read"),
+        await away.keys.create("expired", "read", timedelta(hours=1)),
+    )
+    for headers in (good, *({"X-Api-Key": text} for _, text in (revoked, expired))):
+        assert await away.up(headers=headers) == "mainspring_store_up 1.0"
+    await Keys(away.api.scheduler).revoke(revoked[0].id)  # by another instance
+    away.clock.advance(FRESH + 1)
+    assert await away.up(headers={"X-Api-Key": revoked[1]}) == 401
+    away.go()
+    assert await away.up(headers={"X-Api-Key": expired[1]}) == "mainspring_store_up 0.0"
+    away.clock.advance(3600)
+    assert await away.up(headers={"X-Api-Key": expired[1]}) == 401
+    assert await away.up(headers={"X-Api-Key": revoked[1]}) in (401, 503)
+    assert await away.up(headers=unused) == 503  # it was never looked at here
+    wrong = {"Authorization": good["Authorization"][:-1] + "~"}
+    assert await away.up(headers=wrong) == 401
+    assert await away.up() == 401
+    assert await away.up(headers=good) == "mainspring_store_up 0.0"
+
+
+@pytest.mark.parametrize("away", [True], indirect=True)
+async def test_without_a_key_where_none_was_made(away: Away) -> None:
+    assert await away.up() == "mainspring_store_up 1.0"
+    away.go()
+    assert await away.up() == "mainspring_store_up 0.0"
+    assert await away.up(headers={"X-Forwarded-For": "10.0.0.1"}) == 401
+    assert await code(away.api) == 503
+    away.come()
+    await Keys(away.api.scheduler).create("first", "read")  # by another instance
+    assert await away.up() == 401
+    away.go()
+    assert await away.up() == 401
+
+
+@pytest.mark.parametrize("away", [True], indirect=True)
+async def test_without_a_key_before_anybody_knew(away: Away) -> None:
+    away.go()
+    assert await away.up() == 503
+
+
+@pytest.mark.parametrize("away", [True], indirect=True)
+async def test_without_a_key_after_one_was_made_here(away: Away) -> None:
+    assert await away.up() == "mainspring_store_up 1.0"
+    await key(away.api)
+    away.go()
+    assert await away.up() == 401
+
+
+async def test_what_was_read_before_does_not_overtake_what_is_known_since(away: Away) -> None:
+    """A key is looked at, and revoked before the answer is here: it opens nothing from then on."""
+    made, text = await away.keys.create("mine", "read")
+    assert await away.up(headers={"X-Api-Key": text}) == "mainspring_store_up 1.0"
+    away.clock.advance(FRESH + 1)
+    before = await away.api.scheduler.note(KIND, made.id)
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    notes = away.keys._notes
+
+    class Slow:
+        note = staticmethod(lambda kind, name: answer)
+        now = staticmethod(notes.now)
+
+    away.keys._notes = cast(Any, Slow)
+    looking = asyncio.ensure_future(away.keys.check(text))
+    await asyncio.sleep(0)
+    away.keys._notes = notes
+    away.clock.advance(0.001)
+    await away.keys.revoke(made.id)
+    away.keys._notes = cast(Any, Slow)
+    answer.set_result(before)
+    assert await looking is None
+    away.keys._notes = notes
+    away.go()
+    assert await away.up(headers={"X-Api-Key": text}) in (401, 503)
+
+
+def scraped(client: httpx.Client) -> str:
+    """As Prometheus does it: whoever takes longer than ten seconds said nothing."""
+    answer = client.get("/metrics", timeout=10)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def test_a_server_that_does_not_answer_is_told_before_a_scrape_ends(
+    serve: Serve, servers_run: Run
+) -> None:
+    with Standalone() as servers:
+        served = serve(MONGODB_URI=f"{servers.url}mainspring")
+        with served.client() as client:
+            made = client.post("/api/keys", json={"name": "prometheus", "scope": "read"})
+            client.headers["X-Api-Key"] = made.json()["data"]["key"]
+            assert "mainspring_store_up 1.0" in scraped(client)
+            servers.server.freeze()
+            try:
+                until(lambda: "mainspring_store_up 0.0" in scraped(client))
+            finally:
+                servers.server.resume()
+            until(lambda: "mainspring_store_up 1.0" in scraped(client))
+
+
+def test_a_file_that_another_program_has_locked_is_named_as_the_cause(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """It can be read all the while; but nothing is claimed."""
+    served = serve()
+    job = {"id": "often", "every": "1s", "endpoint": "https://example.com/"}
+    with served.client() as client, closing(connect(tmp_path / "mainspring.db")) as other:
+        assert client.post("/api/jobs", json=job).status_code == 201
+        assert client.get("/readyz").status_code == 200
+        other.execute("BEGIN IMMEDIATE")
+        ready = until(lambda: (got := client.get("/readyz")).status_code == 503 and got)
+        assert ready.json()["status"].startswith("the store is away: it fails at ")
+        health = client.get("/api/observability/health").json()
+        assert (health["success"], health["status"], health["store"]) == (False, "degraded", "away")
+        until(lambda: "mainspring_store_up 0.0" in scraped(client))
+        other.execute("ROLLBACK")
+        until(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: "mainspring_store_up 1.0" in scraped(client))
+        assert client.get("/api/observability/health").json()["store"] == "ok"

@@ -1,0 +1,1 @@
+from tests.support.servers.fixtures import *  # noqa: F403

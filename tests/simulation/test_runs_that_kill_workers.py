@@ -1,0 +1,163 @@
+"""A run that kills its worker is found, and those beside it come to no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.core.model import Run
+from mainspring.engine import suspects
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import VirtualClock, run_virtual
+from tests.support.simulation.machines import Machine, MachineLoop, machines_of
+
+
+class Cluster:
+    """Workers on one store; who dies is started again a second later, as by a supervisor."""
+
+    def __init__(self, workers: int, seed: int) -> None:
+        self.store = MemoryStore(VirtualClock())
+        self.starts: Counter[str] = Counter()
+        self.at_work: dict[Machine, set[str]] = {}
+        self._rng = random.Random(seed)
+        self._machines = [self._boot() for _ in range(workers)]
+
+    def _boot(self) -> Machine:
+        machine = Machine("worker")
+        machines_of(asyncio.get_running_loop()).append(machine)
+        self.at_work[machine] = set()
+        machine.spawn(self._live(machine))
+        return machine
+
+    async def _live(self, machine: Machine) -> None:
+        scheduler = Scheduler(
+            self.store,
+            inline=True,
+            clock=VirtualClock(),
+            rng=random.Random(self._rng.getrandbits(32)),
+            lease="6s",
+        )
+
+        async def begin(ctx: RunContext) -> None:
+            self.starts[ctx.run_id] += 1
+            self.at_work[machine].add(ctx.run_id)
+
+        async def harmless(ctx: RunContext, seconds: float) -> None:
+            await begin(ctx)
+            await asyncio.sleep(seconds)
+            self.at_work[machine].discard(ctx.run_id)
+
+        async def killer(ctx: RunContext, seconds: float) -> None:
+            await begin(ctx)
+            await asyncio.sleep(seconds)
+            machine.kill()
+            await asyncio.sleep(0)
+
+        scheduler.job()(harmless)
+        scheduler.job(id="once", delivery="at_most_once")(harmless)
+        scheduler.job()(killer)
+        await scheduler.start()
+
+    async def work_off(self) -> dict[str, Run]:
+        """Until everything has ended."""
+        async with asyncio.timeout(3000):
+            while any(not run.finished for run in self.store._runs.values()):
+                await asyncio.sleep(1)
+                for number, machine in enumerate(self._machines):
+                    if machine.dead:
+                        self._machines[number] = self._boot()
+        return self.store._runs
+
+
+def producer(store: Any) -> Scheduler:
+    return Scheduler(store, inline=True, clock=VirtualClock(), rng=random.Random(2), workers=0)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("seconds", [0.0, 2.0], ids=["at once", "after a while"])
+def test_one_killer_among_a_hundred_harmless_runs(workers: int, seconds: float) -> None:
+    async def main() -> None:
+        cluster = Cluster(workers, seed=1)
+        client = producer(cluster.store)
+        await client.start()
+        await asyncio.sleep(1)
+        harmless = await client.enqueue_many("harmless", [{"seconds": 0.01}] * 100)
+        once = await client.enqueue_many("once", [{"seconds": 0.01}] * 20)
+        killers = await client.enqueue_many("killer", [{"seconds": seconds}] * 2)
+        runs = await cluster.work_off()
+        for one in killers:
+            run = runs[one.id]
+            assert (run.state, run.reason) == (State.FAILED, "poison")
+            assert 2 <= cluster.starts[one.id] <= 4  # it may have been beside the other one
+        assert {runs[run.id].state for run in harmless} == {State.SUCCEEDED}
+        for one in once:
+            run = runs[one.id]
+            if run.state is State.SUCCEEDED:
+                assert cluster.starts[one.id] == 1
+            else:  # its begin was on record; the worker may have died on the way to it
+                assert (run.reason, run.began) == ("lost", True)
+                assert cluster.starts[one.id] <= 1
+
+    run_virtual(main, make_loop=MachineLoop)
+
+
+def test_a_suspect_that_takes_long_does_not_stop_everything_else() -> None:
+    """It has the worker to itself for a minute, then others go on beside it."""
+
+    async def main() -> None:
+        cluster = Cluster(1, seed=1)
+        client = producer(cluster.store)
+        await client.start()
+        await asyncio.sleep(1)
+        long = await client.enqueue("harmless", {"seconds": 1200})
+        for _ in range(2):  # somebody kills the worker, twice
+            while cluster.starts[long.id] == 0:
+                await asyncio.sleep(1)
+            cluster._machines[0].kill()
+            cluster._machines[0] = cluster._boot()
+            cluster.starts.clear()
+            while cluster.store._runs[long.id].state is not State.RUNNING:
+                await asyncio.sleep(1)
+        while cluster.starts[long.id] == 0:
+            await asyncio.sleep(1)
+        assert cluster.store._runs[long.id].lapses == 2
+        began = asyncio.get_running_loop().time()
+        other = await client.enqueue("harmless", {"seconds": 1})
+        await client.wait(other.id, 600)
+        assert asyncio.get_running_loop().time() - began < suspects.ALONE_AT_MOST + 10
+        runs = await cluster.work_off()
+        assert (runs[long.id].state, cluster.starts[long.id]) == (State.SUCCEEDED, 1)
+
+    run_virtual(main, make_loop=MachineLoop)
+
+
+def test_a_suspect_waits_for_a_busy_worker_and_is_run_in_the_end() -> None:
+    """A handler of ten minutes is at work, and there is always more to do."""
+
+    async def main() -> None:
+        cluster = Cluster(1, seed=1)
+        client = producer(cluster.store)
+        await client.start()
+        await asyncio.sleep(1)
+        busy = await client.enqueue("harmless", {"seconds": 600})
+        while cluster.starts[busy.id] == 0:
+            await asyncio.sleep(1)
+        suspect = await client.enqueue("harmless", {"seconds": 0})
+        run = cluster.store._runs[suspect.id]
+        cluster.store._runs[suspect.id] = type(run)(
+            **{name: getattr(run, name) for name in run.__struct_fields__} | {"lapses": 2}
+        )
+        for _ in range(60):  # they go on meanwhile
+            one = await client.enqueue("harmless", {"seconds": 0.1})
+            await client.wait(one.id, 60)
+            await asyncio.sleep(5)
+        assert cluster.starts[suspect.id] == 0
+        runs = await cluster.work_off()
+        assert (runs[suspect.id].state, runs[suspect.id].lapses) == (State.SUCCEEDED, 2)
+
+    run_virtual(main, make_loop=MachineLoop)

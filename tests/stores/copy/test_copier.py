@@ -1,0 +1,365 @@
+"""A copy is the same store again: between all kinds of them, at any point of an interruption."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.core import transitions
+from mainspring.core.model import Note, State, replace
+from mainspring.errors import CopyRefused
+from mainspring.stores.copy import PAGE, copy
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, Store
+from mainspring.stores.sqlite import SqliteStore
+from mainspring.testing import FaultyStore, RandomFaults
+from tests.support.filled_store import everything, fill, made, opened
+from tests.support.servers.mongodb import with_database
+
+Make = Callable[[str], Store]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def in_memory(name: str) -> Store:
+    return MemoryStore()
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Make:
+    return lambda name: SqliteStore(tmp_path / f"{name}.db")
+
+
+@pytest.fixture
+def on_mongo(replica_set_url: str, database_name: str) -> Make:
+    url = with_database(replica_set_url, database_name)
+    sign = "&" if "?" in url else "?"
+    return lambda name: MongoStore(f"{url}{sign}mainspringPrefix={name}_")
+
+
+async def there_and_back(first: Store, second: Store, third: Store) -> None:
+    async with opened(first, second, third):
+        await fill(first, plain=2 * PAGE + 7)
+        copied = await copy(first, second)
+        original = await everything(first)
+        assert await everything(second) == original
+        assert (copied.jobs, copied.written, copied.there) == (3, len(original[1]), 0)
+        assert await second.counts() == await first.counts()
+        await copy(second, third)
+        assert await everything(third) == original
+
+
+async def test_from_sqlite_to_mongodb_and_back(on_disk: Make, on_mongo: Make) -> None:
+    await there_and_back(on_disk("a"), on_mongo("b"), on_disk("c"))
+
+
+async def test_from_mongodb_to_sqlite_and_back(on_disk: Make, on_mongo: Make) -> None:
+    await there_and_back(on_mongo("a"), on_disk("b"), on_mongo("c"))
+
+
+async def test_between_stores_of_one_kind(on_disk: Make) -> None:
+    await there_and_back(on_disk("a"), on_disk("b"), in_memory("c"))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3])
+async def test_an_interrupted_copy_is_completed(on_disk: Make, on_mongo: Make, stop: int) -> None:
+    source, target = on_disk("a"), on_mongo("b")
+
+    def interrupt(done: int, total: int) -> None:
+        if done > stop * PAGE:
+            raise Interrupted
+
+    async with opened(source, target):
+        await fill(source, plain=3 * PAGE)
+        with pytest.raises(Interrupted):
+            await copy(source, target, interrupt)
+        copied = await copy(source, target)
+        assert 0 < copied.there <= copied.runs.total()
+        assert copied.written + copied.there == copied.runs.total()
+        assert await everything(target) == await everything(source)
+
+
+async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+
+    def interrupt(done: int, total: int) -> None:
+        if done == total:
+            raise Interrupted
+
+    async with opened(source, target):
+        await fill(source)
+        with pytest.raises(Interrupted):
+            await copy(source, target, interrupt)
+        now = await source.now()
+        due = (await source.get(["is due"]))["is due"]
+        await source.commit([transitions.cancelled(due, now, "no more")])
+        heir = made("heir", now, 99, dedupe_key=due.dedupe_key)
+        assert not (await source.add([heir]))[0].duplicate
+        failed = (await source.get(["fails"]))["fails"]
+        assert await source.commit([transitions.revived(failed, now)]) == [True]
+        [job] = (await source.jobs(JobQuery(ids=frozenset({"often"})))).items
+        await source.put_job(replace(job, enabled=False))
+        copied = await copy(source, target)
+        assert (copied.mended, copied.written) == (2, 1)
+        assert await everything(target) == await everything(source)
+
+
+async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
+    """API keys among them: one that was revoked meanwhile must not live on."""
+    source, target = on_disk("a"), on_mongo("b")
+    async with opened(source, target):
+        ends = await source.now() + timedelta(hours=1)
+        notes = [Note(kind="api-key", name=f"{n:04}", value={"$n": n}) for n in range(PAGE + 3)]
+        notes.append(Note(kind="other", name="0001", value="x", expires_at=ends))
+        for note in notes:
+            await source.put_note(note)
+        assert (await copy(source, target)).notes == len(notes)
+        await source.put_note(replace(notes[0], value="changed", version=1))
+        await copy(source, target)
+        query = NoteQuery(kind="api-key", limit=1000)
+        assert [(note.name, note.value) for note in (await target.notes(query)).items] == [
+            (note.name, note.value) for note in (await source.notes(query)).items
+        ]
+        [other] = (await target.notes(NoteQuery(kind="other"))).items
+        assert (other.value, other.expires_at) == ("x", ends)
+        await source.drop_note("api-key", "0007")
+        with pytest.raises(CopyRefused, match="api-key 0007 is there, and not in the source"):
+            await copy(source, target)
+
+
+async def test_a_key_that_was_revoked_in_the_target_does_not_open_again(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        key = Note(kind="api-key", name="k", value="opens")
+        await source.put_note(key)
+        await copy(source, target)
+        assert await target.put_note(replace(key, value="revoked", version=1)) == 2
+        with pytest.raises(CopyRefused, match="api-key k was changed in the target"):
+            await copy(source, target)
+        [kept] = (await target.notes(NoteQuery(kind="api-key"))).items
+        assert kept.value == "revoked"
+
+
+async def test_notes_that_expire_stand_in_nobodys_way(on_disk: Make) -> None:
+    """One that is gone here and not yet there; one that has expired there and not here."""
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        now = await source.now()
+        soon, before = now + timedelta(hours=1), now - timedelta(hours=1)
+        record = Note(kind="idempotency", name="gone", value=1, expires_at=soon)
+        await source.put_note(record)
+        await copy(source, target)
+        await source.drop_note("idempotency", "gone")
+        await target.put_note(replace(record, name="again", expires_at=before))
+        await source.put_note(replace(record, name="again"))
+        await copy(source, target)
+        found = (await target.notes(NoteQuery(kind="idempotency"))).items
+        assert [(note.name, note.expires_at) for note in found] == [("again", soon), ("gone", soon)]
+
+
+async def test_a_note_that_changes_while_it_is_copied_is_told(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+
+    class Changing(AnotherName):
+        async def counts(self) -> object:  # asked for at the end
+            await source.put_note(Note(kind="api-key", name="k", value="revoked", version=1))
+            return await source.counts()
+
+    async with opened(source, target):
+        await source.put_note(Note(kind="api-key", name="k", value="opens"))
+        with pytest.raises(CopyRefused, match="api-key k has changed while it was copied"):
+            await copy(Changing(source), target)  # type: ignore[arg-type]
+        await copy(source, target)
+        [kept] = (await target.notes(NoteQuery(kind="api-key"))).items
+        assert kept.value == "revoked"
+
+
+async def test_a_key_that_was_given_on_and_taken_back(on_disk: Make, on_mongo: Make) -> None:
+    """An old run that was revived holds the key that a newer one had, which is over."""
+    source, target, third = on_disk("a"), on_mongo("b"), on_disk("c")
+    async with opened(source, target, third):
+        now = await source.now()
+        over = {"state": State.FAILED, "finished_at": now}
+        old = made("old", now, 1, dedupe_key="k", **over)
+        await source.add([old, made("new", now, 2, dedupe_key="k", **over)])
+        assert await source.commit([transitions.revived(old, now)]) == [True]
+        await copy(source, target)
+        assert await everything(target) == await everything(source)
+        [again] = await target.add([made("third", now, 3, dedupe_key="k")])
+        assert (again.duplicate, again.run.id) == (True, "old")
+        await copy(target, third)
+        assert await everything(third) == await everything(source)
+
+
+async def test_a_store_that_is_away_for_a_moment_is_waited_for(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source, plain=PAGE)
+        faults = RandomFaults(7, before=0.1, after=0.2, methods=("add", "get", "find", "commit"))
+        faulty = FaultyStore(target, faults)
+        await copy(source, faulty)
+        assert sum(faulty.injected.values()) > 0
+        assert await everything(target) == await everything(source)
+
+
+async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo: Make) -> None:
+    """Slots fire, keys hold, failed runs are retried, a dead worker's run is rescued."""
+    source, target = on_disk("a"), on_mongo("b")
+    seen: list[str] = []
+
+    def made_on(store: Store) -> Scheduler:
+        scheduler = Scheduler(store)
+
+        @scheduler.job(id="mail", concurrency=1)
+        async def mail(to: str) -> str:
+            seen.append(to)
+            if seen == ["nobody"]:
+                raise ValueError("no such address")
+            return to
+
+        @scheduler.job("* * * * * *", id="ticking")
+        async def ticking() -> None: ...
+
+        return scheduler
+
+    async with made_on(source) as scheduler:
+        failed = await scheduler.enqueue("mail", {"to": "nobody"})
+        await scheduler.wait(failed.id, 10)
+        later = await scheduler.enqueue("mail", {"to": "later"}, delay="2h", dedupe_key="one")
+    async with opened(source, target):
+        now = await source.now()
+        lost = made("lost", now, 1, job_id="mail", payload={"to": "lost"}, created_at=now)
+        await source.add([replace(lost, handler="mail")])
+        millisecond = timedelta(milliseconds=1)
+        [held] = await source.claim(
+            Claim(worker="dead", handlers=frozenset({"mail"}), limit=1, lease=millisecond)
+        )
+        await asyncio.sleep(0.01)
+        await copy(source, target)
+        [ticking] = (await source.jobs(JobQuery(ids=frozenset({"ticking"})))).items
+        assert ticking.next_run_at is not None
+    async with made_on(target) as scheduler:
+        again = await scheduler.enqueue("mail", {"to": "again"}, dedupe_key="one")
+        assert (again.id, again.duplicate) == (later.id, True)
+        done = await scheduler.wait((await scheduler.retry(failed.id)).id, 30)
+        assert (done.state, done.attempt, done.token) == (State.SUCCEEDED, 2, 2)
+        rescued = await scheduler.wait(held.id, 30)
+        assert (rescued.state, rescued.token) == (State.SUCCEEDED, 2)
+        async with asyncio.timeout(30):
+            while not [
+                run
+                for run in (await scheduler.list_runs(job="ticking", state="succeeded")).items
+                if run.scheduled_at >= ticking.next_run_at
+            ]:
+                await asyncio.sleep(0.1)
+    assert sorted(seen) == ["lost", "nobody", "nobody"]
+
+
+# -- refused --------------------------------------------------------------------------------
+
+
+async def test_a_live_lease_is_refused(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await source.add([made("run", await source.now(), 1)])
+        lease = timedelta(minutes=1)
+        await source.claim(
+            Claim(worker="host:1", handlers=frozenset({"work"}), limit=1, lease=lease)
+        )
+        with pytest.raises(CopyRefused, match="run run is running on host:1: stop the workers"):
+            await copy(source, target)
+        assert await everything(target) == ([], [])
+
+
+async def test_a_live_scheduler_is_refused(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        for name, store in (("source", source), ("target", target)):
+            async with Scheduler(SqliteStore(store._path)) as scheduler:  # type: ignore[attr-defined]
+                while not scheduler.is_leader:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(CopyRefused, match=f"a scheduler is working on the {name}"):
+                    await copy(source, target)
+        await copy(source, target)
+
+
+async def test_a_target_with_something_else_in_it_is_refused(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source)
+        now = await target.now()
+        await target.add([made("stranger", now, 1)])
+        with pytest.raises(CopyRefused, match="not empty: run stranger is there"):
+            await copy(source, target)
+        assert len((await everything(target))[1]) == 1
+
+
+async def test_a_target_that_has_gone_on_is_refused(on_disk: Make) -> None:
+    """Tokens never go back."""
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await source.add([made("run", await source.now(), 1)])
+        await copy(source, target)
+        claim = Claim(
+            worker="w", handlers=frozenset({"work"}), limit=1, lease=timedelta(microseconds=1)
+        )
+        [run] = await target.claim(claim)
+        await target.commit([transitions.succeeded(run, await target.now(), None)])
+        with pytest.raises(CopyRefused, match="run run has gone on in the target"):
+            await copy(source, target)
+        assert (await target.get(["run"]))["run"].state is State.SUCCEEDED
+
+
+async def test_two_names_of_one_store_are_refused(on_disk: Make) -> None:
+    source = on_disk("a")
+    async with opened(source):
+        await fill(source)
+        with pytest.raises(CopyRefused, match="both names lead to the same store"):
+            await copy(source, AnotherName(source))  # type: ignore[arg-type]
+
+
+class AnotherName:
+    """Another client of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+async def test_work_enqueued_while_it_is_copied_is_told_and_then_completed(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source)
+        now = await source.now()
+        late = [made("late", now, 99)]
+
+        def enqueue(done: int, total: int) -> None:
+            task = asyncio.get_running_loop().create_task(source.add(late))
+            tasks.append(task)
+
+        tasks: list[asyncio.Task[object]] = []
+
+        class Slow(AnotherName):
+            async def jobs(self, query: JobQuery) -> object:
+                await asyncio.gather(*tasks)
+                return await source.jobs(query)
+
+            async def counts(self) -> object:
+                await asyncio.gather(*tasks)
+                return await source.counts()
+
+        with pytest.raises(CopyRefused, match="the source has changed while it was copied"):
+            await copy(Slow(source), target, enqueue)  # type: ignore[arg-type]
+        copied = await copy(source, target)
+        assert copied.written == 1
+        assert await everything(target) == await everything(source)

@@ -1,0 +1,129 @@
+"""Real workers, real servers, killed, cut and with wrong clocks: in short. chaos/ is longer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient, WriteConcern
+
+from mainspring.stores.mongodb import commit
+from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from tests.support.mongodb.every_operation import do_everything
+from tests.support.mongodb.fault_scenarios import (
+    failover,
+    kill_primary,
+    orphaned_slots,
+    skewed,
+    step_down,
+)
+from tests.support.mongodb.majority_loss import KINDS, cut
+from tests.support.mongodb.query_plans import Sent
+from tests.support.servers.cache import ServerUnavailable
+from tests.support.servers.clocks import server_clock
+from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+from tests.support.servers.server import Document
+
+
+async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) -> None:
+    with ReplicaSet() as servers:
+        account = await failover(tmp_path, servers, [kill_primary, step_down])
+    assert account.acknowledged > 50
+
+
+async def test_the_cut_loses_nothing_that_a_majority_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ReplicaSet(election_timeout=10) as servers:
+        told, lost = await cut(servers)
+        assert told == BEFORE_THE_CUT
+        assert lost == {}
+        # The same with one server's word for it: the test would notice, whatever was written.
+        told, lost = await cut(servers, "&w=1")
+        assert all(told[kind] > BEFORE_THE_CUT[kind] for kind in KINDS)
+        # What came before the cut may be lost too: one server's word for it is no more.
+        assert lost >= told - Counter(BEFORE_THE_CUT)
+        # And where that slipped into completions alone.
+        monkeypatch.setattr(commit, "_send", _one_servers_word(commit._send))
+        told, lost = await cut(servers)
+        assert set(lost) == {"ended", "cancelled"}
+
+
+BEFORE_THE_CUT = {"added": 60, "claimed": 40, "ended": 10, "cancelled": 2, "put": 2, "fired": 1}
+
+
+def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
+    """A store that sends these writes with `w: 1`."""
+
+    async def sent(db: Database, items: Sequence[commit.Written]) -> int:
+        handle = db.handle.with_options(write_concern=WriteConcern(1))
+        return await send(dataclasses.replace(db, handle=handle), items)
+
+    return sent
+
+
+async def test_whoever_leads_is_killed_and_every_slot_runs_once(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    url = with_database(replica_set_url, database_name)
+    assert await orphaned_slots(tmp_path, url, kills=2) > 5
+
+
+async def test_workers_with_wrong_clocks(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    assert await skewed(tmp_path, with_database(replica_set_url, database_name)) == []
+
+
+async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
+    tmp_path: Path, replica_set_url: str, database_name: str
+) -> None:
+    url = with_database(replica_set_url, database_name)
+    assert await skewed(tmp_path, url, planted="own-clock")
+
+
+async def test_no_write_leans_on_a_routers_clock(
+    sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a write or an aggregate that a router passes on, `$$NOW` is the router's; in a find it is
+    the shard's. What is sent shows it on any machine; wrong clocks, below, take a C compiler."""
+    sent = Sent.heard(monkeypatch)
+    url = with_database(sharded_url, database_name)
+    with MongoClient[Document](url) as client:
+        client[database_name].create_collection("effects")
+    await do_everything(url)
+    by_the_clock = {next(iter(one)) for one in sent.commands if "$$NOW" in str(one)}
+    assert by_the_clock == {"find"}
+    stamped = [one for one in sent.commands if "$currentDate" in str(one)]
+    assert {next(iter(one)) for one in stamped} == {"update"}
+
+
+@pytest.fixture(scope="module")
+def skewed_cluster() -> Iterator[ShardedCluster]:
+    """A sharded database; its second router is an hour ahead, its third an hour behind."""
+    with ShardedCluster() as cluster:
+        try:
+            clocks = [server_clock(3600), server_clock(-3600)]
+        except ServerUnavailable as error:
+            pytest.skip(str(error))
+        for clock in clocks:
+            cluster.add_router(clock)
+        yield cluster
+
+
+@pytest.mark.parametrize("planted", ["", "routers-clock"])
+async def test_routers_with_wrong_clocks(
+    tmp_path: Path, skewed_cluster: ShardedCluster, planted: str
+) -> None:
+    """Workers, with wrong clocks too, that go through them."""
+    database = f"jobs{planted}"
+    for name in SHARDED:
+        skewed_cluster.shard(f"{database}.{DEFAULT_PREFIX}{name}")
+    urls = [
+        with_database(f"mongodb://{router.address}/", database) for router in skewed_cluster.routers
+    ]
+    found = await skewed(tmp_path, urls[0], routers=urls[1:], planted=planted)
+    assert bool(found) is bool(planted), found

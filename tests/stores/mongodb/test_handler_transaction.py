@@ -1,0 +1,349 @@
+"""Effect-once on real servers: sessions of the driver, conflicts, lost answers, routers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, PyMongoError
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.core import transitions
+from mainspring.core.model import Outcome, Run
+from mainspring.core.policy import Delivery
+from mainspring.errors import InvalidInput
+from mainspring.stores import open_store
+from mainspring.stores.mongodb import handler_transaction
+from mainspring.stores.mongodb.handler_transaction import MongoTransaction
+from tests.support.effect_counts import effect_test
+from tests.support.engine import Heard
+from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import Document
+
+PAGE = Path(__file__).parents[3] / "docs" / "effect-once.md"
+
+
+@pytest.fixture(params=["replica set", "sharded"])
+def url(request: pytest.FixtureRequest, database_name: str) -> str:
+    """A database with a collection of the user's, spread over the shards where there are some."""
+    fixture = request.param.replace(" ", "_") + "_url"
+    url: str = request.getfixturevalue(fixture)
+    with MongoClient[Document](url) as client:
+        if request.param == "sharded":
+            key = {"_id": "hashed"}
+            client.admin.command("shardCollection", f"{database_name}.effects", key=key)
+            client.admin.command("shardCollection", f"{database_name}.mainspring_runs", key=key)
+        else:
+            client[database_name].create_collection("effects")
+        client[database_name].create_collection("counters")
+    return with_database(url, database_name)
+
+
+def effects(url: str) -> list[str]:
+    with MongoClient[Document](url) as client:
+        return sorted(one["name"] for one in client.get_default_database().effects.find({}))
+
+
+async def write(session: Any, name: str) -> None:
+    """Sessions belong to the client that made them; it is there to be asked for collections."""
+    database = session.client.get_default_database()
+    await database.effects.insert_one({"name": name}, session=session)
+
+
+async def done(scheduler: Scheduler, run: Run) -> Run:
+    return await scheduler.wait(run.id, 60)
+
+
+async def test_async_and_plain_handlers(url: str) -> None:
+    scheduler = Scheduler(url)
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "async")
+            ctx.result = 1
+
+    @scheduler.job(delivery="effect_once", isolation="thread")
+    async def send_in_a_thread(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "async in a thread")
+            ctx.result = 2
+
+    @scheduler.job(delivery="effect_once")
+    def plain(ctx: RunContext) -> None:
+        with ctx.transaction() as session:
+            database = session.client.get_default_database()
+            database.effects.insert_one({"name": "plain"}, session=session)
+            ctx.result = 3
+
+    heard = Heard(scheduler)
+    async with scheduler:
+        runs = [await job.enqueue() for job in (send, send_in_a_thread, plain)]
+        ended = [await done(scheduler, run) for run in runs]
+        await heard.until("run.succeeded", 3)
+    assert [(run.state, run.result) for run in ended] == [(State.SUCCEEDED, n) for n in (1, 2, 3)]
+    assert effects(url) == ["async", "async in a thread", "plain"]
+    assert len(heard.of("run.succeeded")) == 3
+    assert "ownership.lost" not in heard.names
+
+
+async def test_those_who_write_the_same_document_all_come_through(url: str) -> None:
+    """MongoDB aborts the second at once: it is tried again, and no retry is used up."""
+    scheduler = Scheduler(url, workers=8)
+
+    @scheduler.job(delivery="effect_once")
+    async def count(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            counters = session.client.get_default_database().counters
+            await counters.update_one(
+                {"_id": "all"}, {"$inc": {"count": 1}}, upsert=True, session=session
+            )
+            await write(session, ctx.run_id)
+
+    async with scheduler:
+        runs = await count.enqueue_many([{}] * 24)
+        ended = [await done(scheduler, run) for run in runs]
+    assert {(run.state, run.failures) for run in ended} == {(State.SUCCEEDED, 0)}
+    assert effects(url) == sorted(run.id for run in runs)
+    with MongoClient[Document](url) as client:
+        [counter] = client.get_default_database().counters.find({})
+    assert counter["count"] == 24
+    collided = [a for run in ended for a in run.attempts if a.outcome is Outcome.RELEASED]
+    assert all("was rolled back" in str(attempt.error) for attempt in collided)
+
+
+async def test_a_block_longer_than_a_renewal_is_not_disturbed_by_it(url: str) -> None:
+    scheduler = Scheduler(url, lease="3s")  # renewed every half second
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "sent")
+            await asyncio.sleep(0.8)
+
+    async with scheduler:
+        run = await done(scheduler, await send.enqueue())
+    assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
+
+
+async def test_a_cancel_in_the_block_undoes_it(url: str) -> None:
+    scheduler = Scheduler(url)
+    inside, go = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job(delivery="effect_once", retries=3)
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "sent")
+            inside.set()
+            with suppress(asyncio.CancelledError):  # it goes on, and may not complete
+                await go.wait()
+
+    async with scheduler:
+        run = await send.enqueue()
+        await inside.wait()
+        assert await scheduler.cancel(run.id)
+        ended = await done(scheduler, run)
+    assert (ended.state, effects(url)) == (State.CANCELLED, [])
+
+
+async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
+    """A worker that stood still beyond its lease comes back with its writes: they are undone."""
+    scheduler, other = Scheduler(url, lease="5s"), open_store(url)
+    inside, go = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, f"token {ctx.token}")
+            if ctx.token == 1:
+                inside.set()
+                await go.wait()
+
+    heard = Heard(scheduler)
+    await other.open()
+    async with scheduler:
+        run = await send.enqueue()
+        await inside.wait()
+        held = (await other.get([run.id]))[run.id]
+        rescue = transitions.rescued(held, await other.now(), Delivery.EFFECT_ONCE)
+        assert await other.commit([rescue]) == [True]
+        go.set()
+        ended = await done(scheduler, run)
+        await heard.until("ownership.lost")
+    await other.close()
+    assert (ended.state, ended.token, effects(url)) == (State.SUCCEEDED, 2, ["token 2"])
+
+
+@contextmanager
+def commits(patch: pytest.MonkeyPatch, *story: str) -> Iterator[list[str]]:
+    """What becomes of the first commits: `lost` are done and their answers lost, `refused` never
+    get there. Neither can be told from the other by who sent them."""
+    whole = MongoTransaction._commit
+    left = list(story)
+
+    async def commit(self: MongoTransaction) -> None:
+        fate = left.pop(0) if left else ""
+        if fate == "refused":
+            raise AutoReconnect("the connection broke")
+        await whole(self)
+        if fate == "lost":
+            raise AutoReconnect("the connection broke")
+
+    patch.setattr(MongoTransaction, "_commit", commit)
+    yield left
+
+
+@pytest.mark.parametrize("fate", ["lost", "refused"])
+async def test_an_answer_that_never_came(
+    url: str, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(url)
+    told = []
+
+    @scheduler.job(delivery="effect_once", on_success=lambda ctx, result: told.append(result))
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, f"attempt {ctx.attempt}")
+            ctx.result = ctx.attempt
+
+    heard = Heard(scheduler)
+    with commits(monkeypatch, fate):
+        async with scheduler:
+            run = await done(scheduler, await send.enqueue())
+            await heard.until("run.succeeded")
+    attempt = 1 if fate == "lost" else 2
+    assert (run.state, run.attempt, run.failures) == (State.SUCCEEDED, attempt, 0)
+    assert (effects(url), told) == ([f"attempt {attempt}"], [attempt])
+    assert len(heard.of("run.succeeded")) == 1
+
+
+async def test_a_commit_of_unknown_outcome_is_sent_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(url)
+    whole = handler_transaction._done
+    unknown = threading.Event()
+
+    async def interrupted(answer: Any) -> Any:
+        result = await whole(answer)
+        if getattr(answer, "__name__", "") == "commit_transaction" and not unknown.is_set():
+            unknown.set()
+            error = PyMongoError("no answer")
+            error._add_error_label("UnknownTransactionCommitResult")
+            raise error
+        return result
+
+    monkeypatch.setattr(handler_transaction, "_done", interrupted)
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "sent")
+
+    async with scheduler:
+        run = await done(scheduler, await send.enqueue())
+    assert unknown.is_set()
+    assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
+
+
+async def test_a_server_alone_has_none(standalone_url: str, database_name: str) -> None:
+    scheduler = Scheduler(with_database(standalone_url, database_name))
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"'send' cannot have .* this server stands alone"):
+        await scheduler.start()
+
+
+def test_the_page_runs_as_it_stands(
+    replica_set_url: str, database_name: str, tmp_path: Path
+) -> None:
+    [block] = re.findall(r"```python mongodb\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    url = with_database(replica_set_url, database_name)
+    assert block.count("mongodb://db1,db2,db3/shop?replicaSet=rs") == 1
+    script = tmp_path / "page.py"
+    script.write_text(block.replace("mongodb://db1,db2,db3/shop?replicaSet=rs", url))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_KILLED = """
+import asyncio, sys
+from mainspring import RunContext, Scheduler
+from mainspring.stores.mongodb.handler_transaction import MongoTransaction
+from tests.stores.mongodb.test_handler_transaction import define_send_and_steps
+
+async def stand_still(self):
+    print("locked", flush=True)
+    await asyncio.Event().wait()
+
+MongoTransaction._commit = stand_still
+scheduler = Scheduler(sys.argv[1], lease="3s", workers=10)
+define_send_and_steps(scheduler)
+scheduler.run()
+"""
+
+
+def define_send_and_steps(scheduler: Scheduler) -> None:
+    """A job that writes in a transaction, and one whose first attempt never ends."""
+
+    @scheduler.job(delivery="effect_once")
+    async def send(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            await write(session, "sent")
+
+    @scheduler.job()
+    async def step(ctx: RunContext) -> None:
+        if ctx.attempt == 1:
+            sys.stdout.write("began\n")
+            sys.stdout.flush()
+            await asyncio.Event().wait()
+
+
+async def test_a_worker_killed_in_its_transaction_holds_up_no_rescue(url: str) -> None:
+    """The server would keep the run's document locked for a minute, and with it every rescue that
+    is sent in one batch with its own."""
+    scheduler = Scheduler(url, lease="3s")
+    define_send_and_steps(scheduler)
+    async with Scheduler(url, workers=0) as producer:
+        define_send_and_steps(producer)
+        steps = await producer.enqueue_many("step", [None] * 4)
+        sent = await producer.enqueue("send")
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _KILLED, url, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert victim.stdout is not None
+        lines = [await victim.stdout.readline() for _ in range(5)]
+        assert sorted(lines) == [b"began\n"] * 4 + [b"locked\n"]
+    finally:
+        victim.kill()
+        await victim.wait()
+    heard = Heard(scheduler)
+    async with scheduler, asyncio.timeout(50):  # the server's own limit is 60 s, and more
+        ended = [await done(scheduler, run) for run in (sent, *steps)]
+        await heard.until("run.rescued", 5)
+    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 2)}
+    assert effects(url) == ["sent"]
+
+
+@pytest.mark.timeout(300)  # several kills, each followed by a lapse
+async def test_a_handler_killed_anywhere_leaves_one_effect(
+    replica_set_url: str, database_name: str, tmp_path: Path
+) -> None:
+    """In short; `make chaos` does it at length, on a cluster too."""
+    url = with_database(replica_set_url, database_name)
+    tally = await effect_test(tmp_path, url=url, runs=240, kills=10, stops=0, seed=1, patience=240)
+    assert tally.again > 0, "no kill met a handler: it shows nothing"

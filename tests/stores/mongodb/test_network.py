@@ -1,0 +1,166 @@
+"""A connection that goes bad under a scheduler at work, and servers that speak TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import bson
+import pytest
+
+from mainspring import Event, RunContext, Scheduler, State
+from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import RunQuery
+from tests.support.servers.mongodb import ReplicaSet, Standalone, with_database
+from tests.support.servers.proxy import Line, Proxy
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ReplicaSet]:
+    with ReplicaSet(1) as servers:
+        yield servers
+
+
+@pytest.mark.parametrize("line", [Line.CUT, Line.SILENT, Line.HALF_OPEN])
+async def test_work_goes_on_when_the_line_is_well_again(
+    server: ReplicaSet, database_name: str, line: Line
+) -> None:
+    """Every run is done once, nobody loses a lease, and it was said that something is wrong."""
+    done: Counter[str] = Counter()
+    heard: list[str] = []
+    async with Proxy(server.primary().port) as proxy:
+        url = f"mongodb://{proxy.address}/{database_name}?directConnection=true&timeoutMS=700"
+        scheduler = Scheduler(url, poll="100ms", workers=4)
+
+        @scheduler.job()
+        async def work(ctx: RunContext) -> None:
+            done[ctx.run_id] += 1
+            await asyncio.sleep(0.05)
+
+        def told(event: Event) -> None:
+            heard.append(str(event.error))
+
+        scheduler.on("scheduler.error", told)
+        runs = []
+        async with scheduler:
+            for _ in range(3):
+                runs += await work.enqueue_many([{}] * 40)
+                while len(done) < len(runs) - 30:
+                    await asyncio.sleep(0.01)
+                proxy.turn(line)
+                await asyncio.sleep(1)
+                proxy.turn(Line.WELL)
+                await _answers(scheduler)
+            ended = [await scheduler.wait(run.id, 60) for run in runs]
+        assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
+        assert set(done.values()) == {1}
+        assert heard
+
+
+async def _answers(scheduler: Scheduler) -> None:
+    while True:
+        try:
+            await scheduler.stats()
+            return
+        except StoreUnavailable:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_slow_line_is_only_slow(server: ReplicaSet, database_name: str) -> None:
+    async with Proxy(server.primary().port) as proxy:
+        proxy.delay = 0.03
+        url = f"mongodb://{proxy.address}/{database_name}?directConnection=true"
+        scheduler = Scheduler(url, workers=4)
+
+        @scheduler.job()
+        async def work() -> None: ...
+
+        async with scheduler:
+            runs = await work.enqueue_many([{}] * 20)
+            ended = [await scheduler.wait(run.id, 60) for run in runs]
+    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
+
+
+# Servers that are too old
+
+
+async def test_a_server_too_old_for_the_driver_is_named() -> None:
+    """Such a server is not to be had any more; what it says of itself is."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readexactly(16)
+                size, number = (int.from_bytes(head[at : at + 4], "little") for at in (0, 4))
+                code = int.from_bytes(head[12:16], "little")
+                await reader.readexactly(size - 16)
+                hello = {"ok": 1, "ismaster": True, "minWireVersion": 0, "maxWireVersion": 6}
+                said = bson.encode({**hello, "maxBsonObjectSize": 16 << 20})
+                if code == 2013:
+                    reply, body = 2013, bytes(5) + said
+                else:
+                    reply, body = 1, bytes(16) + (1).to_bytes(4, "little") + said
+                whole = [16 + len(body), 1, number, reply]
+                writer.write(b"".join(n.to_bytes(4, "little") for n in whole) + body)
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    old = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = old.sockets[0].getsockname()[1]
+    with pytest.raises(
+        StoreError, match=r"MongoDB server is too old .* needs 8\.0 or later"
+    ) as told:
+        await MongoStore(f"mongodb://127.0.0.1:{port}/jobs").open()
+    assert not isinstance(told.value, StoreUnavailable)
+    old.close()
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority of our own, and a server's and a client's certificate by it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("certificates are made with openssl, which is not on the PATH")
+    place = tmp_path_factory.mktemp("tls")
+
+    def run(*arguments: str) -> None:
+        subprocess.run([openssl, *arguments], cwd=place, check=True, capture_output=True)
+
+    key = ("-newkey", "rsa:2048", "-nodes")
+    run(
+        "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2"
+    )
+    (place / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        run(
+            "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/O=x/CN={name}"
+        )
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
+        run("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.crt", "-days", "2")
+        both = (place / f"{name}.crt").read_text() + (place / f"{name}.key").read_text()
+        (place / f"{name}.pem").write_text(both)
+    return place
+
+
+async def test_tls_options_pass_through_the_url(certificates: Path) -> None:
+    """Encrypted, the server known by our authority, the client by its own certificate."""
+    wants = ["--tlsMode", "requireTLS", "--tlsCAFile", str(certificates / "ca.pem")]
+    wants += ["--tlsCertificateKeyFile", str(certificates / "server.pem")]
+    with Standalone(arguments=wants) as servers:
+        plain = with_database(servers.url, "jobs") + "?timeoutMS=2000"
+        trusted = f"{plain}&tls=true&tlsCAFile={certificates / 'ca.pem'}"
+        store = MongoStore(f"{trusted}&tlsCertificateKeyFile={certificates / 'client.pem'}")
+        await store.open()
+        assert (await store.find(RunQuery())).items == []
+        await store.close()
+        for refused in (plain, f"{plain}&tls=true"):
+            with pytest.raises(StoreUnavailable, match="no MongoDB server answers"):
+                await MongoStore(refused).open()

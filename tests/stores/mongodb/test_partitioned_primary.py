@@ -1,0 +1,227 @@
+"""A primary that is cut off from its majority: what it alone knows is not taken for certain.
+
+On a cluster, where one shard may be cut off and the other is well. A primary that nobody follows
+still reads and writes by itself until it notices; what it wrote meanwhile may be rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from pymongo.read_concern import ReadConcern
+
+from mainspring import Scheduler
+from mainspring.core import transitions
+from mainspring.core.model import Job, Run, State, replace
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb import MongoStore, dedupe
+from mainspring.stores.mongodb.codec import LIVE_STATES
+from mainspring.stores.mongodb.schema import SHARDED
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from mainspring.stores.protocol import Claim, JobQuery, RunQuery
+from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+
+CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ShardedCluster]:
+    """Shards of two members: one that freezes takes the majority with it. Nobody is elected."""
+    with ShardedCluster(members=2, election_timeout=60) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def store(cluster: ShardedCluster, database_name: str) -> AsyncIterator[MongoStore]:
+    for name in SHARDED:
+        cluster.shard(f"{database_name}.{DEFAULT_PREFIX}{name}")
+    store = MongoStore(f"{with_database(cluster.url, database_name)}?timeoutMS=1500")
+    await store.open()
+    yield store
+    await store.close()
+
+
+@contextmanager
+def cut_off(shards: Sequence[ReplicaSet]) -> Iterator[None]:
+    """The primaries of these shards have nobody who follows them."""
+    frozen = [member for shard in shards for member in shard.secondaries()]
+    for member in frozen:
+        member.freeze()
+    try:
+        yield
+    finally:
+        for member in frozen:
+            member.resume()
+        for shard in shards:
+            shard.wait_until_healthy()
+
+
+def away_from_home(cluster: ShardedCluster, database: str) -> list[ReplicaSet]:
+    """The shards that do not hold what is unsharded."""
+    with cluster.client() as client:
+        known = client.config.databases.find_one({"_id": database})
+    assert known is not None
+    return [shard for shard in cluster.shards if shard.name != known["primary"]]
+
+
+def run(now: datetime, run_id: str, **fields: Any) -> Run:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+    return Run(id=run_id, job_id="job", handler="work", **{**times, **fields})
+
+
+async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """What the other shard gave is given at once or with the rest; no run waits for a lapse."""
+    now = await store.now()
+    ids = {f"r{n:02}" for n in range(40)}
+    await store.add([run(now, run_id) for run_id in ids])
+    held: list[Run] = []
+    with cut_off(away_from_home(cluster, store.address.database)):
+        for _ in range(2):
+            with suppress(StoreUnavailable):
+                held += await store.claim(CLAIM)
+    held += await store.claim(CLAIM)
+    assert {(one.id, one.token) for one in held} == {(run_id, 1) for run_id in ids}
+
+
+async def test_a_duplicate_of_what_may_be_rolled_back_is_not_acknowledged(
+    cluster: ShardedCluster, store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enqueue with a key, and try again: the cut falls between the run and its key."""
+    now = await store.now()
+    whole = dedupe._point
+    with ExitStack() as cut:
+
+        async def cut_here(*given: Any) -> Any:
+            monkeypatch.setattr(dedupe, "_point", whole)
+            cut.enter_context(cut_off(cluster.shards))
+            return await whole(*given)
+
+        monkeypatch.setattr(dedupe, "_point", cut_here)
+        for n in range(4):
+            with pytest.raises(StoreUnavailable):
+                await store.add([run(now, f"r{n}", dedupe_key="welcome")])
+    [added] = await store.add([run(now, "again", dedupe_key="welcome")])
+    assert [one.id for one in (await store.find(RunQuery())).items] == [added.run.id]
+
+
+async def test_what_is_sent_again_is_acknowledged_when_a_majority_has_it(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    now = await store.now()
+    known, new = run(now, "known", dedupe_key="k"), run(now, "new")
+    await store.add([known])
+    with cut_off(cluster.shards):
+        for batch in ([new], [known, new], [known, new]):
+            with pytest.raises(StoreUnavailable):
+                await store.add(batch)
+    added = await store.add([known, new])
+    assert [(one.run, one.duplicate) for one in added] == [(known, False), (new, False)]
+
+
+async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """The end may be rolled back: then it would run beside the one that took its key."""
+    now = await store.now()
+    await store.add([run(now, f"r{n}", dedupe_key=f"k{n}") for n in range(40)])
+    held = await store.claim(CLAIM)
+
+    async def next_one(n: int) -> None:
+        with suppress(StoreUnavailable):
+            await store.add([run(now, f"s{n}", dedupe_key=f"k{n}")])
+
+    with cut_off(away_from_home(cluster, store.address.database)):
+        with pytest.raises(StoreUnavailable):
+            await store.commit([transitions.succeeded(one, now, None) for one in held])
+        await asyncio.gather(*(next_one(n) for n in range(40)))
+        certain = store._db.runs.with_options(read_concern=ReadConcern("majority"))
+        live = [one["dedupe_key"] async for one in certain.find({"state": {"$in": LIVE_STATES}})]
+    assert live
+    assert len(live) == len(set(live))
+
+
+async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """Its runs lie on both shards. None is ever seen without the one it waits for."""
+    now = await store.now()
+
+    async def seen() -> set[str]:
+        runs = {one.id: one for one in (await store.find(RunQuery(limit=1000))).items}
+        assert all(runs.keys() >= set(one.after) for one in runs.values())
+        return set(runs)
+
+    async def enqueue(n: int) -> None:
+        root = run(now, f"r{n}", dedupe_key=f"k{n}")
+        after = run(now, f"f{n}", state=State.WAITING, after=(root.id,))
+        with suppress(StoreUnavailable):
+            await store.add([root, after])
+
+    with cut_off(away_from_home(cluster, store.address.database)):
+        await asyncio.gather(*(enqueue(n) for n in range(20)))
+        await seen()
+    await store.find(RunQuery(lapsed=True))
+    there = await seen()
+    assert there
+    assert {one[1:] for one in there if one[0] == "r"} == {
+        one[1:] for one in there if one[0] == "f"
+    }
+
+
+async def test_an_end_is_told_when_a_majority_has_it(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """A cancel that failed may be undone: asked again, it does not say that the run had ended."""
+    desk = Scheduler(store.address.url, workers=0)
+
+    @desk.job(id="work")
+    def work() -> None: ...
+
+    async with desk:
+        pending = await desk.enqueue("work", delay="1h")
+        await desk.enqueue("work")
+        [running] = await store.claim(CLAIM)
+        with cut_off(cluster.shards):
+            for one in (pending, running):
+                for _ in range(2):
+                    with pytest.raises(StoreUnavailable):
+                        await desk.cancel(one.id)
+                now = await desk.get_run(one.id)
+                assert (now.state, now.cancel_requested) == (one.state, False)
+            with pytest.raises(TimeoutError):
+                await desk.wait(pending.id, 0.5)
+        assert await desk.cancel(running.id)
+        assert not await desk.cancel(pending.id)
+        assert (await desk.wait(pending.id, 10)).state is State.CANCELLED
+
+
+async def test_a_job_that_may_be_rolled_back_refuses_nobody(
+    cluster: ShardedCluster, store: MongoStore
+) -> None:
+    """Who is told that a job is there, or is another by now, does not try again: it has to last."""
+    job = Job(id="new", handler="work", created_at=await store.now(), updated_at=await store.now())
+    assert await store.put_job(replace(job, id="old"))
+    [old] = (await store.jobs(JobQuery())).items
+    with cut_off(cluster.shards):
+        for _ in range(2):
+            for write in (
+                store.put_job(job),
+                store.add_jobs([replace(job, version=1)]),
+                store.put_job(replace(old, description="changed")),
+                store.drop_job("gone"),
+            ):
+                with pytest.raises(StoreUnavailable):
+                    await write
+    assert not await store.put_job(job)
+    assert await store.add_jobs([replace(job, version=1)]) == [False]
+    assert not await store.put_job(replace(old, description="too late"))
+    assert not await store.drop_job("gone")
+    kept = {job.id: job.description for job in (await store.jobs(JobQuery())).items}
+    assert kept == {"new": "", "old": "changed"}

@@ -1,0 +1,41 @@
+"""10,000 jobs listed by page: what the server looks at for it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from mainspring.core.model import Job, replace
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.codec import job_document
+from mainspring.stores.protocol import JobQuery
+from tests.support.servers.mongodb import with_database
+
+JOBS = 10_000
+LIMIT = 20
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("page", [1, JOBS // LIMIT], ids=["first", "last"])
+async def test_a_page_reads_its_own_jobs_alone(
+    replica_set_url: str, database_name: str, page: int
+) -> None:
+    store = MongoStore(with_database(replica_set_url, database_name))
+    await store.open()
+    db = store._db
+    ids = [f"job-{n:05}" for n in range(JOBS)]
+    one = Job(id="", handler="work", created_at=LONG_AGO, updated_at=LONG_AGO)
+    await db.jobs.insert_many([job_document(replace(one, id=job_id)) for job_id in ids])
+    await db.handle.command("profile", 2)
+    offset = (page - 1) * LIMIT
+    found = await store.jobs(JobQuery(limit=LIMIT, offset=offset, counted=True))
+    await db.handle.command("profile", 0)
+    assert [job.id for job in found.items] == ids[offset : offset + LIMIT]
+    assert found.total == JOBS
+    seen = await db.handle["system.profile"].find({"ns": db.jobs.full_name}).to_list(10)
+    documents = {one["op"]: one["docsExamined"] for one in seen}
+    keys = {one["op"]: one["keysExamined"] for one in seen}
+    assert documents == {"query": LIMIT, "command": 0}
+    assert keys == {"query": offset + LIMIT, "command": JOBS}
+    await store.close()

@@ -1,0 +1,475 @@
+"""Every hot query is a walk along an index that looks at about as many keys as it gives runs.
+
+What is explained is what the store sent: the tests listen to the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+
+from mainspring.core import transitions
+from mainspring.core.model import Job, Note, Run, Source, State, replace
+from mainspring.core.policy import Policy
+from mainspring.core.transitions import Failure
+from mainspring.stores.mongodb import MongoStore, claim
+from mainspring.stores.mongodb.codec import LANE_PARTS
+from mainspring.stores.mongodb.collections import Document
+from mainspring.stores.mongodb.server_clock import ServerTime
+from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
+from tests.support.mongodb.query_plans import Plan, Sent
+from tests.support.servers.mongodb import with_database
+
+MANY = 2000
+HOUR = timedelta(hours=1)
+SEEKS = 11 * LANE_PARTS
+"""One past the future of each priority, in each part of the lane."""
+
+
+@pytest.fixture(scope="module")
+def filled(replica_set_url: str) -> Iterator[str]:
+    """A database with many runs, of which few are what a query wants."""
+    name = f"test_{uuid.uuid4().hex[:16]}"
+    url = with_database(replica_set_url, name)
+    asyncio.run(_fill(MongoStore(url)))
+    yield url
+    with MongoClient[Document](replica_set_url) as client:
+        client.drop_database(name)
+
+
+async def _fill(store: MongoStore) -> None:
+    await store.open()
+    now = await store.now()
+
+    def run(n: int, **fields: Any) -> Run:
+        times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+        given: dict[str, Any] = {"id": f"r{n:06}", "job_id": "job", "handler": "work", **times}
+        return Run(**{**given, **fields})
+
+    due = [run(n, priority=n % 10) for n in range(MANY)]
+    later = now + timedelta(days=1)
+    future = [run(n, priority=9, run_at=later) for n in range(MANY, 2 * MANY)]
+    foreign = [run(n, handler="other", priority=9) for n in range(2 * MANY, 3 * MANY)]
+    old = now - timedelta(days=9)
+    over = [
+        run(n, state=State.SUCCEEDED, finished_at=old, job_id=f"j{n % 10}", failures=n % 2)
+        for n in range(3 * MANY, 4 * MANY)
+    ]
+    slots = [
+        run(n, source=Source.SCHEDULE, job_id="slotted") for n in range(4 * MANY, 4 * MANY + 3)
+    ]
+    await store.add([*due, *future, *foreign, *over, *slots])
+    jobs = [Job(id=f"job{n}", handler="work", created_at=now, updated_at=now) for n in range(200)]
+    await store.add_jobs(
+        [
+            replace(
+                job,
+                next_run_at=now if n < 5 else later,
+                policy=Policy.make(concurrency=n or None),
+                tags=(f"t{n % 20}",),
+            )
+            for n, job in enumerate(jobs)
+        ]
+    )
+    for n in range(200):
+        await store.put_note(Note(kind=f"kind{n % 10}", name=f"n{n}", value=n))
+    await store.claim(_claim(200, HOUR))
+    await store.claim(_claim(10, timedelta(milliseconds=1)))
+    await store.close()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    return Sent.heard(monkeypatch)
+
+
+@pytest.fixture
+async def store(filled: str, sent: Sent) -> AsyncIterator[MongoStore]:
+    store = MongoStore(filled)
+    await store.open()
+    sent.commands.clear()
+    yield store
+    await store.close()
+
+
+def _claim(limit: int, lease: timedelta, handler: str = "work") -> Claim:
+    return Claim(worker="w", handlers=frozenset({handler}), limit=limit, lease=lease)
+
+
+async def explained(store: MongoStore, sent: Sent) -> list[Plan]:
+    """How what was sent is carried out: by no look at everything."""
+    plans = await sent.plans(store._db)
+    assert plans
+    for plan in plans:
+        assert "COLLSCAN" not in plan.stages, plan.command
+    return plans
+
+
+def of(plans: list[Plan], kind: str, collection: str = "runs") -> list[Plan]:
+    return [plan for plan in plans if (plan.kind, plan.collection) == (kind, collection)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        RunQuery(limit=50),
+        RunQuery(limit=50, states=frozenset({State.SUCCEEDED})),
+        RunQuery(limit=50, states=frozenset({State.SUCCEEDED, State.RUNNING}), job="job"),
+        RunQuery(limit=50, job="j3"),
+        RunQuery(limit=50, failing=True),
+    ],
+    ids=["all", "a state", "states of a job", "a job", "failing"],
+)
+async def test_lists_are_walks_merged(store: MongoStore, sent: Sent, query: RunQuery) -> None:
+    """Also behind a cursor, and though all these runs were made at one moment."""
+    cursor = None
+    for _ in range(4):
+        page = await store.find(replace(query, cursor=cursor))
+        cursor = page.cursor
+        [plan] = await explained(store, sent)
+        assert (plan.given, plan.documents) == (50, 50)
+        assert plan.keys <= 50 + 2 * len(State)  # a walk knows its end by one key more
+        assert "SORT" not in plan.stages
+
+
+async def test_runs_that_were_tried_are_found_among_many_that_were_not(
+    store: MongoStore, sent: Sent
+) -> None:
+    """Page by page, by a walk along each of two indexes."""
+    [again] = await store.claim(_claim(1, HOUR))
+    now = await store.now()
+    assert await store.commit([transitions.retrying(again, now, Failure("no"), now)]) == [True]
+    found: set[str] = set()
+    query = RunQuery(job="job", tried=True, limit=50)
+    while True:
+        sent.commands.clear()
+        page = await store.find(query)
+        found |= {run.id for run in page.items}
+        plans = await explained(store, sent)
+        assert len(plans) == 2
+        assert sum(plan.keys for plan in plans) <= 51 + 2 * len(State)
+        assert not any("SORT" in plan.stages for plan in plans)
+        if page.cursor is None:
+            break
+        query = replace(query, cursor=page.cursor)
+    assert again.id in found
+    assert len(found) == 211
+    [kept] = (await store.get([again.id])).values()
+    assert await store.commit([transitions.cancelled(kept, now, "over")]) == [True]
+    await store.drop_runs([again.id])
+
+
+async def some(store: MongoStore, name: str, count: int, **fields: Any) -> list[Run]:
+    """Due runs of a job and a handler of their own."""
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    runs = [
+        Run(id=f"{name}{n:03}", job_id=name, handler=name, **times, **fields) for n in range(count)
+    ]
+    await store.add(runs)
+    return runs
+
+
+def by_ids(plans: list[Plan], count: int) -> None:
+    """Updates and looks by ids are hinted: without that the planner may walk the whole index of a
+    state. What they look at are those ids."""
+    for plan in plans:
+        ids = plan.condition.get("_id")
+        if plan.collection != "runs" or not isinstance(ids, dict) or "$in" not in ids:
+            continue
+        if len(plan.condition) > 1:
+            assert plan.hint == {"_id": 1}, plan.command
+        assert plan.keys <= 2 * count, plan.command
+
+
+async def test_the_claim_looks_at_what_it_takes(store: MongoStore, sent: Sent) -> None:
+    """Lanes are one key each, heads are walked as far as they are taken, the rest is by ids."""
+    taken = await store.claim(_claim(100, HOUR))
+    plans = await explained(store, sent)
+    [lanes] = of(plans, "distinct")
+    assert lanes.keys <= 2 * LANE_PARTS + 2
+    assert "DISTINCT_SCAN" in lanes.stages
+    heads = next(plan for plan in of(plans, "find") if "lane" in plan.condition)
+    assert (heads.given, heads.documents) == (100, 100)
+    assert heads.keys <= 100 + SEEKS
+    assert "SORT" not in heads.stages
+    [update] = of(plans, "update")
+    assert update.condition["_id"]["$in"] == [run.id for run in taken]
+    by_ids(plans, 100)
+    now = await store.now()
+    await store.commit([transitions.released(run, now, began=False) for run in taken])
+
+
+async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> None:
+    here = {"q": "default", "h": "work", "g": "", "p": 1}
+    lanes = [here, *({**here, "h": f"h{n}"} for n in range(claim.WALKS - 1))]
+    found = await claim._heads(store._db, lanes, 100)
+    [plan] = await explained(store, sent)
+    assert plan.given == len(found) == 100
+    assert plan.keys <= 100 + SEEKS + claim.WALKS
+    assert "SORT" not in plan.stages
+
+
+async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, sent: Sent) -> None:
+    assert await store.next_due(_claim(1, HOUR)) is not None
+    [plan] = of(await explained(store, sent), "find")
+    assert plan.given == 1
+    assert plan.keys <= SEEKS
+
+
+async def test_one_of_a_crowd_looks_at_its_own_part(store: MongoStore, sent: Sent) -> None:
+    """And at one run of the others' parts, to see that it is in nobody's way."""
+    crowd = store._open_session().crowd
+    crowd.met(True)
+    for _ in range(LANE_PARTS - 1):
+        crowd.heard(ObjectId())
+    taken = await store.claim(_claim(20, HOUR))
+    plans = await explained(store, sent)
+    one, other = (plan for plan in of(plans, "find") if "lane" in plan.condition)
+    first, heads = sorted((one, other), key=lambda plan: plan.given)
+    assert (heads.given, heads.documents) == (20, 20)
+    [lane] = heads.condition["lane"]["$in"]
+    assert lane not in first.condition["lane"]["$in"]
+    assert heads.keys <= 20 + SEEKS
+    assert (first.given, first.documents) == (1, 1)
+    assert first.keys <= SEEKS
+    assert "SORT" not in heads.stages | first.stages
+    now = await store.now()
+    await store.commit([transitions.released(run, now, began=False) for run in taken])
+
+
+async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent: Sent) -> None:
+    await some(store, "mine", 40)
+    held = await store.claim(_claim(40, HOUR, "mine"))
+    sent.commands.clear()
+    assert len(await store.renew([Held(run.id, run.token) for run in held], HOUR)) == 40
+    renewal = await explained(store, sent)
+    assert [plan.kind for plan in renewal] == ["find", "update", "find"]
+    by_ids(renewal, 40)
+
+    now = await store.now()
+    alike = [transitions.succeeded(run, now, None) for run in held[:15]]
+    unlike = [transitions.succeeded(run, now, run.id) for run in held[15:30]]
+    mixed = [transitions.succeeded(run, now, 1) for run in held[30:35]]
+    mixed += [transitions.failed(run, now, Failure("boom")) for run in held[35:]]
+    for batch in (alike, unlike, mixed):
+        sent.commands.clear()
+        assert all(await store.commit(batch))
+        plans = await explained(store, sent)
+        assert {plan.kind for plan in plans} == {"update"}
+        by_ids(plans, len(batch))
+    sent.commands.clear()
+    again = await store.commit([*alike[:5], transitions.succeeded(held[-1], now, 2)])
+    assert again == [True] * 5 + [False]
+    plans = await explained(store, sent)  # a short count: what is there is looked up
+    assert max(plan.keys for plan in plans) <= 12
+
+
+async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sent) -> None:
+    now = await store.now()
+    job = Job(id="tight", handler="tight", created_at=now, updated_at=now)
+    assert await store.put_job(replace(job, policy=Policy.make(concurrency=7)))
+    await some(store, "tight", 50)
+    first = await store.claim(_claim(5, HOUR, "tight"))
+    sent.commands.clear()
+    second = await store.claim(_claim(50, HOUR, "tight"))
+    assert (len(first), len(second)) == (5, 2)
+    plans = await explained(store, sent)
+    assert of(plans, "find", "jobs")
+    assert of(plans, "find", "limits")
+    assert of(plans, "update", "limits")
+    assert max(plan.keys for plan in plans) <= 20
+    by_ids(plans, 2)
+    await store.commit([transitions.succeeded(run, now, None) for run in (*first, *second)])
+    assert await store.drop_job("tight")
+    await store.drop_runs([f"tight{n:03}" for n in range(50)])
+
+
+async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent: Sent) -> None:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    waiting = [
+        Run(
+            id=f"w{n}", job_id="w", handler="w", after=(f"u{n % 50}",), state=State.WAITING, **times
+        )
+        for n in range(200)
+    ]
+    await store.add(waiting)
+    sent.commands.clear()
+    page = await store.find(RunQuery(upstream=frozenset({"u7", "u8"})))
+    assert len(page.items) == 8
+    [plan] = await explained(store, sent)
+    assert plan.hint == "upstream"
+    assert plan.keys <= 11
+    assert plan.documents == 8
+    now = await store.now()
+    await store.commit([transitions.cancelled(run, now, "over") for run in waiting])
+    await store.drop_runs([run.id for run in waiting])
+
+
+async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
+    """And so are the runs that a crash left half made, for which the same look is."""
+    page = await store.find(RunQuery(lapsed=True))
+    assert len(page.items) == 10
+    plans = await explained(store, sent)
+    assert any(plan.condition == {"state": "reserved"} for plan in plans)
+    by_ids(plans, 10)  # whether they have left a transaction open
+    assert max(plan.keys for plan in plans) <= 20
+
+
+async def test_keys_are_looked_up_by_name(store: MongoStore, sent: Sent) -> None:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    keyed = [
+        Run(id=f"k{n}", job_id="keyed", handler="keyed", dedupe_key=f"key{n}", **times)
+        for n in range(5)
+    ]
+    await store.add(keyed)
+    again = await store.add([replace(run, id=f"again{run.id}") for run in keyed])
+    assert all(one.duplicate for one in again)
+    plans = await explained(store, sent)
+    assert of(plans, "find", "keys")
+    assert max(plan.keys for plan in plans) <= 11
+    by_ids(plans, 10)
+    await store.drop_runs([run.id for run in keyed])
+
+
+async def test_firing_sees_only_slots(store: MongoStore, sent: Sent) -> None:
+    now = await store.now()
+    job = Job(id="slotted", handler="work", created_at=now, updated_at=now, next_run_at=now)
+    assert await store.put_job(job)
+    slot = Run(
+        id="slot",
+        job_id="slotted",
+        handler="slotted",
+        source=Source.SCHEDULE,
+        created_at=now,
+        scheduled_at=now,
+        run_at=now,
+    )
+    policy = Policy.make(overlap="skip")
+    firing = Firing(
+        job_id="slotted",
+        version=job.next_version(),
+        runs=(slot,),
+        overlap=policy.overlap,
+        next_run_at=None,
+        last_run_at=now,
+    )
+    sent.commands.clear()
+    [fired] = await store.fire([firing])
+    assert [run.state for run in fired.runs] == [State.SKIPPED]
+    plans = await explained(store, sent)
+    [live] = [plan for plan in of(plans, "find") if "source" in plan.condition]
+    assert live.given == 3
+    assert max(plan.keys for plan in plans) <= 6
+    by_ids(plans, 3)
+    assert await store.drop_job("slotted")
+    await store.drop_runs(["slot"])
+
+
+@pytest.mark.parametrize("count", [1, 60])
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
+    store: MongoStore, sent: Sent, count: int, overlap: str
+) -> None:
+    """One job after another was 4 commands a slot, and 80 slots a second the most there was."""
+    now = await store.now()
+    names = [f"batch{n:03}" for n in range(count)]
+    policy = Policy.make(overlap=overlap)
+    for name in names:
+        job = Job(id=name, handler="work", created_at=now, updated_at=now, next_run_at=now)
+        assert await store.put_job(replace(job, policy=policy))
+    first = job.next_version()
+
+    def slot(name: str, number: int) -> Firing:
+        run = Run(
+            id=f"{name}@{number}",
+            job_id=name,
+            handler="batched",
+            source=Source.SCHEDULE,
+            created_at=now,
+            scheduled_at=now,
+            run_at=now,
+        )
+        return Firing(
+            job_id=name,
+            version=first + number,
+            runs=(run,),
+            overlap=policy.overlap,
+            next_run_at=now,
+            last_run_at=now,
+        )
+
+    for number, most in ((0, 5), (1, 7)):  # the second meets the first ones' runs and records
+        sent.commands.clear()
+        fired = await store.fire([slot(name, number) for name in names])
+        assert all(one.done for one in fired)
+        commands = [one for one in sent.commands if "insert" not in one or "runs" in str(one)]
+        assert len(commands) <= most
+        plans = await explained(store, sent)
+        assert max(plan.keys for plan in plans) <= 7 * count
+        by_ids(plans, count)
+    sent.commands.clear()
+    chains = [slot(name, number) for name in names for number in (2, 3)]
+    assert all(one.done for one in await store.fire(chains))
+    assert len(sent.commands) <= 16
+    for name in names:
+        assert await store.drop_job(name)
+    await store._db.runs.delete_many({"_id": {"$regex": "^batch"}})
+
+
+async def test_pruning_walks_what_is_old(store: MongoStore, sent: Sent) -> None:
+    assert await store.prune(await store.now() - timedelta(days=1), 20) == 20
+    plans = await explained(store, sent)
+    assert of(plans, "delete")
+    assert max(plan.keys for plan in plans) <= 40
+    by_ids(plans, 20)
+
+
+async def test_counts_never_look_at_documents(store: MongoStore, sent: Sent) -> None:
+    """They look at every run there is, though, and are given the time for that."""
+    await store.counts(since=await store.now() - timedelta(days=30))
+    for command in sent.commands:
+        assert (command["maxTimeMS"] > 30_000) is ("aggregate" in command)
+    plans = of(await explained(store, sent), "aggregate")
+    assert len(plans) == 3
+    assert {plan.documents for plan in plans} == {0}
+
+
+async def test_jobs_are_found_by_index(store: MongoStore, sent: Sent) -> None:
+    for query, count in (
+        (JobQuery(due=await store.now()), 5),
+        (JobQuery(tag="t3"), 10),
+        (JobQuery(ids=frozenset({"job1", "job2"})), 2),
+        (JobQuery(follows=True), 0),
+    ):
+        sent.commands.clear()
+        assert len((await store.jobs(query)).items) == count
+        [plan] = await explained(store, sent)
+        assert plan.keys <= 2 * count + 1
+
+
+async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: Sent) -> None:
+    assert len((await store.notes(NoteQuery(kind="kind3"))).items) == 20
+    assert len((await store.notes(NoteQuery(kind="kind3", names=frozenset({"n3"})))).items) == 1
+    assert len(await store.note_kinds()) == 10
+    assert await store.put_note(Note(kind="kind3", name="n3", value=1, version=1)) == 2
+    assert await store.drop_note("kind4", "n4")
+    plans = await explained(store, sent)
+    assert [plan.kind for plan in plans] == ["find", "find", "distinct", "find", "update", "delete"]
+    assert max(plan.keys for plan in plans) <= 21
+
+
+async def test_a_run_is_found_by_its_id(store: MongoStore, sent: Sent) -> None:
+    assert len(await store.get([f"r{n:06}" for n in range(20)])) == 20
+    plans = await explained(store, sent)
+    by_ids(plans, 20)
+
+
+def test_the_servers_clock_is_a_constant_to_the_planner() -> None:
+    assert "$$NOW" in str(ServerTime().now)

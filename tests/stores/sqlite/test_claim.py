@@ -1,0 +1,245 @@
+"""Claims: lanes, limits and order, and what they must not read."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.core.model import State
+from mainspring.stores.protocol import RunQuery
+from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, schema
+from mainspring.stores.sqlite import runs as writes
+from mainspring.stores.sqlite.codec import RUN_SELECT
+from mainspring.stores.sqlite.commit import _shape
+from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.testing import FakeClock
+from tests.support.sqlite_store import START, a_claim, a_job, a_run, opened
+
+
+async def claimed(store: SqliteStore, **fields: Any) -> list[str]:
+    return [run.id for run in await store.claim(a_claim(**fields))]
+
+
+async def test_a_limit_that_appears_holds_for_runs_already_there(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run(f"run-{n}") for n in range(5)])
+        assert await store.put_job(a_job("job", concurrency=2))
+        assert await claimed(store) == ["run-0", "run-1"]
+        assert await claimed(store) == []
+
+
+async def test_a_limit_that_goes_frees_the_runs_behind_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        limited = a_job("job", concurrency=1)
+        await store.put_job(limited)
+        await store.add([a_run(f"run-{n}") for n in range(3)])
+        assert await claimed(store) == ["run-0"]
+        assert await store.put_job(a_job("job", version=limited.next_version()))
+        assert await claimed(store) == ["run-1", "run-2"]
+
+
+async def test_a_limit_goes_with_its_job(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.put_job(a_job("job", concurrency=1))
+        await store.add([a_run(f"run-{n}") for n in range(3)])
+        assert await claimed(store) == ["run-0"]
+        assert await store.drop_job("job")
+        assert await claimed(store) == ["run-1", "run-2"]
+
+
+async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("old"), a_run("new")])
+        [old, new] = await store.claim(a_claim())
+        failure = transitions.Failure("no")
+        now = await store.now()
+        assert await store.commit([transitions.failed(run, now, failure) for run in (old, new)])
+        await store.put_job(a_job("job", concurrency=1))
+        runs = await store.get(["old", "new"])
+        assert await store.commit([transitions.revived(run, now) for run in runs.values()])
+        assert len(await claimed(store)) == 1
+        assert await claimed(store) == []
+
+
+async def test_jobs_that_share_a_key_share_its_limit(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        for name in ("a", "b"):
+            await store.put_job(a_job(name, concurrency=2, concurrency_key="printer"))
+        await store.put_job(a_job("printer", concurrency=1))  # a job of that name counts apart
+        await store.add([a_run(f"{job}{n}", job_id=job) for n in range(2) for job in "ab"])
+        await store.add([a_run("p", job_id="printer")])
+        assert await claimed(store) == ["a0", "b0", "p"]
+
+
+async def test_limits_do_not_turn_the_order_round(tmp_path: Path) -> None:
+    """Lanes beyond the first few are looked at where limits turn the first ones away."""
+    async with opened(tmp_path / "jobs.db", FakeClock()) as store:
+        for name in ("a", "b"):
+            await store.put_job(a_job(name, concurrency=1, concurrency_key="shared"))
+        await store.put_job(a_job("c", concurrency=9))
+        await store.put_job(a_job("d", concurrency=9))
+        times = {"a": (0,), "b": (1,), "c": (2, 9), "d": (3, 10)}
+        for job, seconds in times.items():
+            for s in seconds:
+                at = START - timedelta(hours=1) + timedelta(seconds=s)
+                await store.add([a_run(f"{job}{s}", job_id=job, run_at=at)])
+        assert await claimed(store, limit=3) == ["a0", "c2", "d3"]
+
+
+async def test_priority_comes_before_age_across_lanes(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db", FakeClock()) as store:
+        await store.put_job(a_job("limited", concurrency=1))
+        old = START - timedelta(days=1)
+        await store.add([
+            a_run("low", priority=1, run_at=old),
+            a_run("high-later", priority=9, run_at=START),
+            a_run("high-limited", job_id="limited", priority=9, run_at=START - timedelta(hours=1)),
+            a_run("high-turned-away", job_id="limited", priority=9, run_at=START),
+            a_run("high-future", priority=9, run_at=START + timedelta(hours=1)),
+            a_run("other-queue", queue="mail", priority=9, run_at=old),
+        ])  # fmt: skip
+        queues = frozenset({"default"})
+        assert await claimed(store, queues=queues) == ["high-limited", "high-later", "low"]
+
+
+async def test_a_change_of_priority_moves_a_run(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("one"), a_run("two")])
+        change = transitions.Change("two", {"state": State.PENDING}, {"priority": 9})
+        assert await store.commit([change]) == [True]
+        assert await claimed(store) == ["two", "one"]
+
+
+async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    running: Counter[str] = Counter()
+    most = 0
+    async with opened(path) as first, opened(path) as second, opened(path) as third:
+        await first.put_job(a_job("job", concurrency=3))
+        await first.add([a_run(f"run-{n}") for n in range(120)])
+        done: list[str] = []
+
+        async def work(store: SqliteStore, name: str) -> None:
+            nonlocal most
+            while len(done) < 120:
+                runs = await store.claim(a_claim(limit=2, worker=name))
+                running["now"] += len(runs)
+                most = max(most, running["now"])
+                await asyncio.sleep(0)
+                now = await first.now()
+                running["now"] -= len(runs)
+                changes = [transitions.succeeded(run, now, None) for run in runs]
+                assert all(await store.commit(changes))
+                done.extend(run.id for run in runs)
+
+        clients = {"a": first, "b": second, "c": third, "d": first}
+        await asyncio.gather(*(work(store, name) for name, store in clients.items()))
+    assert len(set(done)) == len(done) == 120
+    assert most <= 3
+
+
+# -- query plans ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> sqlite3.Connection:
+    path = tmp_path / "jobs.db"
+    connection = schema.connect(path, create=True)
+    schema.migrate(connection, path, TurnLock(tmp_path / "lock", 1))
+    return connection
+
+
+def plan(database: sqlite3.Connection, sql: str) -> list[str]:
+    parameters = [None] * sql.count("?")
+    return [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+
+
+def scans(steps: list[str]) -> list[str]:
+    """Steps that walk a whole table of ours."""
+    ours = {"mainspring_runs", "mainspring_jobs", "run", "job", "sharing"}
+    return [step for step in steps if step.startswith("SCAN") and step.split()[1] in ours]
+
+
+EXCLUSIONS = ("", claim._NOT_EXCLUDED)
+"""A claim reads with the second where it leaves out jobs."""
+
+ONE_LANE = [claim._EARLIEST_OF_ONE.format(condition) for condition in EXCLUSIONS]
+SEVERAL_LANES = [
+    (claim._EARLIEST[0], claim._EARLIEST[1].format(condition), claim._EARLIEST[2])
+    for condition in EXCLUSIONS
+]
+
+BULK = (
+    *SEVERAL_LANES,
+    writes._RENEW,
+    (f"{RUN_SELECT} {writes._HOLDERS[0]}", *writes._HOLDERS[1:]),
+    writes._HELD,
+    writes._WAIT,
+    jobs._ADVANCE,
+)
+
+
+@pytest.mark.parametrize("sql", [claim._LANES_DUE, claim.LANES_AFTER, claim._LIMITS, *ONE_LANE])
+def test_a_claim_reads_no_table_from_end_to_end(database: sqlite3.Connection, sql: str) -> None:
+    assert scans(plan(database, sql)) == []
+
+
+def test_a_claim_sorts_nothing(database: sqlite3.Connection) -> None:
+    """Not even the runs of one instant: a million may have been enqueued at once."""
+    several = [f"{head}(?, ?), (?, ?){tail}" for head, tail, _ in SEVERAL_LANES]
+    for sql in (*ONE_LANE, *several):
+        assert not any("TEMP B-TREE" in step for step in plan(database, sql))
+
+
+@pytest.mark.parametrize("sql", BULK)
+def test_batches_go_by_an_index(database: sqlite3.Connection, sql: tuple[str, str, int]) -> None:
+    head, tail, width = sql
+    rows = ",".join([f"({','.join('?' * width)})"] * 4)
+    assert scans(plan(database, head + rows + tail)) == []
+
+
+def test_a_change_goes_by_id(database: sqlite3.Connection) -> None:
+    expect, put = ("state", "token"), ("state", "run_at", "result")
+    head, tail, width = _shape(expect, put).update
+    steps = plan(database, f"{head}({','.join('?' * width)}){tail}")
+    assert scans(steps) == []
+    assert any("(id=?)" in step for step in steps)
+
+
+@pytest.mark.parametrize("job", [None, "job"])
+@pytest.mark.parametrize("state", [*State, None])
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_find_walks_an_index(
+    database: sqlite3.Connection, job: str | None, state: State | None, lapsed: bool
+) -> None:
+    query = RunQuery(job=job, states=None if state is None else frozenset({state}), lapsed=lapsed)
+    walks = queries.walks(query, 1, 1)
+    assert walks or (lapsed and state not in (State.RUNNING, None))
+    for sql, _ in walks:
+        steps = plan(database, sql)
+        assert all("USING" in step and "INDEX" in step for step in scans(steps))
+        # Runs that run now are few and may be sorted, and so may the tops of the jobs' walks.
+        if "mainspring_runs_running" not in sql and "newest" not in sql:
+            assert not any("TEMP B-TREE" in step for step in steps)
+
+
+@pytest.mark.parametrize("state", State)
+def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
+    database: sqlite3.Connection, state: State
+) -> None:
+    [(sql, _)] = queries.walks(RunQuery(job="job", tried=True, states=frozenset({state})), 1, 1)
+    [step] = [one for one in plan(database, sql) if "TEMP B-TREE" not in one]
+    untried = state in (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
+    assert ("USING INDEX mainspring_runs_tried (job_id=? AND state=?" in step) is untried
+    assert step.startswith("SEARCH")
+
+
+def test_prune_walks_an_index(database: sqlite3.Connection) -> None:
+    assert scans(plan(database, writes._PRUNE)) == []

@@ -1,0 +1,459 @@
+"""The file is deleted, moved, replaced or overwritten while programs use it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.core import transitions
+from mainspring.core.clock import CarriedClock
+from mainspring.core.events import Event, Events
+from mainspring.engine.store_retry import Outages
+from mainspring.errors import (
+    StoreDamaged,
+    StoreFileChanged,
+    StoreTooNew,
+    StoreUnavailable,
+)
+from mainspring.stores.protocol import Held, RunQuery
+from mainspring.stores.sqlite import SqliteStore, file_identity, schema
+from mainspring.testing import FakeClock
+from tests.support.sqlite_store import a_claim, a_run, ids_of, opened, sql
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def delete_everything(path: Path) -> None:
+    for name in os.listdir(path.parent):
+        (path.parent / name).unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("moved.db"))
+
+
+def move_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other.db")
+    asyncio.run(make_database(other))
+    other.rename(path)
+
+
+def replace_with_something_else(path: Path) -> None:
+    other = path.with_name("other.db")
+    sql(other, "CREATE TABLE theirs (x)")
+    other.rename(path)
+
+
+def delete_the_log(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+def delete_the_index_of_the_log(path: Path) -> None:
+    path.with_name(f"{path.name}-shm").unlink()
+
+
+CHANGES = [
+    delete,
+    delete_everything,
+    move,
+    move_folder,
+    replace,
+    replace_with_something_else,
+    delete_the_log,
+    delete_the_index_of_the_log,
+]
+
+
+async def make_database(path: Path) -> None:
+    async with opened(path) as store:
+        await store.add([a_run("of another database")])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return folder / "jobs.db"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_nothing_is_acknowledged_after_the_file_has_changed(
+    path: Path, change: Callable[[Path], None]
+) -> None:
+    async with opened(path) as store:
+        await store.add([a_run("one"), a_run("two")])
+        [held] = await store.claim(a_claim(limit=1))
+        assert len(await ids_of(store)) == 2
+        await asyncio.to_thread(change, path)
+        before = sorted(os.listdir(path.parent)) if path.parent.exists() else None
+        uses: list[Callable[[], Awaitable[Any]]] = [
+            lambda: store.add([a_run("three")]),
+            lambda: store.claim(a_claim()),
+            lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
+            lambda: store.renew([Held(held.id, held.token)], timedelta(seconds=30)),
+            lambda: store.get(["one"]),
+            lambda: store.find(RunQuery()),
+            lambda: store.counts(),
+            lambda: store.transaction(Held(held.id, held.token), timedelta(seconds=5)).begin(),
+        ]
+        for use in uses:
+            with pytest.raises(StoreFileChanged, match=r"while it was in use\. Nothing is written"):
+                await use()
+        after = sorted(os.listdir(path.parent)) if path.parent.exists() else None
+        assert after == before, "nothing may be made in place of what was deleted"
+
+
+async def test_work_goes_on_when_the_file_is_put_back(path: Path) -> None:
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        os.rename(path, f"{path}.aside")
+        with pytest.raises(StoreFileChanged, match="deleted or moved"):
+            await ids_of(store)
+        os.rename(f"{path}.aside", path)
+        await store.add([a_run("two")])
+        assert await ids_of(store) == ["one", "two"]
+
+
+def adding(path: Path, pipe: Connection) -> None:
+    """A process that adds runs until the store refuses; it says which were acknowledged."""
+
+    async def add() -> None:
+        async with opened(path) as store:
+            done: list[str] = []
+            pipe.send("ready")
+            try:
+                while True:
+                    run_id = f"{os.getpid()}-{len(done)}"
+                    await store.add([a_run(run_id)])
+                    done.append(run_id)
+                    if len(done) == 20:
+                        pipe.send("busy")
+            except StoreFileChanged:
+                pipe.send(done)
+
+    asyncio.run(add())
+
+
+async def test_processes_that_are_busy_lose_nothing_that_was_acknowledged(path: Path) -> None:
+    """Two processes add at full speed while the file is moved away: all that they were told is
+    done is in the file that was moved."""
+    pipes = [SPAWN.Pipe() for _ in range(2)]
+    processes = [SPAWN.Process(target=adding, args=(path, theirs)) for _, theirs in pipes]
+    for process in processes:
+        process.start()
+    for ours, _ in pipes:
+        assert await asyncio.to_thread(ours.recv) == "ready"
+        assert await asyncio.to_thread(ours.recv) == "busy"
+    moved = path.with_name("moved.db")
+    for suffix in ("", "-wal"):  # the log has what is not yet in the file
+        os.link(f"{path}{suffix}", f"{moved}{suffix}")
+    os.unlink(path)
+    done = [run_id for ours, _ in pipes for run_id in await asyncio.to_thread(ours.recv)]
+    for process in processes:
+        await asyncio.to_thread(process.join)
+    with closing(sqlite3.connect(moved)) as connection:
+        stored = {run_id for (run_id,) in connection.execute("SELECT id FROM mainspring_runs")}
+    assert len(done) >= 40
+    assert stored >= set(done)
+
+
+async def test_a_transaction_on_a_replaced_file_is_not_reported_as_done(path: Path) -> None:
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        [held] = await store.claim(a_claim())
+        turn = store.transaction(Held(held.id, held.token), timedelta(seconds=30))
+        connection = await turn.begin()
+        connection.execute("CREATE TABLE effects (x)")
+        os.unlink(path)
+        with pytest.raises(StoreFileChanged):
+            await turn.commit(transitions.succeeded(held, await store.now(), None))
+
+
+async def test_a_program_is_told_what_happened_and_enqueues_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = Scheduler(f"sqlite:///{path}", poll="50ms")
+
+    @scheduler.job()
+    def work() -> None: ...
+
+    async with scheduler:
+        failing = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tell(event: Event) -> None:
+            loop.call_soon_threadsafe(failing.set)
+
+        scheduler.on("scheduler.error", tell)
+        await scheduler.wait((await work.enqueue()).id, 30)
+        os.unlink(path)
+        with pytest.raises(StoreFileChanged):
+            await work.enqueue()
+        await asyncio.wait_for(failing.wait(), 30)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "deleted or moved while it was in use" in errors[0].getMessage()
+    assert not errors[0].exc_info
+
+
+async def test_the_error_is_told_during_another_outage_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    outages = Outages(clock, CarriedClock(clock), Events())
+    outages.failed("claim", StoreUnavailable("locked"))
+    outages.failed("renew", StoreUnavailable("locked"))
+    outages.failed("claim", StoreTooNew("newer"))
+    outages.failed("renew", StoreTooNew("newer"))
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in told] == ["WARNING", "ERROR"]
+    assert "newer" in told[1][1]
+
+
+# -- overwritten in place ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def stamped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new stamp with every commit, and no waiting until a doubt is a fact."""
+    monkeypatch.setattr(file_identity, "_STEP_SECONDS", 0)
+    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", 0)
+
+
+def checkpoint(path: Path) -> None:
+    sql(path, "PRAGMA wal_checkpoint")
+
+
+def back_up(path: Path) -> Path:
+    backup = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
+        source.backup(copy)
+    return backup
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
+@pytest.mark.parametrize("made_by", [back_up, lambda path: shutil.copy(path, f"{path}.copy")])
+async def test_a_backup_copied_over_the_file_is_noticed(
+    path: Path, stamped: None, made_by: Callable[[Path], Path]
+) -> None:
+    async with opened(path) as store, opened(path) as other:
+        await store.add([a_run(f"old-{n}") for n in range(10)])
+        checkpoint(path)
+        backup = made_by(path)
+        await store.add([a_run(f"new-{n}") for n in range(10)])
+        checkpoint(path)
+        await other.add([a_run("other")])
+        shutil.copyfile(backup, path)  # as cp does: the same inode, emptied and written again
+        for use in (store, other, store):
+            with pytest.raises(StoreDamaged, match=r"overwritten while it was in use.*copy the"):
+                await use.add([a_run("lost")])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
+async def test_nothing_is_read_from_a_file_in_doubt(
+    path: Path, stamped: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And reads go on by themselves once the file is recognised."""
+    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", 3600)
+    async with opened(path) as store:
+        await store.add([a_run(f"old-{n}") for n in range(10)])
+        checkpoint(path)
+        backup = back_up(path)
+        await store.add([a_run(f"new-{n}") for n in range(10)])
+        checkpoint(path)
+        await store.add([a_run("seen")])
+        right = shutil.copyfile(path, path.with_name("right.db"))
+        shutil.copyfile(backup, path)
+        with pytest.raises(StoreFileChanged, match="does not recognise"):
+            await store.add([a_run("lost")])
+        uses: list[Callable[[], Awaitable[Any]]] = [
+            lambda: ids_of(store),
+            lambda: store.get(["old-1"]),
+            lambda: store.counts(),
+            lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
+        ]
+        for use in uses:
+            with pytest.raises(StoreFileChanged, match="does not recognise"):
+                await use()
+        shutil.copyfile(right, path)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    found = await ids_of(store)
+                    break
+                except StoreFileChanged:
+                    await asyncio.sleep(0.01)
+        assert len(found) == 21
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
+async def test_another_database_copied_over_the_file_is_noticed(path: Path, stamped: None) -> None:
+    other = path.with_name("other.db")
+    async with opened(other) as store:
+        for n in range(30):  # its stamp has a higher number
+            await store.add([a_run(f"run-{n}")])
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        shutil.copyfile(other, path)
+        with pytest.raises(StoreDamaged):
+            await store.add([a_run("lost")])
+
+
+def contents_of(*paths: Path) -> list[bytes]:
+    return [path.read_bytes() for path in paths]
+
+
+def overwritten_by_a_backup(path: Path, log_is_left: bool) -> None:
+    """The program that used it has died since."""
+    left = path.with_name("left")
+    left.mkdir()
+
+    async def use() -> None:
+        async with opened(path) as store:
+            await store.add([a_run(f"old-{n}") for n in range(10)])
+            checkpoint(path)
+            shutil.copyfile(path, left / "backup.db")
+            for n in range(3):
+                await store.add([a_run(f"new-{n}")])
+                checkpoint(path)
+            await store.add([a_run("last")])
+            shutil.copyfile(path.with_name("jobs.db-wal"), left / "log")
+
+    asyncio.run(use())
+    shutil.copyfile(left / "backup.db", path)
+    if log_is_left:
+        shutil.copyfile(left / "log", path.with_name("jobs.db-wal"))
+
+
+async def test_a_restart_on_an_overwritten_file_with_the_old_log_is_refused(
+    path: Path, stamped: None
+) -> None:
+    await asyncio.to_thread(overwritten_by_a_backup, path, log_is_left=True)
+    log = path.with_name("jobs.db-wal")
+    before = contents_of(path, log)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="overwritten while it was in use"):
+            await SqliteStore(path).open()
+    assert contents_of(path, log) == before
+    log.unlink()
+    path.with_name("jobs.db-shm").unlink(missing_ok=True)
+    shutil.copyfile(path.with_name("left") / "backup.db", path)
+    async with opened(path) as store:
+        await store.add([a_run("after the restore")])
+        assert len(await ids_of(store)) == 11
+
+
+async def test_a_restored_backup_is_taken(path: Path, stamped: None) -> None:
+    await asyncio.to_thread(overwritten_by_a_backup, path, log_is_left=False)
+    async with opened(path) as store:
+        await store.add([a_run("after the restore")])
+        assert len(await ids_of(store)) == 11
+
+
+async def test_what_is_no_overwriting_is_left_in_peace(path: Path, stamped: None) -> None:
+    """A checkpoint or a VACUUM by another program, and a `touch`, change the file's time."""
+    async with opened(path) as store:
+        for n in range(5):
+            await store.add([a_run(f"run-{n}")])
+            checkpoint(path)
+            await store.add([a_run(f"more-{n}")])
+            os.utime(path)
+            await store.add([a_run(f"again-{n}")])
+            os.chmod(path, 0o600)
+            sql(path, "VACUUM")
+        assert len(await ids_of(store)) == 15
+
+
+async def test_a_second_store_in_the_process_leaves_the_locks_of_the_first(path: Path) -> None:
+    """SQLite's locks belong to the process: whoever opens and closes the file beside it drops
+    them. Another program that closed the file then took itself for the last, and deleted the log
+    under our feet."""
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        second = SqliteStore(path)
+        assert await second.exists()
+        async with opened(path):
+            pass
+        code = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
+            "c.execute('SELECT count(*) FROM mainspring_runs').fetchall(); c.close()"
+        )
+        program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
+        assert await program.wait() == 0
+        assert path.with_name("jobs.db-wal").exists()
+        await store.add([a_run("two")])
+
+
+async def test_who_opens_the_file_beside_the_store_is_told_what_that_does(path: Path) -> None:
+    """A handler copies the file, and a program that comes and goes then deletes the log."""
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        shutil.copy(path, path.with_name("copy.db"))
+        code = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
+            "c.execute('SELECT count(*) FROM mainspring_runs').fetchall(); c.close()"
+        )
+        program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
+        assert await program.wait() == 0
+        with pytest.raises(StoreFileChanged, match="Restart this program") as raised:
+            await store.add([a_run("two")])
+    assert "never open the database file in a process that uses it" in str(raised.value)
+    assert "sqlite3 jobs.db '.backup copy.db'" in str(raised.value)
+    assert "put the right file" not in str(raised.value)
+    async with opened(path) as store:
+        assert await ids_of(store) == ["one"]
+
+
+# -- another schema ----------------------------------------------------------------------------
+
+
+async def test_a_running_program_notices_that_the_schema_became_newer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        [held] = await store.claim(a_claim())
+        newer = [*schema.MIGRATIONS, "ALTER TABLE mainspring_runs ADD COLUMN more TEXT"]
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", newer)
+            async with opened(path):  # the next version, in a rolling deploy
+                pass
+        mine = Held(held.id, held.token)
+        for use in (
+            store.add([a_run("two")]),
+            store.renew([mine], timedelta(seconds=30)),
+            store.get(["one"]),
+            store.transaction(mine, timedelta(seconds=5)).begin(),
+        ):
+            with pytest.raises(StoreTooNew, match="newer Mainspring"):
+                await use
+
+
+async def test_a_program_notices_that_our_tables_were_dropped(path: Path) -> None:
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        sql(path, "DROP TABLE mainspring_meta")
+        with pytest.raises(StoreDamaged, match="no longer has Mainspring's tables"):
+            await store.add([a_run("two")])

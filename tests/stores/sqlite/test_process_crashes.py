@@ -1,0 +1,49 @@
+"""Real processes, kill -9 and SIGSTOP, in short. `make chaos` does the same at length."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from mainspring import State
+from mainspring.core.model import Outcome
+from tests.support.crash_worker import LEASE, build
+from tests.support.effect_counts import effect_test
+from tests.support.process_crashes import Crew, crash_test, read_log
+
+
+async def test_killed_workers_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+    account = await crash_test(tmp_path, runs=600, kills=8, stops=1, seed=1, patience=90)
+    assert account.kills == 8
+
+
+async def test_a_worker_that_was_stopped_beyond_its_lease_is_refused(tmp_path: Path) -> None:
+    with Crew.on(tmp_path, 1) as crew:
+        desk = build(crew.url, crew.logs / "desk.log", workers=0)
+        async with desk:
+            run = await desk.enqueue("free", {"seconds": 1.5})
+            first = crew.hire()
+            while not any(e.what == "begin" for e in read_log(crew.logs)):
+                await asyncio.sleep(0.05)
+            stopping = asyncio.create_task(crew.freeze(first, LEASE + 10))
+            crew.hire()
+            done = await desk.wait(run.id, timeout=60)
+            await stopping
+            deadline = time.monotonic() + 30
+            while not any(e.what == "lost" and e.pid == first.pid for e in read_log(crew.logs)):
+                assert time.monotonic() < deadline, "the stopped worker never heard that it lost"
+                await asyncio.sleep(0.1)
+            after = await desk.get_run(run.id)
+        assert done.state is State.SUCCEEDED
+        assert after == done
+        outcomes = [attempt.outcome for attempt in after.attempts]
+        assert outcomes == [Outcome.LOST, Outcome.SUCCEEDED]
+        assert after.result["pid"] != first.pid
+        assert after.token == 2
+
+
+async def test_a_handler_killed_anywhere_leaves_one_effect(tmp_path: Path) -> None:
+    tally = await effect_test(tmp_path, runs=240, kills=10, stops=1, seed=1, patience=90)
+    assert tally.kills == 10
+    assert tally.again > 0, "no kill met a handler: it shows nothing"

@@ -1,0 +1,526 @@
+"""The file: made, migrated, refused, and kept through restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.core.model import State, Webhook, replace
+from mainspring.core.policy import Policy
+from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
+from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.stores.sqlite import SqliteStore, file_lock, schema
+from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
+from mainspring.stores.sqlite.file_lock import TurnLock
+from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
+
+
+async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run("one", payload={"n": 1}), a_run("two")])
+        [held] = await store.claim(a_claim(limit=1))
+        await store.put_job(a_job("job", concurrency=3))
+    async with opened(path) as store:
+        runs = await store.get(["one", "two"])
+        assert runs["one"] == held
+        assert runs["two"].state is State.PENDING
+
+
+async def test_a_store_that_was_closed_can_be_opened_again(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    for _ in range(2):
+        await store.open()
+        await store.add([a_run("one")])
+        await store.close()
+        await store.close()
+    await store.open()
+    assert await ids_of(store) == ["one"]
+    await store.close()
+
+
+async def test_close_finishes_what_was_accepted(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    await store.open()
+    adding = [asyncio.ensure_future(store.add([a_run(f"run-{n}")])) for n in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert all(len(added) == 1 for added in await asyncio.gather(*adding))
+    async with opened(tmp_path / "jobs.db") as again:
+        assert len(await ids_of(again)) == 50
+
+
+async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.db")
+    with pytest.raises(StoreError, match="not open"):
+        await store.add([a_run("one")])
+    await store.open()
+    await store.close()
+    for use in (store.get(["one"]), store.claim(a_claim()), store.wait(0), store.counts()):
+        with pytest.raises(StoreError, match="not open"):
+            await use
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        session = store._session
+        assert session is not None
+        object.__setattr__(session, "process", session.process - 1)  # as a child would see it
+        with pytest.raises(StoreError, match="forked"):
+            await store.get(["one"])
+        object.__setattr__(session, "process", os.getpid())
+
+
+async def refused(path: Path, error: type[StoreError], match: str) -> None:
+    store = SqliteStore(path)
+    with pytest.raises(error, match=match) as caught:
+        await store.open()
+    assert str(path) in str(caught.value)
+    with pytest.raises(StoreError, match="not open"):
+        await store.get([])
+
+
+async def test_a_folder_is_refused(tmp_path: Path) -> None:
+    await refused(tmp_path, StoreError, "is a folder")
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    await refused(tmp_path / "no" / "jobs.db", StoreError, "does not exist; make it first")
+
+
+async def test_memory_is_another_store() -> None:
+    with pytest.raises(StoreError, match="memory://"):
+        await SqliteStore(":memory:").open()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_no_permission_is_told(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    await refused(tmp_path / "locked" / "jobs.db", StoreError, "may not be written")
+
+
+async def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.write_text("a diary, and a long one, with more than sixteen characters")
+    await refused(path, StoreDamaged, "no SQLite database")
+    assert path.read_text().startswith("a diary")
+
+
+async def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run(f"run-{n}", payload="x" * 500) for n in range(200)])
+    content = bytearray(path.read_bytes())
+    content[100:4096] = os.urandom(3996)
+    path.write_bytes(content)
+    await refused(path, StoreDamaged, "damaged")
+
+
+async def test_another_programs_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    sql(path, "PRAGMA application_id = 1234; CREATE TABLE theirs (x)")
+    await refused(path, StoreDamaged, "another program")
+
+
+async def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    sql(path, "PRAGMA user_version = 999")
+    await refused(path, StoreTooNew, "newer Mainspring")
+
+
+async def test_a_users_own_database_is_shared_and_kept_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    sql(path, "PRAGMA user_version = 42; CREATE TABLE orders (x); INSERT INTO orders VALUES (1)")
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+    async with opened(path) as store:
+        assert await ids_of(store) == ["one"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (42,)
+        assert connection.execute("PRAGMA application_id").fetchone() == (0,)
+        assert connection.execute("SELECT x FROM orders").fetchone() == (1,)
+    sql(path, "UPDATE mainspring_meta SET value = 999")
+    await refused(path, StoreTooNew, "newer Mainspring")
+
+
+async def test_our_own_file_carries_our_mark(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+async def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "jobs.db") for _ in range(8)]
+    await asyncio.gather(*(store.open() for store in stores))
+    for n, store in enumerate(stores):
+        await store.add([a_run(f"run-{n}")])
+    assert len(await ids_of(stores[0])) == 8
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_steps_of_a_migration_are_applied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+    step = "CREATE TABLE mainspring_more (x); INSERT INTO mainspring_more VALUES (1)"
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, step])
+    for _ in range(2):
+        async with opened(path) as store:
+            assert await ids_of(store) == ["one"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (1,)
+
+
+async def test_a_file_of_an_earlier_schema_gets_its_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 4 had no index of followers, tags and descriptions; one job in it is damaged."""
+    path = tmp_path / "jobs.db"
+    known = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", known[:4])
+    with closing(schema.connect(path, create=True)) as connection:
+        schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
+        waiting = replace(a_run("waiting"), state=State.WAITING, after=("root", "other"))
+        for run in (a_run("root"), waiting):
+            row = run_row(run, lane_of(run, limited=False), None)
+            old = dict(zip(_INSERTED, row, strict=True))
+            del old["began"]  # it came later
+            connection.execute(*_insertion("mainspring_runs", old, old.values()))
+        policy = Policy.make(after=("root",))
+        job = replace(a_job("behind"), policy=policy, tags=("t",), description="Über")
+        for made in (job_row(job), {**job_row(a_job("damaged")), "body": "{"}):
+            connection.execute(*_insertion("mainspring_jobs", made, made.values()))
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        for upstream in ("root", "other"):
+            page = await store.find(RunQuery(upstream=frozenset({upstream})))
+            assert [run.id for run in page.items] == ["waiting"]
+        for query in (JobQuery(follows=True), JobQuery(tag="t"), JobQuery(text="ÜBER")):
+            assert [job.id for job in (await store.jobs(query)).items] == ["behind"]
+        assert len((await store.jobs(JobQuery())).items) == 2
+
+
+def _insertion(table: str, columns: Any, values: Any) -> tuple[str, tuple[Any, ...]]:
+    marks = ", ".join("?" * len(tuple(values)))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(values)
+
+
+async def test_a_step_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    known = schema.MIGRATIONS
+    monkeypatch.setattr(
+        schema, "MIGRATIONS", [*known, "CREATE TABLE mainspring_more (x); Nonsense"]
+    )
+    with pytest.raises(StoreError, match="Nonsense"):
+        await SqliteStore(path).open()
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        assert await ids_of(store) == []
+
+
+async def test_a_full_file_refuses_writes_and_recovers(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("before")])
+        cap = "PRAGMA max_page_count = {}"
+        await on_writer(store, cap.format(1))  # SQLite raises it to the present size
+        big = [a_run(f"big-{n}", payload="x" * 10_000) for n in range(50)]
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await store.add(big)
+        assert await ids_of(store) == ["before"]
+        assert (await store.counts()).total(State.PENDING) == 1
+        await on_writer(store, cap.format(1_000_000))
+        await store.add(big)
+        assert len(await ids_of(store)) == 51
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MB, where this machine lets us make one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_on_a_full_disk_running_work_can_still_be_recorded(small_disk: Path) -> None:
+    async with opened(small_disk / "jobs.db") as store:
+        await store.add([a_run(f"run-{n}", payload="x" * 200) for n in range(100)])
+        held = await store.claim(a_claim(limit=50))
+        filler = small_disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        more = [a_run(f"more-{n}", payload="y" * 5_000) for n in range(20)]
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await store.add(more)
+        now = await store.now()
+        assert all(await store.commit([transitions.succeeded(run, now, "ok") for run in held]))
+        assert (await store.counts()).total(State.SUCCEEDED) == 50
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await store.add(more)
+        filler.unlink()
+        assert len(await store.add(more)) == 20
+
+
+async def test_the_reserve_is_made_by_whoever_comes_first(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "jobs.db") for _ in range(6)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n, store in enumerate(stores)))
+    await asyncio.gather(*(store.close() for store in stores))
+    reserve = [name for name in os.listdir(tmp_path) if "reserve" in name]
+    assert reserve == ["jobs.db-reserve"]
+
+
+async def test_a_reserve_under_its_former_name_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db-ballast").write_bytes(b"former")
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("one")])
+    assert (tmp_path / "jobs.db-reserve").read_bytes() == b"former"
+    assert not (tmp_path / "jobs.db-ballast").exists()
+
+
+# -- who may use the files ----------------------------------------------------------------------
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {name: stat.S_IMODE((folder / name).stat().st_mode) for name in os.listdir(folder)}
+
+
+async def test_files_are_made_for_their_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.umask(0o022)
+    try:
+        async with opened(tmp_path / "jobs.db") as store:
+            await store.add([a_run("one")])
+            assert modes(tmp_path) == dict.fromkeys(
+                ("jobs.db", "jobs.db-wal", "jobs.db-shm", "jobs.db-lock", "jobs.db-reserve"), 0o600
+            )
+    finally:
+        os.umask(before)
+    assert "chmod" not in caplog.text
+
+
+async def test_a_file_that_a_link_leads_to_is_made_for_its_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, app = tmp_path / "data", tmp_path / "app"
+    data.mkdir()
+    app.mkdir()
+    (app / "jobs.db").symlink_to(data / "real.db")
+    before = os.umask(0o022)
+    try:
+        async with opened(app / "jobs.db") as store:
+            await store.add([a_run("one")])
+            assert modes(data) == dict.fromkeys(("real.db", "real.db-wal", "real.db-shm"), 0o600)
+            assert modes(app)["jobs.db-lock"] == 0o600
+            assert "chmod" not in caplog.text
+            (data / "real.db-wal").chmod(0o644)
+            async with opened(app / "jobs.db"):
+                pass
+            assert "real.db-wal (0644)" in caplog.text
+    finally:
+        os.umask(before)
+
+
+async def test_files_that_every_user_may_use_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    for file in (path, tmp_path / "jobs.db-lock"):
+        file.chmod(0o644)
+    async with opened(path):
+        pass
+    assert "jobs.db (0644)" in caplog.text
+    assert "jobs.db-lock (0644)" in caplog.text
+    assert f"chmod o= {path} " in caplog.text
+
+
+async def test_a_store_that_a_group_shares_stays_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path):
+        pass
+    path.chmod(0o660)
+    (tmp_path / "jobs.db-lock").unlink()
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        found = modes(tmp_path)
+        assert [found[f"jobs.db{s}"] for s in ("", "-wal", "-shm", "-lock")] == [0o660] * 4
+    assert "chmod" not in caplog.text
+
+
+# -- a disk that refuses ------------------------------------------------------------------------
+
+
+async def test_a_disk_that_may_only_be_read_is_told(small_disk: Path) -> None:
+    path = small_disk / "jobs.db"
+    async with opened(path):
+        pass
+    (small_disk / "jobs.db-lock").unlink()
+    mount = ["mount", "-o", "remount,ro", str(small_disk)]
+    await asyncio.to_thread(subprocess.run, mount, check=True)
+    await refused(path, StoreError, "may not be written to")
+    await refused(small_disk / "new.db", StoreError, "may not be written to")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENOSPC])
+async def test_a_lock_file_that_cannot_be_opened_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(path: Path, like: Path) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(file_lock, "open_private", refuse)
+    with pytest.raises(StoreError) as caught:
+        await SqliteStore(tmp_path / "jobs.db").open()
+    assert str(tmp_path / "jobs.db-lock") in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+FAILING_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+/* Reads of the file FAILING_FILE fail from its second page on, while FAILING_SWITCH is there. */
+static int fails(int fd, size_t size, off_t offset) {
+    struct stat file, meant;
+    if (offset + size <= 4096 || access(getenv("FAILING_SWITCH"), F_OK)) return 0;
+    if (fstat(fd, &file) || stat(getenv("FAILING_FILE"), &meant)) return 0;
+    return file.st_ino == meant.st_ino && file.st_dev == meant.st_dev;
+}
+#define READS(name) ssize_t name(int fd, void *to, size_t size, off_t offset) { \\
+    static ssize_t (*real)(int, void *, size_t, off_t); \\
+    if (fails(fd, size, offset)) { errno = EIO; return -1; } \\
+    if (!real) real = dlsym(RTLD_NEXT, #name); \\
+    return real(fd, to, size, offset); }
+READS(pread)
+READS(pread64)
+"""
+READING = """
+import asyncio, os, sys
+from pathlib import Path
+from mainspring.stores.protocol import RunQuery
+from tests.support.sqlite_store import a_run, ids_of, opened
+
+async def main():
+    path = Path(os.environ["FAILING_FILE"])
+    async with opened(path) as store:
+        await store.add([a_run("one", payload="x" * 10_000)])
+    Path(os.environ["FAILING_SWITCH"]).touch()
+    try:
+        async with opened(path) as store:
+            print(await ids_of(store))
+    except Exception as error:
+        print(type(error).__name__, error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
+def test_a_failing_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    """SQLite says "malformed" when the disk refuses a read. Nobody should restore a backup, to the
+    same disk, for that."""
+    (tmp_path / "failing.c").write_text(FAILING_DISK)
+    library = str(tmp_path / "failing.so")
+    build = ["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "failing.c"), "-ldl"]
+    subprocess.run(build, check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": library,
+        "FAILING_FILE": str(tmp_path / "jobs.db"),
+        "FAILING_SWITCH": str(tmp_path / "switch"),
+    }
+    answer = subprocess.run(
+        [sys.executable, "-c", READING], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert answer.stdout.startswith("StoreUnavailable "), answer.stdout + answer.stderr
+    assert "the disk may be failing" in answer.stdout
+
+
+async def on_writer(store: SqliteStore, statement: str) -> None:
+    """Run a statement on the writer's own connection."""
+    await store._write(lambda tx, items: [tx.connection.execute(items[0]) and None], [statement])
+
+
+async def test_a_locked_file_is_away_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # a program that knows nothing of our lock file
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await store.add([a_run("one")])
+        assert (await store.find(RunQuery())).items == []
+        other.execute("ROLLBACK")
+        other.close()
+        await store.add([a_run("one")])
+        assert await store.elect("x", "me", timedelta(seconds=1)) == 1
+
+
+async def test_a_file_from_before_webhooks_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = tmp_path / "jobs.db", schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", known[:1])
+    async with opened(path):
+        pass
+    body = '["work",0,0,null,"{}","api","",[],[]]'
+    attempts = '[[1,"w",0,1,"failed","no",null,["line"]]]'
+    plain = "'r','old','work','default',5,'l','enqueue','failed',1,1,0,1,0,0,0,0,0"
+    sql(
+        path,
+        f"INSERT INTO mainspring_jobs (id, version, enabled, body) VALUES ('old', 1, 1, '{body}');"
+        "INSERT INTO mainspring_runs (id, job_id, handler, queue, priority, lane, source, state,"
+        " attempt, failures, lapses, token, cancel_requested, after_any, created_at, scheduled_at,"
+        f" run_at, attempts) VALUES ({plain}, '{attempts}')",
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        [job] = (await store.jobs(JobQuery())).items
+        assert (job.id, job.webhook) == ("old", None)
+        assert await store.put_job(replace(job, webhook=Webhook(url="https://example.org/")))
+        [job] = (await store.jobs(JobQuery())).items
+        assert job.webhook == Webhook(url="https://example.org/")
+        [attempt] = (await store.get(["r"]))["r"].attempts
+        assert (attempt.log, attempt.detail) == (("line",), None)

@@ -1,0 +1,319 @@
+"""The writer thread, the hints, and several loops and processes on one file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.protocol import Held
+from mainspring.stores.sqlite import SqliteStore, schema
+from mainspring.stores.sqlite import writer as writer_module
+from mainspring.stores.sqlite.file_lock import TurnLock
+from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+async def test_a_failing_operation_harms_no_other(tmp_path: Path) -> None:
+    def fail(tx: Any, items: Any) -> list[None]:
+        tx.connection.execute("DELETE FROM mainspring_runs")
+        raise RuntimeError("on purpose")
+
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("first")])
+        results = await asyncio.gather(
+            store.add([a_run("before")]),
+            store._write(fail, [1]),
+            store.add([a_run("after")]),
+            store.elect("x", "me", timedelta(seconds=9)),
+            return_exceptions=True,
+        )
+        assert isinstance(results[1], RuntimeError)
+        assert results[3] == 1
+        assert await ids_of(store) == ["first", "before", "after"]
+
+
+async def test_callers_who_add_at_once_share_commits(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n in range(300)))
+        assert await ids_of(store) == [f"run-{n}" for n in range(300)]
+
+
+async def test_a_cancelled_caller_harms_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        tasks = [asyncio.create_task(store.add([a_run(f"run-{n}")])) for n in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stored = set(await ids_of(store))
+        assert stored >= {f"run-{n}" for n in range(1, 20, 2)}
+
+
+class Holding:
+    """Work that stays in the writer thread until it is let go."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._go_on = threading.Event()
+        self.reached = asyncio.Event()
+        self.task = asyncio.create_task(store._write(self._run, [1]))
+
+    async def let_go(self) -> None:
+        self._go_on.set()
+        await self.task
+
+    def _run(self, tx: Any, items: Any) -> list[None]:
+        self._loop.call_soon_threadsafe(self.reached.set)
+        self._go_on.wait(30)
+        return [None]
+
+
+async def test_runs_of_a_claim_that_nobody_awaits_go_back(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        await store.add([a_run("one")])
+        first = Holding(store)
+        await first.reached.wait()
+        claim = asyncio.create_task(store.claim(a_claim()))
+        second = Holding(store)  # it shares a transaction with the claim, and comes behind it
+        await asyncio.sleep(0)
+        await first.let_go()
+        await second.reached.wait()
+        claim.cancel()
+        await second.let_go()
+        await store.renew([Held("none", 1)], timedelta(seconds=1))  # behind the giving back
+        [run] = (await store.get(["one"])).values()
+        assert (run.state, run.attempt, run.token) == (State.PENDING, 0, 1)
+
+
+async def test_work_cancelled_before_its_turn_is_not_done(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        held = Holding(store)
+        await held.reached.wait()
+        adding = asyncio.create_task(store.add([a_run("one")]))
+        await asyncio.sleep(0)
+        adding.cancel()
+        await asyncio.sleep(0)
+        await held.let_go()
+        await store.add([a_run("two")])
+        assert await ids_of(store) == ["two"]
+
+
+async def test_it_serves_several_loops(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+
+        def elsewhere(name: str) -> None:
+            async def use() -> None:
+                await store.add([a_run(f"{name}-{n}") for n in range(10)])
+                assert len(await store.get([f"{name}-{n}" for n in range(10)])) == 10
+
+            asyncio.run(use())
+
+        await asyncio.gather(*(asyncio.to_thread(elsewhere, f"thread-{n}") for n in range(4)))
+        assert len(await ids_of(store)) == 40
+
+
+async def test_waiters_on_every_loop_are_woken(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        waiting = threading.Event()
+
+        async def wait() -> bool:
+            task = asyncio.create_task(store.wait(60))
+            await asyncio.sleep(0)
+            waiting.set()
+            return await task
+
+        there = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(wait())))
+        here = asyncio.create_task(store.wait(60))
+        await asyncio.to_thread(waiting.wait)
+        await store.add([a_run("one")])
+        assert await here
+        assert await there
+
+
+async def test_a_wait_that_is_over_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        assert await store.wait(0.01) is False
+
+
+async def test_a_cancelled_open_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler was stopped while it started: the thread closes its files and ends."""
+    path = tmp_path / "jobs.db"
+    died: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    async with opened(path):
+        pass
+    go_on = threading.Event()
+    reached = threading.Event()
+
+    def slow(*given: Any) -> None:
+        reached.set()
+        go_on.wait(30)
+        schema.migrate(*given)
+
+    monkeypatch.setattr(writer_module, "migrate", slow)
+    before = open_files(tmp_path)
+    store = SqliteStore(path)
+    opening = asyncio.create_task(store.open())
+    await asyncio.to_thread(reached.wait)
+    assert open_files(tmp_path) or not LINUX
+    [thread] = [t for t in threading.enumerate() if t.name == "mainspring-sqlite-writer"]
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    go_on.set()
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()
+    assert not died
+    assert open_files(tmp_path) == before
+    await store.open()
+    await store.add([a_run("one")])
+    await store.close()
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files in the folder that this process has open, where the system tells."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")] if LINUX else []
+    names = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [name for name in names if name.startswith(str(folder))]
+
+
+LINUX = os.path.isdir("/proc/self/fd")
+
+
+@pytest.fixture
+def locks(tmp_path: Path) -> Iterator[list[TurnLock]]:
+    made = [TurnLock(tmp_path / "lock", 0.05) for _ in range(2)]
+    for lock in made:
+        lock.open()
+    yield made
+    for lock in made:
+        lock.close()
+
+
+def test_a_turn_is_not_waited_for_for_ever(locks: list[TurnLock]) -> None:
+    first, second = locks
+    for _ in range(2):
+        with first, pytest.raises(StoreUnavailable, match="another process"), second:
+            pass
+
+
+def test_a_turn_that_comes_too_late_is_passed_on(locks: list[TurnLock]) -> None:
+    first, second = locks
+    with first, pytest.raises(StoreUnavailable), second:
+        pass
+    first._timeout = 30
+    with first:  # behind the second, who has gone away
+        pass
+    with second:
+        pass
+
+
+def test_a_lock_may_be_closed_while_it_is_queued(locks: list[TurnLock]) -> None:
+    first, second = locks
+    with first, pytest.raises(StoreUnavailable), second:
+        pass
+    second.close()
+    first._timeout = 30
+    with first:
+        pass
+
+
+# -- processes ------------------------------------------------------------------------------
+
+
+def writing(path: Path, pipe: Connection) -> None:
+    """A process that adds a run whenever it is told its id."""
+
+    async def serve() -> None:
+        async with opened(path) as store:
+            pipe.send("ready")
+            while run_id := pipe.recv():
+                await store.add([a_run(run_id)])
+
+    asyncio.run(serve())
+
+
+async def test_another_processs_write_wakes_and_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=writing, args=(path, theirs))
+    async with opened(path) as store:
+        process.start()
+        assert await asyncio.to_thread(ours.recv) == "ready"
+        for run_id in ("one", "two"):
+            woken = asyncio.create_task(store.wait(60))
+            await asyncio.sleep(0)
+            ours.send(run_id)
+            while run_id not in await store.get([run_id]):
+                assert await woken
+                woken = asyncio.create_task(store.wait(60))
+            woken.cancel()
+        ours.send("")
+        await asyncio.to_thread(process.join)
+    assert process.exitcode == 0
+
+
+def claiming(path: Path, pipe: Connection) -> None:
+    """A process that claims and completes until nothing is left; it says how it went."""
+
+    async def drain() -> tuple[list[str], int]:
+        mine: list[str] = []
+        most = 0
+        async with opened(path) as store:
+            pipe.send("ready")
+            pipe.recv()
+            while (await store.counts()).total(State.SUCCEEDED) < 200:
+                with contextlib.suppress(StoreUnavailable):  # a disk may stall
+                    runs = await store.claim(a_claim(limit=5, worker=str(os.getpid())))
+                    most = max(most, (await store.counts()).total(State.RUNNING))
+                    await finish(store, runs)
+                    mine += [run.id for run in runs]
+        return mine, most
+
+    pipe.send(asyncio.run(drain()))
+
+
+async def finish(store: SqliteStore, runs: list[Run]) -> None:
+    changes = [transitions.succeeded(run, await store.now(), None) for run in runs]
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            assert all(await store.commit(changes))
+            return
+
+
+async def test_four_processes_share_the_work_and_keep_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.put_job(a_job("job", concurrency=4))
+        await store.add([a_run(f"run-{n}") for n in range(200)])
+        pipes = [SPAWN.Pipe() for _ in range(4)]
+        processes = [SPAWN.Process(target=claiming, args=(path, theirs)) for _, theirs in pipes]
+        for process in processes:
+            process.start()
+        for ours, _ in pipes:
+            assert await asyncio.to_thread(ours.recv) == "ready"
+        for ours, _ in pipes:
+            ours.send("go")
+        results = [await asyncio.to_thread(ours.recv) for ours, _ in pipes]
+        for process in processes:
+            await asyncio.to_thread(process.join)
+    done = [run_id for mine, _ in results for run_id in mine]
+    assert sorted(done) == sorted(f"run-{n}" for n in range(200))
+    assert max(most for _, most in results) <= 4
+    assert all(mine for mine, _ in results)  # nobody starved

@@ -1,0 +1,224 @@
+"""A folder with an app in it, the command run in this process, and real processes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mainspring.cli.app_loader import load_scheduler
+from mainspring.cli.program import app as program
+
+APP = '''
+import os
+import threading
+import time
+
+from mainspring import RunContext, Scheduler
+
+scheduler = Scheduler("sqlite:///mainspring.db", workers=2, lease="5s", poll="100ms")
+release = threading.Event()
+
+
+@scheduler.job("0 9 * * 1-5", timezone="Asia/Kolkata", tags=["reports"], description="The numbers")
+async def daily_report(ctx: RunContext) -> dict[str, int]:
+    return {"rows": 42}
+
+
+@scheduler.job()
+def send_email(ctx: RunContext, to: str, subject: str = "hello") -> str:
+    ctx.log.info("writing to %s", to)
+    if to == "nobody":
+        raise ValueError("no such address")
+    return f"sent to {to}"
+
+
+@scheduler.job()
+def whoami() -> int:
+    return os.getpid()
+
+
+@scheduler.job()
+def linger(ctx: RunContext, until: str) -> str:
+    """Runs until a file appears."""
+    open(until + ".began", "w").close()
+    while not os.path.exists(until):
+        time.sleep(0.01)
+    return "lingered"
+
+
+@scheduler.job(timeout="200ms")
+def hang() -> None:
+    release.wait()
+
+
+def make() -> Scheduler:
+    return scheduler
+
+
+def make_nothing() -> None:
+    return None
+
+
+def needs(argument: int) -> Scheduler:
+    return scheduler
+
+
+def breaks() -> Scheduler:
+    raise RuntimeError("no database today")
+
+
+async def make_async() -> Scheduler:
+    return scheduler
+
+
+idle = Scheduler("sqlite:///idle.db", workers=0)
+forgetful = Scheduler("memory://")
+number = 42
+'''
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A command reads `.env` into it, also between two changes of a test's own."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with `app.py` in it and no database yet."""
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    for name in ("MAINSPRING_STORE", "MAINSPRING_APP", "MAINSPRING_DEBUG", "MONGODB_URI"):
+        monkeypatch.delenv(name, raising=False)
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("app", None)
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """`run("jobs", "list")`: the command in this process, its output as a pipe would get it."""
+
+    def call(*words: str, stdin: str | None = None) -> Answer:
+        result = CliRunner().invoke(program, list(words), prog_name="mainspring", input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Answer(result.exit_code, result.stdout, result.stderr)
+
+    return call
+
+
+@pytest.fixture
+def stocked(folder: Path, run: Run) -> dict[str, str]:
+    """A database after some work: the ids of a run that succeeded and of one that failed."""
+    scheduler = load_scheduler("app:scheduler")
+    with scheduler.blocking as blocking:
+        good = blocking.enqueue("send_email", {"to": "a@example.org"})
+        bad = blocking.enqueue("send_email", {"to": "nobody"})
+        for one in (good, bad):
+            blocking.wait(one.id, 30)
+    sys.modules.pop("app", None)
+    return {"good": good.id, "bad": bad.id}
+
+
+class Process:
+    """`mainspring …` as a process of its own; what it writes is gathered line by line."""
+
+    def __init__(self, words: tuple[str, ...], folder: Path) -> None:
+        source = Path(__file__).parents[2] / "src"
+        environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONUNBUFFERED": "1"}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "mainspring", *words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines)
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._news:
+                self._lines.append(line)
+                self._news.notify_all()
+
+    def says(self, text: str, times: int = 1, timeout: float = 60) -> None:
+        """Wait until a text has been written so many times."""
+        with self._news:
+            told = self._news.wait_for(lambda: self.output.count(text) >= times, timeout)
+        assert told, f"{text!r} was not said {times} times in:\n{self.output}"
+
+    def ends(self, timeout: float = 60) -> int:
+        code = self.popen.wait(timeout)
+        self._reader.join(timeout)
+        return code
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """`start("worker", "app:scheduler")`: a real process, ended with the test."""
+    started: list[Process] = []
+
+    def begin(*words: str) -> Process:
+        process = Process(words, folder)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.popen.kill()
+        process.popen.wait()
+
+
+def until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    """Poll for what no event tells."""
+    ends = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < ends, "it did not come true in time"
+        time.sleep(0.02)

@@ -1,0 +1,109 @@
+"""Real processes that write in transactions, killed and frozen; then every effect is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from pymongo import MongoClient
+
+from mainspring import Run, State
+from mainspring.core.model import Outcome
+from tests.support.effect_worker import LEASE, build
+from tests.support.process_crashes import Crew, all_ended, tormented
+from tests.support.servers.server import Document
+
+__all__ = ["Tally", "effect_test", "make_effects"]
+
+
+@dataclass(frozen=True)
+class Tally:
+    runs: int
+    succeeded: int
+    again: int
+    """Runs that took more than one attempt."""
+    lapses: int
+    kills: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.runs} runs, {self.succeeded} succeeded with one effect each, {self.again} in"
+            f" more than one attempt, {self.lapses} lapsed leases, {self.kills} kills"
+        )
+
+
+async def effect_test(
+    place: Path,
+    *,
+    runs: int,
+    kills: int,
+    stops: int,
+    seed: int,
+    patience: float,
+    url: str | None = None,
+    trouble: Callable[[], Awaitable[None]] | None = None,
+) -> Tally:
+    """Four workers; so many kills and stops (and what else is told) while they work; then peace
+    until all has ended."""
+    with Crew.on(place, seed, url, ("tests.support.effect_worker",)) as crew:
+        make_effects(crew.url)
+        async with build(crew.url, workers=0) as desk:
+            ids = []
+            for job in ("loop", "thread"):
+                made = await desk.enqueue_many(job, [None] * (runs // 2))
+                ids += [run.id for run in made]
+            for _ in range(4):
+                crew.hire()
+            torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
+            if trouble is not None:
+                await trouble()
+            ended = await all_ended(desk, ids, patience)
+            await torment
+            for run in ended:  # nothing that still lingered has changed any of it
+                assert await desk.get_run(run.id) == run
+        return _tally(ended, crew)
+
+
+def make_effects(url: str) -> None:
+    """The user's own table, or collection."""
+    if url.startswith("sqlite:"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            connection.execute("CREATE TABLE effects (run TEXT, token INTEGER, pid INTEGER)")
+    else:
+        with MongoClient[Document](url) as client:
+            client.get_default_database().create_collection("effects", check_exists=False)
+
+
+def _effects(url: str) -> list[tuple[str, int]]:
+    if url.startswith("sqlite:"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            return connection.execute("SELECT run, token FROM effects").fetchall()
+    with MongoClient[Document](url) as client:
+        return [(one["run"], one["token"]) for one in client.get_default_database().effects.find()]
+
+
+def _tally(runs: list[Run], crew: Crew) -> Tally:
+    found = _effects(crew.url)
+    counted, tokens = Counter(run_id for run_id, _ in found), dict(found)
+    for run in runs:
+        poison = run.state is State.FAILED and run.reason == "poison"
+        assert run.state is State.SUCCEEDED or poison, f"{run.id} is {run.state}: {run.error}"
+        expected = int(run.state is State.SUCCEEDED)
+        assert counted[run.id] == expected, f"{run.id}, {run.state}: {counted[run.id]} effects"
+        if expected:
+            assert tokens[run.id] == run.token == run.result["token"], f"{run.id}: another token's"
+            outcomes = [attempt.outcome for attempt in run.attempts]
+            assert outcomes.count(Outcome.SUCCEEDED) == 1
+    assert counted.keys() <= {run.id for run in runs}
+    return Tally(
+        len(runs),
+        sum(run.state is State.SUCCEEDED for run in runs),
+        sum(run.attempt > 1 for run in runs),
+        sum(run.lapses for run in runs),
+        len(crew.killed),
+    )

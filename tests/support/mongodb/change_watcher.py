@@ -1,0 +1,191 @@
+"""The simulation's monitor over a real MongoDB: every write to runs and jobs, in their order.
+
+A change stream tells each document as it was after each write, and the server's clock at that
+moment. From that a mirror of the store is kept, which the monitor looks at as it looks at the
+memory store: after every step.
+
+What takes several writes counts from the one that makes it visible. A run is there when it is no
+longer reserved; a job has advanced when all that it fired is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pymongo import AsyncMongoClient
+from pymongo.errors import PyMongoError
+
+from mainspring.core.clock import SystemClock
+from mainspring.core.model import Job, Run, Source
+from mainspring.stores.mongodb import jobs
+from mainspring.stores.mongodb.codec import RESERVED, read_job, read_run
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from tests.support.simulation.machines import Machine
+from tests.support.simulation.monitor import Key, Monitor, _Handling
+
+__all__ = ["WatchClock", "WatchMonitor", "Watcher"]
+
+RUNS, JOBS = DEFAULT_PREFIX + "runs", DEFAULT_PREFIX + "jobs"
+Event = Mapping[str, Any]
+
+
+class Mirror:
+    """What the memory store has for the monitor to look at."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+        self._jobs: dict[str, Job] = {}
+
+
+class WatchClock(SystemClock):
+    """The machine's clock; while a write is looked at, the server's at that write."""
+
+    def __init__(self) -> None:
+        self.then: datetime | None = None
+
+    def now(self) -> datetime:
+        return self.then or super().now()
+
+
+class WatchMonitor(Monitor):
+    """Told late: handlers wait for the news of their own claim, and the end of a lease is judged
+    when the news of its last renewal must have come."""
+
+    LAG = 1.0
+
+    @property
+    def _watch(self) -> WatchClock:
+        assert isinstance(self.clock, WatchClock)
+        return self.clock
+
+    async def saw_claim(self, run_id: str, token: int) -> None:
+        while (run_id, token) not in self._claimed and not self.broken.is_set():
+            await asyncio.sleep(0.005)
+
+    def _check_overrun(self, handling: _Handling, key: Key, now: datetime) -> None:
+        later = super()._check_overrun
+        asyncio.get_running_loop().call_later(self.LAG, later, handling, key, now)
+
+    def _check_begin(self, run: Run, token: int, author: str) -> None:
+        """The news that it has begun may come behind its handler."""
+        check = super()._check_begin
+
+        def later() -> None:
+            check(self.store._runs.get(run.id, run), token, author)
+
+        asyncio.get_running_loop().call_later(self.LAG, later)
+
+    def _check_effects(self, changed: list[Run]) -> None:
+        """No transactions here."""
+
+    def _moment(self) -> float:
+        told = asyncio.get_running_loop().time()
+        if (then := self._watch.then) is not None:
+            told -= max(0.0, (datetime.now(UTC) - then).total_seconds())
+        return told
+
+
+class Watcher:
+    def __init__(self, url: str, monitor: WatchMonitor, mirror: Mirror) -> None:
+        self._client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url, tz_aware=True)
+        self._monitor = monitor
+        self._mirror = mirror
+        self._held: dict[str, deque[Event]] = defaultdict(deque)
+        """Jobs that have advanced, but whose runs are not all there yet."""
+        self._gone: set[str] = set()
+        self.ready = asyncio.Event()
+
+    async def watch(self, machines: list[Machine]) -> None:
+        database = self._client.get_default_database()
+        for name in (RUNS, JOBS):
+            await database.create_collection(name, changeStreamPreAndPostImages={"enabled": True})
+        standing = asyncio.get_running_loop().create_task(_notice_stalls(machines))
+        try:
+            ours = [{"$match": {"ns.coll": {"$in": [RUNS, JOBS]}}}]
+            async with await database.watch(ours, full_document="whenAvailable") as stream:
+                self.ready.set()
+                while not self._monitor.broken.is_set():
+                    event = await stream.try_next()
+                    if event is not None:
+                        self._take(event)
+        except PyMongoError as error:
+            self._monitor.fail("engine", f"the watcher sees nothing any more: {error}")
+        finally:
+            standing.cancel()
+            await self._client.close()
+
+    def _take(self, event: Event) -> None:
+        if event["operationType"] not in ("insert", "update", "replace", "delete"):
+            return
+        clock = self._monitor._watch
+        clock.then = event["wallTime"]
+        try:
+            if event["ns"]["coll"] == RUNS:
+                self._take_run(event)
+            elif event["ns"]["coll"] == JOBS:
+                self._take_job(event)
+        except Exception as error:
+            self._monitor.fail("engine", f"the watcher itself failed: {error!r}")
+            raise
+        finally:
+            clock.then = None
+
+    def _take_run(self, event: Event) -> None:
+        run_id, kept = event["documentKey"]["_id"], event.get("fullDocument")
+        runs = self._mirror._runs
+        self._gone.discard(run_id)
+        if kept is None:
+            self._gone.add(run_id)
+            if runs.pop(run_id, None) is not None:
+                self._monitor.observe("", "prune")
+        elif kept["state"] != RESERVED:
+            run, old = read_run(kept), runs.get(run_id)
+            if run != old:
+                runs[run_id] = run
+                author, method = kept["signed"].split()
+                if old is None:  # whoever has made it whole: it was fired, or added
+                    method = "fire" if run.source is Source.SCHEDULE else "add"
+                self._monitor.observe(author, method)
+        for job_id in list(self._held):
+            self._let_go(job_id)
+
+    def _take_job(self, event: Event) -> None:
+        job_id = event["documentKey"]["_id"]
+        self._held[job_id].append(event)
+        self._let_go(job_id)
+
+    def _let_go(self, job_id: str) -> None:
+        """Look at what has befallen a job, as far as the runs of its firings are there."""
+        waiting = self._held[job_id]
+        while waiting:
+            kept = waiting[0].get("fullDocument")
+            if kept is not None and "firing" in kept:
+                if jobs._too_late(kept):  # it will be taken back, and counts for nothing
+                    waiting.popleft()
+                    continue
+                fired = kept["firing"]["runs"]
+                if any(i not in self._mirror._runs and i not in self._gone for i in fired):
+                    return
+            waiting.popleft()
+            if kept is None:
+                self._mirror._jobs.pop(job_id, None)
+                self._monitor.observe("", "drop_job")
+            else:
+                self._mirror._jobs[job_id] = read_job(kept)
+                self._monitor.observe(*kept["signed"].split())
+        del self._held[job_id]
+
+
+async def _notice_stalls(machines: list[Machine]) -> None:
+    """This very process may stand still on a busy computer: then all its machines did."""
+    loop = asyncio.get_running_loop()
+    while True:
+        before = loop.time()
+        await asyncio.sleep(0.05)
+        if loop.time() - before > 0.15:
+            for machine in machines:
+                machine.thawed_at = loop.time()

@@ -1,0 +1,287 @@
+"""What real workers on real servers go through, and the account that is taken afterwards.
+
+Short in tests/stores/mongodb/test_fault_scenarios.py, at length in chaos/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from pymongo import MongoClient
+
+from mainspring import Run, Scheduler, State
+from mainspring.core.model import LIVE
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from tests.support.mongodb.worker import PLACES, build
+from tests.support.process_crashes import Crew, Entry, check, read_log
+from tests.support.servers.clocks import SteppedClock, program_clock
+from tests.support.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.server import Document
+
+__all__ = ["Failed", "failover", "orphaned_slots", "skewed"]
+
+NODE = "tests.support.mongodb.worker"
+Deed = Callable[[ReplicaSet], None]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The account of a failover."""
+
+    acknowledged: int
+    refused: int
+    runs: int
+    stalls: list[float]
+    """Seconds from each deed to the next acknowledged run."""
+    lost_leases: int
+
+    def __str__(self) -> str:
+        stalls = ", ".join(f"{stall:.1f}" for stall in self.stalls)
+        return (
+            f"{self.runs} runs, {self.acknowledged} acknowledged, {self.refused} batches refused;"
+            f" stalls of {stalls} s; {self.lost_leases} leases lost"
+        )
+
+
+async def all_runs(desk: Scheduler) -> list[Run]:
+    found: list[Run] = []
+    cursor = None
+    while True:
+        page = await desk.list_runs(limit=1000, cursor=cursor)
+        found += page.items
+        if (cursor := page.cursor) is None:
+            return found
+
+
+async def until_over(desk: Scheduler, patience: float) -> list[Run]:
+    """Wait until nothing is left to do; then all runs."""
+    deadline = time.monotonic() + patience
+    while True:
+        with suppress(StoreUnavailable):
+            left = (await desk.stats()).runs
+            if not any(left.get(state, 0) for state in LIVE):
+                return await all_runs(desk)
+        assert time.monotonic() < deadline, f"after {patience} s there are still {left}"
+        await asyncio.sleep(0.3)
+
+
+# Failover
+
+
+def kill_primary(servers: ReplicaSet) -> None:
+    servers.primary().kill()
+    servers.primary()
+    servers.heal()
+
+
+def step_down(servers: ReplicaSet) -> None:
+    servers.step_down()
+    servers.wait_until_healthy()
+
+
+async def failover(
+    place: Path,
+    servers: ReplicaSet,
+    deeds: Sequence[Deed],
+    *,
+    workers: int = 2,
+    lease: float = 15,
+    seconds: float | None = None,
+    patience: float = 90,
+) -> Failed:
+    """Workers and a client at work while these things befall the servers, one after another.
+
+    `seconds` is what each handler takes; without it, a moment.
+    """
+    url = with_database(servers.url, "jobs")
+    ids: list[str] = []
+    refused = 0
+    times: list[float] = []
+    payload = None if seconds is None else {"seconds": seconds}
+    with Crew.on(place, 1, url, (NODE, str(lease))) as crew:
+        desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
+        async with desk:
+            ended = asyncio.Event()
+
+            async def produce() -> None:
+                nonlocal refused
+                while not ended.is_set():
+                    job_id = crew.rng.choice(("free", "free", "limited", "once"))
+                    try:
+                        ids.extend(r.id for r in await desk.enqueue_many(job_id, [payload] * 5))
+                        times.append(time.monotonic())
+                    except StoreUnavailable:
+                        refused += 1
+                    await asyncio.sleep(0.05 if seconds is None else seconds / 4)
+
+            for _ in range(workers):
+                crew.hire()
+            producing = asyncio.create_task(produce())
+            await _begun(crew, desk)
+            began = []
+            for deed in deeds:
+                began.append(time.monotonic())
+                await asyncio.to_thread(deed, servers)
+                done = time.monotonic()
+                while not times or times[-1] < done:
+                    await asyncio.sleep(0.05)
+            ended.set()
+            await producing
+            await _patiently(desk, "tick")
+            runs = await until_over(desk, patience)
+        log = read_log(crew.logs)
+    check(runs, log, crew)
+    missing = set(ids) - {run.id for run in runs}
+    assert not missing, f"{len(missing)} acknowledged runs are gone"
+    _check_slots(runs)
+    lost = sum(entry.what == "lost" for entry in log)
+    if not lost:  # no worker died and no lease was lost: nothing had to be done again
+        ends = Counter(entry.run_id for entry in log if entry.what == "end")
+        assert max(ends.values()) == 1
+    stalls = [min(at for at in times if at > begin) - begin for begin in began]
+    return Failed(len(ids), refused, len(runs), stalls, lost)
+
+
+async def _begun(crew: Crew, desk: Scheduler, patience: float = 60) -> None:
+    """Until every worker has begun something, or patience is at its end.
+
+    There is work for all of them at once: of a run a second, the quickest might take every one.
+    """
+    deadline = time.monotonic() + patience
+    pids = {process.pid for process in crew.processes}
+    while pids - {entry.pid for entry in read_log(crew.logs)} and time.monotonic() < deadline:
+        assert len(crew.alive) == len(pids), "a worker ended"
+        await desk.enqueue_many("free", [{"seconds": 0.5}] * PLACES * len(pids))
+        await asyncio.sleep(1)
+
+
+async def _patiently(desk: Scheduler, job_id: str) -> None:
+    """Pause a job, so that what there is can come to its end."""
+    while True:
+        try:
+            await desk.pause_job(job_id)
+            return
+        except StoreUnavailable:
+            await asyncio.sleep(0.2)
+
+
+def _check_slots(runs: Sequence[Run]) -> list[datetime]:
+    """Every second from the first to the last has its one run."""
+    slots = sorted(run.scheduled_at for run in runs if run.job_id == "tick")
+    assert len(slots) == len(set(slots)), "a slot has two runs"
+    if slots:
+        count = (slots[-1] - slots[0]) // timedelta(seconds=1) + 1
+        assert len(slots) == count, f"{count - len(slots)} slots have no run"
+    return slots
+
+
+# The leader dies
+
+
+async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) -> int:
+    """Three nodes fire a slot every second; whoever leads is killed, over and over.
+
+    Gives how many slots there were, each of which had exactly one run that succeeded.
+    """
+    with (
+        Crew.on(place, 1, url, (NODE, str(lease))) as crew,
+        MongoClient[Document](url) as client,
+    ):
+        terms = client.get_default_database()[DEFAULT_PREFIX + "terms"]
+        desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
+        async with desk:
+            for _ in range(3):
+                crew.hire()
+            for _ in range(kills):
+                await _begun(crew, desk)
+                leader = None
+                while leader is None:  # the dead lead on until their term is over
+                    await asyncio.sleep(0.3)
+                    term = terms.find_one({"_id": "keeper"})
+                    pid = int(term["holder"].split(":")[-2]) if term else 0
+                    leader = next((one for one in crew.alive if one.pid == pid), None)
+                crew.kill(leader)
+                crew.processes.remove(leader)
+                crew.hire()
+            await asyncio.sleep(3)
+            await _patiently(desk, "tick")
+            runs = await until_over(desk, 60)
+        check(runs, read_log(crew.logs), crew)
+        slots = _check_slots(runs)
+        assert {run.state for run in runs} == {State.SUCCEEDED}
+        return len(slots)
+
+
+# Clocks that are off
+
+
+async def skewed(
+    place: Path, url: str, *, routers: Sequence[str] = (), planted: str = "", lease: float = 6
+) -> list[str]:
+    """Workers whose clocks are right, an hour ahead, an hour behind, and stepped back an hour.
+
+    Each is given its own URL of `routers`, if there are any. Gives what went wrong.
+    """
+    stepped = SteppedClock(place)
+    clocks: list[dict[str, str]] = [
+        {},
+        program_clock(3600),
+        program_clock(-3600),
+        stepped.environment,
+    ]
+    long = 1.5 * lease
+    with Crew.on(place, 1, url, (NODE, str(lease), *([planted] if planted else []))) as crew:
+        desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
+        async with desk:
+            for number, clock in enumerate(clocks):
+                crew.hire(clock, routers[number % len(routers)] if routers else None)
+            await _begun(crew, desk, 10 if planted else 60)
+            held = await desk.enqueue_many("free", [{"seconds": long}] * 12)
+            later = [await desk.enqueue("free", delay=delay) for delay in (1.5, 3, 4.5)]
+            asked = await desk.enqueue_many("delegate", [{"delay": 3}] * 12)
+            await asyncio.sleep(lease / 2)
+            stepped.step(-3600)
+            await asyncio.sleep(long)
+            await _patiently(desk, "tick")
+            with suppress(AssertionError):
+                await until_over(desk, 3 if planted else 30)
+            runs = {run.id: run for run in await all_runs(desk)}
+        log = read_log(crew.logs)
+    return _complaints(runs, log, {run.id for run in (*held, *later, *asked)}, len(clocks))
+
+
+def _complaints(
+    runs: dict[str, Run], log: Sequence[Entry], accepted: set[str], workers: int
+) -> list[str]:
+    wall = time.time() - time.monotonic()
+    found = [f"{run_id} is gone" for run_id in accepted - runs.keys()]
+    for run in runs.values():
+        if run.state is not State.SUCCEEDED:
+            found.append(f"{run.id} is {run.state} ({run.reason}), due {run.run_at}")
+        if run.token != 1:
+            found.append(f"{run.id} was taken {run.token} times")
+    begins: Counter[str] = Counter()
+    for entry in log:
+        if entry.what == "begin" and entry.run_id in runs:
+            begins[entry.run_id] += 1
+            early = runs[entry.run_id].run_at.timestamp() - (entry.at + wall)
+            if early > 0.01:
+                found.append(f"{entry.run_id} began {early:.3f} s before its time")
+    found += [f"{run_id} began {count} times" for run_id, count in begins.items() if count > 1]
+    if len({entry.pid for entry in log if entry.what == "begin"}) < workers:
+        found.append("a worker took nothing")
+    slots = Counter(run.scheduled_at for run in runs.values() if run.job_id == "tick")
+    found += [f"the slot {slot} has {count} runs" for slot, count in slots.items() if count > 1]
+    if slots:
+        span = (max(slots) - min(slots)) // timedelta(seconds=1) + 1
+        if span != len(slots):
+            found.append(f"{span - len(slots)} slots have no run")
+    return found

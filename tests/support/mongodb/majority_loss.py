@@ -1,0 +1,195 @@
+"""The cut that tells a majority from one server's word: freeze the secondaries, go on writing, kill
+all three, restart the secondaries first.
+
+Plain kills tell nothing: a primary that dies has nearly always passed on what it acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from mainspring import Run, State
+from mainspring.core import transitions
+from mainspring.core.model import Job, Source, replace
+from mainspring.core.policy import Overlap
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Claim, Firing, JobQuery
+from tests.support.servers.mongodb import Mongod, ReplicaSet, with_database
+from tests.support.servers.server import wait_for
+
+__all__ = ["KINDS", "cut"]
+
+KINDS = frozenset({"added", "claimed", "ended", "cancelled", "put", "fired"})
+"""What a store acknowledges."""
+LEASE = timedelta(minutes=10)
+
+
+async def cut(servers: ReplicaSet, options: str = "") -> tuple[Counter[str], Counter[str]]:
+    """How much of each kind was acknowledged, and how much of that is gone or undone."""
+    database = f"cut{uuid.uuid4().hex[:8]}"
+    url = f"{with_database(servers.url, database)}&timeoutMS=1000{options}"
+    account = _Account(MongoStore(url))
+    await account.store.open()
+    try:
+        await account.prepare()
+        first = servers.primary()
+        for member in servers.secondaries():
+            member.freeze()
+        await account.write()
+    finally:
+        await account.store.close()
+    others = [member for member in servers.members if member is not first]
+    for member in servers.members:
+        member.kill()
+    await asyncio.to_thread(_restart, servers, others)
+    await asyncio.to_thread(servers.heal)
+    await account.store.open()
+    try:
+        return Counter(map(_kind, account.told)), Counter(map(_kind, await account.lost()))
+    finally:
+        await account.store.close()
+
+
+Told = tuple[str, str, Any]
+"""A kind, an id, and what was said of it."""
+
+
+def _kind(told: Told) -> str:
+    return told[0]
+
+
+class _Account:
+    """What a client was told, by a store that may have been wrong."""
+
+    def __init__(self, store: MongoStore) -> None:
+        self.store = store
+        self.told: list[Told] = []
+        self._held: list[Run] = []
+        self._first_versions: dict[str, int] = {}
+
+    async def prepare(self) -> None:
+        """A little of everything while all is well, and enough to go on with."""
+        await self._add("before", 60)
+        await self._claim("before", 40)
+        await self._end(self._held[:10])
+        await self._cancel("before-50", "before-51")
+        for name in ("well", "frozen"):
+            await self._put(name)
+        await self._fire("well")
+
+    async def write(self) -> None:
+        """Each write in its own, so that one which waits in vain keeps no other from being sent;
+        and each twice, as whoever was not answered would."""
+        await asyncio.gather(
+            self._twice(lambda: self._add("frozen", 20)),
+            self._twice(lambda: self._claim("frozen", 5)),
+            self._twice(lambda: self._end(self._held[10:30])),
+            self._twice(lambda: self._cancel("before-52", "before-53")),
+            self._twice(lambda: self._put("new")),
+            self._twice(lambda: self._fire("frozen")),
+        )
+
+    async def _twice(self, write: Callable[[], Awaitable[None]]) -> None:
+        for _ in range(2):
+            with suppress(StoreUnavailable):
+                await write()
+
+    async def _add(self, name: str, count: int) -> None:
+        now = await self.store.now()
+        blank = Run(id="", job_id="j", handler="work", created_at=now, scheduled_at=now, run_at=now)
+        batch = [replace(blank, id=f"{name}-{n:02}") for n in range(count)]
+        self.told += [("added", one.run.id, None) for one in await self.store.add(batch)]
+
+    async def _claim(self, worker: str, limit: int) -> None:
+        handlers = frozenset({"work"})
+        claim = Claim(worker=worker, handlers=handlers, limit=limit, lease=LEASE)
+        held = await self.store.claim(claim)
+        self._held += held
+        self.told += [("claimed", run.id, (worker, run.token)) for run in held]
+
+    async def _end(self, runs: Sequence[Run]) -> None:
+        now = await self.store.now()
+        kept = await self.store.commit([transitions.succeeded(run, now, run.id) for run in runs])
+        self.told += [("ended", run.id, None) for run, mine in zip(runs, kept, strict=True) if mine]
+
+    async def _cancel(self, *ids: str) -> None:
+        found = await self.store.get(ids)
+        now = await self.store.now()
+        wishes = [transitions.cancelled(run, now, "no more") for run in found.values()]
+        for run_id, done in zip(found, await self.store.commit(wishes), strict=True):
+            if done:
+                self.told.append(("cancelled", run_id, None))
+
+    async def _put(self, name: str) -> None:
+        now = await self.store.now()
+        job = Job(id=name, handler="none", created_at=now, updated_at=now, next_run_at=now)
+        self._first_versions[name] = job.next_version()
+        if await self.store.put_job(job):
+            self.told.append(("put", name, None))
+
+    async def _fire(self, name: str) -> None:
+        now = await self.store.now()
+        slot = Run(
+            id=f"{name}-slot",
+            job_id=name,
+            handler="none",
+            source=Source.SCHEDULE,
+            created_at=now,
+            scheduled_at=now,
+            run_at=now,
+        )
+        firing = Firing(
+            job_id=name,
+            version=self._first_versions[name],
+            runs=(slot,),
+            overlap=Overlap.ALLOW,
+            next_run_at=None,
+            last_run_at=now,
+        )
+        [fired] = await self.store.fire([firing])
+        if fired.done:
+            self.told.append(("fired", slot.id, None))
+
+    async def lost(self) -> list[Told]:
+        runs = await self.store.get(run_id for _, run_id, _ in self.told)
+        jobs = {job.id for job in (await self.store.jobs(JobQuery())).items}
+        ended = {run_id for kind, run_id, _ in self.told if kind == "ended"}
+
+        def stands(kind: str, name: str, said: Any) -> bool:
+            if kind == "put":
+                return name in jobs
+            run = runs.get(name)
+            if run is None:
+                return False
+            match kind:
+                case "ended":
+                    return run.state is State.SUCCEEDED
+                case "cancelled":
+                    return run.state is State.CANCELLED
+                case "claimed":
+                    return name in ended or (run.worker, run.token) == tuple(said)
+            return True
+
+        return [told for told in self.told if not stands(*told)]
+
+
+def _restart(servers: ReplicaSet, members: Sequence[Mongod]) -> None:
+    """Start those that were frozen, and have one of them lead before the old primary is back."""
+    for member in members:
+        member.launch()
+    for member in members:
+        member.wait_until_listening()
+
+    def elected() -> bool:
+        if servers._primary() is None and len(servers.secondaries()) == len(members):
+            members[0].command("replSetStepUp")
+        return servers._primary() is not None
+
+    wait_for("a primary among the frozen", elected, members)

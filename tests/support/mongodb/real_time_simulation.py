@@ -1,0 +1,300 @@
+"""The simulation's world on a real MongoDB, in real time: the same work, the same misfortunes, the
+same invariants. Times are shorter, for nobody can wait; and no seed replays exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+from unittest.mock import patch
+
+from mainspring.stores.mongodb import claim, commit, jobs
+from mainspring.stores.mongodb.codec import RESERVED
+from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.two_phase import carry_out
+from mainspring.stores.protocol import Store
+from mainspring.testing import FaultyStore, Injection
+from tests.support.mongodb.attributed_store import Breaks, SignedStore, seat
+from tests.support.mongodb.change_watcher import Mirror, WatchClock, Watcher, WatchMonitor
+from tests.support.servers.mongodb import with_database
+from tests.support.simulation.cluster import Node
+from tests.support.simulation.machines import Machine, RealMachineLoop
+from tests.support.simulation.monitor import LATE, Violation
+from tests.support.simulation.scenario import PLACES, Report, World, quiet
+from tests.support.simulation.workload import Client, Workload
+
+__all__ = ["PLANTED", "Planted", "hunt", "simulate_for_real"]
+
+SCHEDULES = ("2s", "3s", "5s", "* * * * * *", "*/2 * * * * *", "*/5 * * * * *")
+PACE = 0.3
+CALM = 120.0
+"""Seconds in which everything must have ended once the faults stop."""
+
+
+class RealNode(Node):
+    """One that reaches MongoDB over a connection of its own."""
+
+    def __init__(self, url: str, stores: list[SignedStore], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._url = url
+        self._stores = stores
+        rng = random.Random(self._rng.getrandbits(32))
+        rate = rng.choice((0.0, 0.01, 0.03))
+        self.breaks = Breaks(rng, rate, rate)
+
+    def _reached(self, author: str) -> Store:
+        store = SignedStore(self._url, author, self.breaks)
+        self._stores.append(store)
+        return cast(Store, FaultyStore(seat(store), _ButOpening(self.bad)))
+
+
+class _ButOpening:
+    """Faults as they are, but none while the store is opened or closed."""
+
+    def __init__(self, bad: Any) -> None:
+        self._bad = bad
+
+    def inject(self, method: str) -> Injection:
+        if method in ("open", "close"):
+            return Injection()
+        return cast(Injection, self._bad.inject(method))
+
+
+class RealWorkload(Workload):
+    """Without transactions: those of MongoDB have tests of their own (test_transactions.py). And
+    without runs that kill their workers: each would need many leases of real time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.killers = 0
+        self.jobs.pop("killer", None)
+        del self.jobs["exact"]["delivery"]
+
+    def _exact(self, machine: Machine, author: str) -> Callable[..., Any]:
+        return self._handler(machine, author)
+
+
+class RealWorld(World):
+    def __init__(self, seed: int, url: str, *, trace: bool = False, stress: bool = False) -> None:
+        super().__init__(seed, trace, cast(Any, None), stress)
+        rng = self._rng
+        self._url = with_database(url, f"sim_{seed}_{uuid.uuid4().hex[:8]}")
+        self._span = rng.choice((6.0, 9.0))
+        self._settings["lease"] = "2s" if stress else rng.choice(("5s", "8s"))
+        self._settings["retention"] = "30d"
+        self._lease = float(self._settings["lease"][:-1])
+        self._pace = PACE
+        self._longest_calm = CALM
+        self._began = 0.0
+        self._stores: list[SignedStore] = []
+        self._nodes: list[RealNode] = []
+
+    async def _set_clock(self) -> None:
+        """The clock is the server's: it cannot be set from here."""
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._mirror = Mirror()
+        self.monitor = WatchMonitor(cast(Any, self._mirror), WatchClock(), self._trace)
+        watcher = Watcher(self._url, self.monitor, self._mirror)
+        assert isinstance(loop, RealMachineLoop)
+        watching = loop.create_task(watcher.watch(loop.machines))
+        ready = loop.create_task(watcher.ready.wait())
+        await asyncio.wait({ready, watching}, return_when=asyncio.FIRST_COMPLETED)
+        assert watcher.ready.is_set(), self.monitor.violations
+        self._began = loop.time()
+        try:
+            await self._until_broken()
+        finally:
+            self.monitor.broken.set()
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+    async def close(self) -> None:
+        for store in self._stores:
+            with suppress(Exception):
+                await store.close()
+
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+    def _workload(self) -> Workload:
+        return RealWorkload(
+            self._seed, self.monitor, self._rng, self._stress, pace=PACE, schedules=SCHEDULES
+        )
+
+    def _node(self, name: str, workload: Workload, slowest: float) -> Node:
+        node = RealNode(
+            *(self._url, self._stores, name, self.monitor, self._rng, workload.register),
+            span=self._span,
+            slowest=slowest / 8,
+        )
+        self._nodes.append(node)
+        return node
+
+    async def _settled(self, client: Client) -> None:
+        """A slow computer may fire late for long; but it catches up, and then all is accounted
+        for."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + CALM
+        while self._behind() and loop.time() < ends:
+            await asyncio.sleep(0.5)
+        self.monitor.check_slots()
+        await client.everything_resumed_then_paused()
+        while self.monitor.unfinished() and loop.time() < ends:
+            await asyncio.sleep(0.5)
+
+    def _behind(self) -> list[str]:
+        now = self.monitor.clock.now()
+        return [
+            job.id
+            for job in self._mirror._jobs.values()
+            if job.next_run_at is not None and job.next_run_at < now - LATE
+        ]
+
+    async def _alive(self, nodes: list[Node], client: Client) -> None:
+        """In real time some are quicker than others: there is work for all until all took of it."""
+        loop = asyncio.get_running_loop()
+        began, ends = loop.time(), loop.time() + CALM
+        while (idle := self._idle_since(began, nodes)) and loop.time() < ends:
+            if len(self.monitor.unfinished()) < len(nodes) * PLACES:
+                await client.probe(len(nodes) * PLACES)
+            await asyncio.sleep(0.2)
+        if idle:
+            self.monitor.fail("alive", f"{idle} took nothing")
+        ends = loop.time() + CALM
+        while (left := self.monitor.unfinished()) and loop.time() < ends:
+            await asyncio.sleep(0.2)
+        for run in left:
+            self.monitor.fail("lost", f"{run.id} is still {run.state} ({run.reason})")
+
+    def _idle_since(self, began: float, nodes: list[Node]) -> list[str]:
+        return [n.author for n in nodes if self.monitor.last_began.get(n.author, -1) < began]
+
+    async def _calm(self) -> None:
+        for node in self._nodes:
+            node.breaks.on = False
+
+    @property
+    def violations(self) -> list[Violation]:
+        return self.monitor.violations if hasattr(self, "monitor") else []
+
+    def report(self) -> Report:
+        monitor = self.monitor
+        return Report(
+            self._seed,
+            monitor.violations,
+            "",
+            monitor.lines,
+            monitor.calls,
+            monitor.counted,
+            self.ended_at,
+        )
+
+
+def simulate_for_real(
+    seeds: Sequence[int], url: str, *, trace: bool = False, stress: bool = False
+) -> list[Report]:
+    """Run these seeds at the same time, each on a database of its own, until all have ended or
+    one of them has failed."""
+    loop = RealMachineLoop()
+    worlds = [RealWorld(seed, url, trace=trace, stress=stress) for seed in seeds]
+
+    async def main() -> None:
+        left = {loop.create_task(world.run()) for world in worlds}
+        while left and not any(world.violations for world in worlds):
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    with quiet():
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(main())
+        finally:
+            loop.raise_the_dead()
+            _wind_up(loop, [world.close for world in worlds])
+            asyncio.set_event_loop(None)
+            loop.close()
+    return [world.report() for world in worlds]
+
+
+def _wind_up(
+    loop: asyncio.AbstractEventLoop, closing: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+) -> None:
+    """End all that is left. A driver whose own tasks are cancelled takes it for a lost connection,
+    and those who wait for it try again: so it takes more than one round."""
+    for _ in range(10):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            break
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+    for close in closing:
+        loop.run_until_complete(close())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+# Bugs planted on purpose: the invariants must notice each, on this store too
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    story: str
+    caught_by: frozenset[str]
+    patched: tuple[object, str, Any]
+    stress: bool = False
+
+
+def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 2) -> Report | None:
+    """Run seeds with the bug planted until one of them fails."""
+    with patch.object(*bug.patched):
+        for first in range(0, most, at_once):
+            seeds = range(first, first + at_once)
+            for report in simulate_for_real(seeds, url, stress=bug.stress):
+                if report.violations:
+                    return report
+    return None
+
+
+async def _whoever_holds_it(db: Database, chosen: Sequence[Document], put: Document) -> int:
+    where = {"_id": {"$in": [run["_id"] for run in chosen]}}
+    change = claim._change(db, put, chosen[0].get("now"))
+    return (await db.runs.update_many(where, change)).matched_count
+
+
+async def _as_they_were_left(db: Database, places: Sequence[Any]) -> bool:
+    ids = [run_id for place in places for run_id in place.runs]
+    where = {"_id": {"$in": ids}, "state": RESERVED}
+    await carry_out(db, [run async for run in db.runs.find(where)])
+    return False
+
+
+PLANTED = (
+    Planted(
+        "no fence",
+        "a commit ignores what it expects",
+        frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion"}),
+        (commit, "expecting", lambda expect: {}),
+        stress=True,
+    ),
+    Planted(
+        "claim by id",
+        "a claim does not look whether another has come first",
+        frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
+        (claim, "_send", _whoever_holds_it),
+    ),
+    Planted(
+        "leftovers count",
+        "a slot's run is what an earlier plan wanted it to be",
+        frozenset({"slots", "overlap", "misfire"}),
+        (jobs, "_bring_to_life", _as_they_were_left),
+    ),
+)

@@ -1,0 +1,77 @@
+"""A real worker on MongoDB, to be killed or given a wrong clock:
+`python -m tests.support.mongodb.worker URL LOGS LEASE [PLANTED]`.
+
+What its handlers do is written to a log of its own by single appends, which a kill -9 cannot
+tear. Monotonic time is the machine's and no test fakes it, so logs of several processes agree.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+from mainspring import RunContext, Scheduler
+from mainspring.core.clock import SystemClock
+from mainspring.stores import open_store
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.protocol import Store
+from tests.support.crash_worker import equip
+
+PLACES = 8
+"""Of each worker."""
+
+
+def build(
+    store: str | Store, log: Path, *, lease: float, workers: int = PLACES, ticks: bool = True
+) -> Scheduler:
+    scheduler = Scheduler(store, lease=lease, poll="500ms", workers=workers)
+    work = equip(scheduler, log)
+
+    async def delegate(ctx: RunContext, delay: float) -> str:
+        """Enqueue a run for later, from wherever this process believes to be in time."""
+        return (await scheduler.enqueue("free", delay=delay)).id
+
+    scheduler.job(id="delegate")(delegate)
+    if ticks:
+        scheduler.job("* * * * * *", id="tick", misfire="all", overlap="allow")(work)
+    return scheduler
+
+
+# Bugs planted on purpose: the tests must notice each
+
+
+def _own_clock(url: str) -> Store:
+    """This process's clock says what is due and what has lapsed."""
+    return MongoStore(url, SystemClock())
+
+
+def _routers_clock(url: str) -> Store:
+    """The time is read by an aggregate: a router answers it with its own."""
+
+    async def now(self: Database) -> object:
+        asked = await self.meta.aggregate([{"$limit": 1}, {"$project": {"now": "$$NOW"}}])
+        [found] = await asked.to_list()
+        return read_moment(found["now"])
+
+    patch.object(Database, "now", now).start()
+    return open_store(url)
+
+
+PLANTED: dict[str, Callable[[str], Store]] = {
+    "own-clock": _own_clock,
+    "routers-clock": _routers_clock,
+}
+
+
+def main(url: str, logs: str, lease: str, planted: str = "") -> None:
+    store = PLANTED.get(planted, open_store)(url)
+    build(store, Path(logs) / f"{os.getpid()}.log", lease=float(lease)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,237 @@
+"""Real processes on one SQLite file, killed and frozen at random moments, and the account."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from mainspring import Run, Scheduler, State
+from mainspring.core.model import Outcome
+from tests.support.crash_worker import LEASE, LIMIT, build
+
+__all__ = [
+    "Account",
+    "Crew",
+    "Entry",
+    "all_ended",
+    "check",
+    "crash_test",
+    "read_log",
+    "tormented",
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Entry:
+    what: str
+    run_id: str
+    token: int
+    at: float
+    pid: int
+
+
+@dataclass
+class Crew:
+    """The processes of one test: it ends those that it has started, and no others."""
+
+    url: str
+    logs: Path
+    rng: random.Random
+    program: Sequence[str] = ("tests.support.crash_worker",)
+    """A module that is run with the URL and the folder of logs, and what else it is given."""
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    killed: dict[int, float] = field(default_factory=dict)
+    stopped: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def hire(
+        self, environment: Mapping[str, str] | None = None, url: str | None = None
+    ) -> subprocess.Popen[bytes]:
+        module, *more = self.program
+        with (self.logs / f"errors{len(self.processes)}").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, url or self.url, str(self.logs), *more],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(environment or {})},
+                stderr=errors,
+            )
+        self.processes.append(process)
+        return process
+
+    @property
+    def alive(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+        self.killed[process.pid] = time.monotonic()
+
+    async def freeze(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        process.send_signal(signal.SIGSTOP)
+        self.stopped[process.pid].append(time.monotonic())
+        await asyncio.sleep(seconds)
+        process.send_signal(signal.SIGCONT)
+
+    @classmethod
+    @contextmanager
+    def on(
+        cls, place: Path, seed: int, url: str | None = None, program: Sequence[str] = ()
+    ) -> Iterator[Self]:
+        """Of workers on this store, or on an SQLite file of their own."""
+        logs = place / "logs"
+        logs.mkdir()
+        crew = cls(url or f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed))
+        crew.program = program or crew.program
+        try:
+            yield crew
+        finally:
+            for process in crew.alive:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            for process in crew.processes:
+                process.wait()
+
+
+@dataclass(frozen=True)
+class Account:
+    runs: list[Run]
+    kills: int
+    stops: int
+    begun: int
+    ended: int
+    refused: int
+
+    def __str__(self) -> str:
+        states = Counter(str(run.state) for run in self.runs)
+        return (
+            f"{len(self.runs)} runs {dict(states)}, {self.kills} kills, {self.stops} stops,"
+            f" {self.begun} handlers begun, {self.ended} ended, {self.refused} outcomes lost"
+        )
+
+
+async def crash_test(
+    place: Path, *, runs: int, kills: int, stops: int, seed: int, patience: float
+) -> Account:
+    """Four workers; so many kills and stops while they work; then peace until all has ended."""
+    with Crew.on(place, seed) as crew:
+        desk = build(crew.url, crew.logs / "desk.log", workers=0)
+        async with desk:
+            ids = await _enqueue(desk, crew.rng, runs)
+            for _ in range(4):
+                crew.hire()
+            torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
+            ended = await all_ended(desk, ids, patience)
+            await torment
+        log = read_log(crew.logs)
+        check(ended, log, crew)
+        what = Counter(entry.what for entry in log)
+        begun, over, refused = what["begin"], what["end"], what["lost"]
+        return Account(ended, len(crew.killed), stops, begun, over, refused)
+
+
+async def _enqueue(desk: Scheduler, rng: random.Random, count: int) -> list[str]:
+    ids: list[str] = []
+    for job_id, share in (("free", 0.8), ("limited", 0.15), ("once", 0.05)):
+        payloads = [None] * int(count * share)
+        ids += [run.id for run in await desk.enqueue_many(job_id, payloads)]
+    rng.shuffle(ids)
+    return ids
+
+
+async def tormented(crew: Crew, kills: int, stops: int, lease: float) -> None:
+    rng = crew.rng
+    deeds = ["kill"] * kills + ["stop"] * stops
+    rng.shuffle(deeds)
+    await asyncio.sleep(1.0)
+    for deed in deeds:
+        await asyncio.sleep(rng.uniform(0, 0.8))
+        victim = rng.choice(crew.alive)
+        if deed == "kill":
+            crew.kill(victim)
+            crew.hire()
+        else:
+            await crew.freeze(victim, rng.uniform(1.1, 1.6) * lease)
+
+
+async def all_ended(desk: Scheduler, ids: list[str], patience: float) -> list[Run]:
+    deadline = time.monotonic() + patience
+    while True:
+        left = (await desk.stats()).runs
+        live = sum(left.get(state, 0) for state in (State.WAITING, State.PENDING, State.RUNNING))
+        if not live:
+            return [await desk.get_run(run_id) for run_id in ids]
+        assert time.monotonic() < deadline, f"after {patience} s there are still {left}"
+        await asyncio.sleep(0.5)
+
+
+def read_log(logs: Path) -> list[Entry]:
+    entries = []
+    for path in sorted(logs.glob("*.log")):
+        for line in path.read_text().splitlines():
+            what, run_id, token, at, pid = line.split()
+            entries.append(Entry(what, run_id, int(token), float(at), int(pid)))
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def check(runs: list[Run], log: list[Entry], crew: Crew) -> None:
+    """What the store says, against what the processes did."""
+    begins = Counter((entry.run_id, entry.token) for entry in log if entry.what == "begin")
+    ends = Counter((entry.run_id, entry.token) for entry in log if entry.what == "end")
+    starts: Counter[str] = Counter()
+    for (run_id, _), count in begins.items():
+        assert count == 1, f"{run_id} began twice under one token"
+        starts[run_id] += 1
+    for run in runs:
+        outcomes = [attempt.outcome for attempt in run.attempts]
+        wins = outcomes.count(Outcome.SUCCEEDED)
+        if run.state is State.SUCCEEDED:
+            assert wins == 1, f"{run.id} succeeded {wins} times: {outcomes}"
+            assert outcomes[-1] is Outcome.SUCCEEDED, f"{run.id} went on after success: {outcomes}"
+            assert run.result["token"] == run.token, f"{run.id}: another token's result"
+            assert ends[run.id, run.token] == 1, f"{run.id} succeeded, but no handler ended"
+        else:
+            lost = run.job_id == "once" and run.reason == "lost"
+            poison = run.reason == "poison" and outcomes.count(Outcome.LOST) >= 4
+            assert run.state is State.FAILED, f"{run.id} ended {run.state}"
+            assert lost or poison, f"{run.id} failed: {run.error} ({run.reason})"
+            assert not wins
+        if run.job_id == "once":
+            assert starts[run.id] <= 1, f"{run.id} may start once, and began {starts[run.id]} times"
+    limited = {run.id for run in runs if run.job_id == "limited"}
+    most = _most_at_once([entry for entry in log if entry.run_id in limited], crew)
+    assert most <= LIMIT, f"{most} at once, and {LIMIT} are allowed"
+
+
+def _most_at_once(log: list[Entry], crew: Crew) -> int:
+    """How many handlers were at work under a lease at one moment.
+
+    A handler that begins has a fifth of its lease before it, at least; a stopped process has
+    no claim to more than it had when it stopped.
+    """
+    ends = {(e.run_id, e.token): e.at for e in log if e.what == "end"}
+    steps = []
+    for entry in log:
+        if entry.what != "begin":
+            continue
+        over = [entry.at + LEASE / 5, ends.get((entry.run_id, entry.token), entry.at + LEASE / 5)]
+        over += [at for at in (crew.killed.get(entry.pid),) if at is not None]
+        over += [at for at in crew.stopped[entry.pid] if at >= entry.at]
+        steps += [(entry.at, 1), (min(over), -1)]
+    at_once = most = 0
+    for _, step in sorted(steps):
+        at_once += step
+        most = max(most, at_once)
+    return most

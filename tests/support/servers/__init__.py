@@ -1,0 +1,9 @@
+"""Real servers for tests: fetched once, checked, started on loopback, and never left behind.
+
+    mongodb.py    Mongod, ReplicaSet, ShardedCluster
+    fixtures.py   the same, shared by a whole pytest session and all its xdist workers
+    binaries.py   where mongod and mongos come from
+    runs.py       who uses which processes, and what a crashed session left
+
+By hand: `python -m tests.support.servers --help`.
+"""

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.support.servers.fixtures import *  # noqa: F403

@@ -1,0 +1,103 @@
+"""Servers for a whole pytest session, shared by its xdist workers.
+
+A suite that wants them names them in its conftest.py:
+
+    from tests.support.servers.fixtures import *  # noqa: F403
+
+Each is started by the first test that asks, and ended when the last worker ends. Tests must not
+disturb them: who kills or freezes starts a topology of its own (`with ReplicaSet() as servers:`).
+
+`MAINSPRING_TEST_MONGODB` may name running servers, by URLs with spaces between. Each takes the
+place of the topology that it is.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from pymongo import MongoClient
+
+from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, Standalone, Topology
+from tests.support.servers.runs import Run, current_run, leave_current_run
+from tests.support.servers.server import Client
+
+__all__ = [
+    "database_name",
+    "replica_set_url",
+    "servers_run",
+    "sharded_url",
+    "standalone_url",
+]
+
+
+SHARED: dict[str, Callable[[], Topology]] = {
+    "standalone": Standalone,
+    "replica-set": lambda: ReplicaSet(election_timeout=10),  # nobody kills it: let it be calm
+    "sharded": ShardedCluster,
+}
+
+
+@pytest.fixture(scope="session")
+def servers_run() -> Iterator[Run]:
+    yield current_run()
+    leave_current_run()
+
+
+@pytest.fixture(scope="session")
+def standalone_url(servers_run: Run) -> str:
+    """A mongod alone."""
+    return shared_url(servers_run, "standalone")
+
+
+@pytest.fixture(scope="session")
+def replica_set_url(servers_run: Run) -> str:
+    """A replica set of three."""
+    return shared_url(servers_run, "replica-set")
+
+
+@pytest.fixture(scope="session")
+def sharded_url(servers_run: Run) -> str:
+    """A cluster of two shards, through its router."""
+    return shared_url(servers_run, "sharded")
+
+
+@pytest.fixture
+def database_name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name that no other test has. Dropped afterwards from every server the test asked for."""
+    name = f"test_{uuid.uuid4().hex[:16]}"
+    yield name
+    for fixture in ("standalone_url", "replica_set_url", "sharded_url"):
+        if fixture in request.fixturenames:
+            with MongoClient[dict[str, object]](request.getfixturevalue(fixture)) as client:
+                client.drop_database(name)
+
+
+def shared_url(run: Run, kind: str) -> str:
+    for url in os.environ.get("MAINSPRING_TEST_MONGODB", "").split():
+        if kind_of(url) == kind:
+            return url
+    return run.shared(kind, lambda: started(SHARED[kind]()).url)
+
+
+def started(servers: Topology) -> Topology:
+    """Start a topology that outlives this process, for the run to end."""
+    try:
+        servers.start()
+    except BaseException:
+        servers.stop()
+        raise
+    for server in servers.servers:
+        server.disconnect()
+    return servers
+
+
+def kind_of(url: str) -> str:
+    client: Client
+    with MongoClient(url, serverSelectionTimeoutMS=10_000) as client:
+        hello = client.admin.command("hello")
+    if hello.get("msg") == "isdbgrid":
+        return "sharded"
+    return "replica-set" if "setName" in hello else "standalone"

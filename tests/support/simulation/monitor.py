@@ -1,0 +1,723 @@
+"""Watches a memory store from inside, after every call, and knows what must never happen.
+
+It shares no code with the engine's decisions: it looks at what the store held before and holds
+now, who called, and what the store's own clock says. Handlers report to it as well, so that
+what was recorded can be held against what was really done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from mainspring.core.clock import Clock
+from mainspring.core.durations import duration
+from mainspring.core.model import (
+    LIVE,
+    Attempt,
+    Job,
+    Outcome,
+    Run,
+    Source,
+    State,
+    replace,
+    slot_run_id,
+)
+from mainspring.core.policy import Delivery, MisfireKind, Overlap
+from mainspring.core.schedules import Schedule
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Store
+from tests.support.simulation.machines import Machine
+
+__all__ = ["INVARIANTS", "Monitor", "Proxy", "Violation"]
+
+INVARIANTS = {
+    "fence": "only the holder of a run, or a rescue of a lapsed lease, changes a running run",
+    "rescue": "a run is rescued only when its lease has lapsed by the store's clock",
+    "lease": "two workers never hold a valid lease on one run; only the holder renews it",
+    "tokens": "the token grows by one with every claim and by nothing else",
+    "finished": "a finished run never changes, but for a retry that was asked for",
+    "completion": "a run succeeds only by a handler that returned under the same token",
+    "attempts": "an attempt counts if its handler began, or may have; retries are bounded",
+    "cancel": "a cancel that was accepted ends the run as cancelled, whatever its handler does",
+    "removed": "a run is ended as its job's removal demands only where the job is gone",
+    "begin": "what may begin once, or may kill its worker, is begun on record, and lost only then",
+    "poison": "a lapse is held against a run only if its handler began; a killer is soon found",
+    "suspects": "a run that may kill its worker has the worker to itself",
+    "limit": "no valid lease is given beyond a concurrency limit",
+    "dedupe": "a dedupe key has one holder at most",
+    "slots": "every slot of a schedule is accounted for by exactly one record",
+    "postponed": "to register another version of a job never moves its next slot to a later time",
+    "drain": "a worker that stops fires no slot that falls due from then on",
+    "misfire": "a missed slot runs only as the policy says",
+    "overlap": "slots of a job run at once only where its policy allows it",
+    "order": "a waiting run is freed only by the end of all it waits for",
+    "clock": "when the store's wall clock is set, leases and retries last as long as was meant,"
+    " and what is due stays due",
+    "early": "nothing starts before its time on the store's clock",
+    "start": "a handler starts once for a token, and under a valid lease",
+    "overrun": "a worker that is not frozen stops its handlers before their lease lapses",
+    "alone": "no two handlers of a run at once, where no worker was frozen",
+    "at most once": "an at-most-once handler starts at most once",
+    "effect": "an effect-once run has its effect if it succeeded, once, and none if it did not",
+    "lost": "every accepted run is there and ends once the faults stop",
+    "alive": "every worker works on, whatever the store did to it",
+    "engine": "no error but the store's reaches the engine's loops",
+}
+
+MUTATORS = frozenset(
+    {"add", "claim", "renew", "commit", "prune", "put_jobs", "put_job", "drop_job", "fire"}
+)
+TICK = timedelta(microseconds=1)
+LATE = timedelta(seconds=8)
+"""What delays on the way may add to the time of a firing."""
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    invariant: str
+    text: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"[{self.invariant}] at {self.at:.3f} s: {self.text}"
+
+
+@dataclass(slots=True)
+class _Handling:
+    author: str
+    machine: Machine
+    claimed_at: float
+
+
+@dataclass(slots=True)
+class Monitor:
+    store: MemoryStore
+    clock: Clock
+    trace: bool = False
+    lines: list[str] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    broken: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: int = 0
+    counted: Counter[str] = field(default_factory=Counter)
+    """What happened, so that a run of many seeds can show that it met every case."""
+    may_revive: set[str] = field(default_factory=set)
+    acknowledged: set[str] = field(default_factory=set)
+    cancelled: dict[str, int] = field(default_factory=dict)
+    retention: timedelta = timedelta(days=30)
+    last_began: dict[str, float] = field(default_factory=dict)
+    _digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    _runs: dict[str, Run] = field(default_factory=dict)
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _holders: dict[str, str] = field(default_factory=dict)
+    _claimed: dict[Key, float] = field(default_factory=dict)
+    _leases: dict[Key, datetime] = field(default_factory=dict)
+    _started: set[Key] = field(default_factory=set)
+    _returned: set[Key] = field(default_factory=set)
+    _active: dict[str, dict[int, _Handling]] = field(default_factory=lambda: defaultdict(dict))
+    _starts: Counter[str] = field(default_factory=Counter)
+    _stopped: Counter[str] = field(default_factory=Counter)
+    _revived: Counter[str] = field(default_factory=Counter)
+    _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
+    _first: dict[str, datetime] = field(default_factory=dict)
+    _edited: set[str] = field(default_factory=set)
+    _draining: dict[str, datetime] = field(default_factory=dict)
+    _pruned: set[str] = field(default_factory=set)
+    _data: Any = None
+    _set_back: timedelta = timedelta()
+
+    # What others tell
+
+    def seat(self, author: str) -> Store:
+        """The store, as one client reaches it."""
+        return cast(Store, _Seat(self, author))
+
+    def note(self, who: str, what: str) -> None:
+        line = f"{asyncio.get_running_loop().time():11.6f}  {who:<8} {what}"
+        self._digest.update(line.encode())
+        if self.trace:
+            self.lines.append(line)
+
+    def fail(self, invariant: str, text: str) -> None:
+        assert invariant in INVARIANTS
+        violation = Violation(invariant, text, asyncio.get_running_loop().time())
+        self.note("MONITOR", str(violation))
+        self.violations.append(violation)
+        self.broken.set()
+
+    @property
+    def digest(self) -> str:
+        return str(self._digest.hexdigest())
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        return self._runs
+
+    async def saw_claim(self, run_id: str, token: int) -> None:
+        """Returns once the claim of a handler that is about to begin is known here."""
+
+    def began(self, machine: Machine, author: str, run_id: str, token: int) -> None:
+        """A handler has begun."""
+        key = (run_id, token)
+        if self.broken.is_set():
+            return
+        self.note(author, f"begins   {_short(run_id)} t{token}")
+        self.counted["started"] += 1
+        self.last_began[author] = asyncio.get_running_loop().time()
+        run, now = self._runs[run_id], self.clock.now()
+        if key in self._started:
+            self.fail("start", f"{run_id} began twice under token {token}")
+        if key not in self._claimed:
+            self.fail("start", f"{run_id} began under token {token}, which nobody claimed")
+            return
+        handling = _Handling(author, machine, self._claimed[key])
+        if not _was_frozen(handling) and self._leases[key] <= now:
+            self.fail("start", f"{run_id} began {now - self._leases[key]} after its lease")
+        if run.token == token and run.run_at > now:
+            self.fail("early", f"{run_id} began {run.run_at - now} before its time")
+        for other in self._active[run_id].values():
+            if not _was_frozen(other) and not _was_frozen(handling):
+                self.fail("alone", f"{run_id} began on {author} while {other.author} works on it")
+        self._check_begin(run, token, author)
+        self._started.add(key)
+        self._starts[run_id] += 1
+        job = self._jobs.get(run.job_id)
+        if job is not None and job.policy.delivery is Delivery.AT_MOST_ONCE:
+            self.counted["at most once"] += 1
+            if self._starts[run_id] > 1 + self._revived[run_id]:
+                self.fail("at most once", f"{run_id} began {self._starts[run_id]} times")
+        self._active[run_id][token] = handling
+
+    def _check_begin(self, run: Run, token: int, author: str) -> None:
+        job = self._jobs.get(run.job_id)
+        once = job is not None and job.policy.delivery is Delivery.AT_MOST_ONCE
+        suspect = run.lapses >= 2
+        held = run.token == token and run.state is State.RUNNING
+        if held and (once or suspect) and run.began is not True:
+            self.fail("begin", f"{run.id} began, and that was not recorded before")
+        beside = [
+            other_id
+            for other_id, handlings in self._active.items()
+            for other_token, handling in handlings.items()
+            if handling.author == author and (suspect or self._is_suspect(other_id, other_token))
+        ]
+        if beside and held:
+            self.fail("suspects", f"{run.id} began on {author} beside {beside}")
+        self.counted["suspect began"] += suspect
+        if run.job_id == "killer":
+            self.counted["killer began"] += 1
+            killed = self._starts[run.id] - self._stopped[run.id]
+            if killed >= 4 * (1 + self._revived[run.id]):
+                self.fail("poison", f"{run.id} killed {killed} workers and goes on")
+
+    def _is_suspect(self, run_id: str, token: int) -> bool:
+        run = self._runs.get(run_id)
+        return run is not None and run.token == token and run.lapses >= 2
+
+    def ended(self, run_id: str, token: int, outcome: str) -> None:
+        """A handler has ended: `returned`, `raised` or `stopped`."""
+        handling = self._active[run_id].pop(token, None)
+        if handling is None or self.broken.is_set():
+            return
+        self.note(handling.author, f"{outcome} {_short(run_id)} t{token}")
+        self.counted[outcome] += 1
+        self._stopped[run_id] += outcome == "stopped"
+        if outcome == "returned":
+            self._returned.add((run_id, token))
+        self._check_overrun(handling, (run_id, token), self.clock.now())
+
+    def _check_overrun(self, handling: _Handling, key: Key, now: datetime) -> None:
+        late = now - self._leases[key]
+        if late > timedelta(milliseconds=10) and not _was_frozen(handling):
+            self.fail("overrun", f"{key[0]} ran {late} beyond its lease on {handling.author}")
+
+    def clock_set(self, by: timedelta) -> None:
+        """Somebody has set the store's wall clock. Leases and retries last as long as before, and
+        what was due is due: this is what the store has to make of it."""
+        self.note("WORLD", f"the clock is set by {by}")
+        self.counted["clock set"] += 1
+        now = self.clock.now()
+        before = now - by
+        for run_id, run in self._runs.items():
+            retry = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+            was_due = run.state in LIVE and now < run.run_at <= before
+            if retry or was_due:
+                run = replace(run, run_at=run.run_at + by)
+            if run.state is State.RUNNING and run.lease_until is not None:
+                run = replace(run, lease_until=run.lease_until + by)
+            self._runs[run_id] = run
+        self._leases = {key: until + by for key, until in self._leases.items()}
+        self._set_back += max(timedelta(), -by)
+
+    def check_clock_set(self) -> None:
+        """The store has looked at its clock since it was set."""
+        for run_id, run in self.store._runs.items():
+            meant = self._runs[run_id]
+            if run != meant:
+                found, wanted = (run.run_at, run.lease_until), (meant.run_at, meant.lease_until)
+                self.fail("clock", f"{run_id} has {found} after the clock was set, not {wanted}")
+
+    def drains(self, author: str) -> None:
+        """A worker was asked to stop."""
+        self.note(author, "drains")
+        self._draining[author] = self.clock.now()
+
+    def died(self, author: str) -> None:
+        """A worker was killed, and its handlers with it."""
+        self.note(author, "dies")
+        for handlings in self._active.values():
+            for token in [t for t, one in handlings.items() if one.author == author]:
+                del handlings[token]
+
+    def _moment(self) -> float:
+        """When what is being looked at has happened, on the loop's clock."""
+        return asyncio.get_running_loop().time()
+
+    # After each call
+
+    def observe(self, author: str, method: str) -> None:
+        self.calls += 1
+        now = self.clock.now()
+        stored = self.store._runs
+        changed = [
+            (old, run)
+            for i, run in stored.items()
+            if (old := self._runs.get(i)) is not run and old != run
+        ]
+        joined = [run for old, run in changed if self._step(author, method, old, run, now)]
+        made = sum(old is None for old, _ in changed)
+        if len(stored) != len(self._runs) + made:
+            self._check_gone(method, now)
+        self._runs = dict(stored)
+        self._check_effects([run for _, run in changed if run.job_id == "exact"])
+        for run in joined:
+            self._check_limit(run, now)
+        self._check_made([run for old, run in changed if old is None], now)
+        if method == "fire" and author in self._draining:
+            self._check_draining(author, [run for old, run in changed if old is None])
+        self._observe_jobs(author, method, now)
+
+    def _step(self, author: str, method: str, old: Run | None, run: Run, now: datetime) -> bool:
+        """Check one run's step; whether it is one more valid lease than before."""
+        self.note(author, f"{method:<8} {_short(run.id)} {run.state} t{run.token}")
+        if old is None:
+            if method not in ("add", "fire") or run.token or run.state is State.RUNNING:
+                self.fail("tokens", f"{run.id} came to be {run.state} by {method}")
+            self._check_key(run, now)
+            return False
+        if method == "claim":
+            self._check_claim(author, old, run, now)
+            return True
+        if run.token != old.token:
+            self.fail("tokens", f"{run.id}: {method} took the token {old.token} to {run.token}")
+        if method == "renew":
+            return self._check_renewal(author, old, run, now)
+        if old.finished:
+            self._check_revival(method, old, run, now)
+        elif old.state is State.RUNNING:
+            self._check_outcome(author, method, old, run, now)
+        else:
+            self._check_unstarted(old, run)
+        return False
+
+    def _check_claim(self, author: str, old: Run, run: Run, now: datetime) -> None:
+        self.counted["claimed"] += 1
+        assert run.worker is not None
+        assert run.lease_until is not None
+        self._holders[run.worker] = author
+        if old.state is not State.PENDING:
+            self.fail("lease", f"{author} claimed {run.id}, which was {old.state}")
+        key = (run.id, run.token)
+        if run.token != old.token + 1 or key in self._claimed:
+            self.fail("tokens", f"a claim of {run.id} took the token {old.token} to {run.token}")
+        if run.attempt != old.attempt + 1:
+            self.fail("attempts", f"a claim of {run.id} went from {old.attempt} to {run.attempt}")
+        if run.run_at > now:
+            self.fail("early", f"{run.id} was claimed {run.run_at - now} before its time")
+        self._claimed[key] = self._moment()
+        self._leases[key] = run.lease_until
+        job = self._jobs.get(run.job_id)
+        if job is None or not _by_slot(run) or run.id in self._revived:
+            return
+        if job.policy.overlap in (Overlap.SKIP, Overlap.QUEUE) and job.id not in self._edited:
+            for other in self._earlier_slots(run):
+                if other.state is State.RUNNING:
+                    self.fail("overlap", f"{run.id} was claimed while {other.id} runs")
+
+    def _check_renewal(self, author: str, old: Run, run: Run, now: datetime) -> bool:
+        assert run.lease_until is not None
+        if old.state is not State.RUNNING or self._holders.get(old.worker or "") != author:
+            self.fail("lease", f"{author} renewed {run.id}, {old.state} with {old.worker}")
+            return False
+        self._leases[run.id, run.token] = run.lease_until
+        lapsed = old.lease_until is None or old.lease_until <= now
+        self.counted["renewed late"] += lapsed
+        return lapsed
+
+    def _check_outcome(self, author: str, method: str, old: Run, run: Run, now: datetime) -> None:
+        assert old.lease_until is not None
+        mine = self._holders.get(old.worker or "") == author
+        lapsed = old.lease_until <= now
+        if run.state is State.RUNNING:
+            began = mine and run.began is True and old.began is not None  # perhaps sent again
+            if not (run.cancel_requested or began) or run.lease_until != old.lease_until:
+                self.fail("fence", f"{author} changed {run.id} while it runs")
+            self.counted["begin recorded" if began else "cancel requested"] += 1
+            return
+        last = _new_attempt(old, run)
+        outcome = last.outcome if last else None
+        unbegun = outcome is None and not mine and lapsed and old.began is False
+        if outcome is Outcome.LOST or unbegun:
+            self.counted["rescued unbegun" if unbegun else "rescued"] += 1
+            if not lapsed:
+                self.fail("rescue", f"{author} rescued {run.id} with a valid lease")
+            self._check_blame(old, run)
+        elif not mine:
+            self.fail("fence", f"{author} ended {run.id}, held by {old.worker}, as {run.state}")
+        if run.reason == "job removed" and self._has_job(run):
+            self.fail("removed", f"{run.id} was cancelled, but its job {run.job_id} is there")
+        if old.cancel_requested and run.state is not State.CANCELLED:
+            self.fail("cancel", f"{run.id} was to be cancelled and is {run.state}")
+        self._check_verdict(old, run, outcome)
+
+    def _has_job(self, run: Run) -> bool:
+        """Whether the job that made a run is there: not another one that took its id since."""
+        job = self.store._jobs.get(run.job_id)
+        return job is not None and job.created_at <= run.created_at
+
+    def _check_blame(self, old: Run, run: Run) -> None:
+        # A begin that is on record may not have come to pass: the worker died in between.
+        began = old.began is True or (run.id, run.token) in self._started
+        if old.lapses >= 2 and run.lapses > old.lapses and not began:
+            self.fail("poison", f"a lapse is held against {run.id}, which did not begin")
+        if run.reason == "poison" and run.state is State.FAILED:
+            self.counted["poison"] += 1
+            if run.lapses < 4:
+                self.fail("poison", f"{run.id} is poison after {run.lapses} lapses")
+        job = self._jobs.get(run.job_id)
+        untouched = job is not None and job.updated_at == job.created_at
+        if untouched and run.reason == "lost" and old.began is False:
+            self.fail("begin", f"{run.id} is lost, and there is no record that it began")
+
+    def _check_verdict(self, old: Run, run: Run, outcome: Outcome | None) -> None:
+        key = (run.id, run.token)
+        self.counted[f"outcome {outcome}"] += 1
+        if run.state is State.SUCCEEDED and (
+            key not in self._returned or outcome is not Outcome.SUCCEEDED
+        ):
+            self.fail("completion", f"{run.id} succeeded, but no handler returned under its token")
+        if outcome is Outcome.RELEASED and run.state is State.SUCCEEDED:
+            self.fail("completion", f"{run.id} was given back and counted as done")
+        if run.attempt != old.attempt - (outcome is None):
+            self.fail("attempts", f"{run.id} went from attempt {old.attempt} to {run.attempt}")
+        if outcome is None and key in self._started:
+            self.fail("attempts", f"{run.id} had begun, and its attempt was not counted")
+        failed = outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+        if failed and key not in self._started:
+            self.fail("attempts", f"{run.id} failed, but no handler had begun")
+        if run.failures != old.failures + (failed or _lost_once(run, outcome)):
+            self.fail("attempts", f"{run.id} went from {old.failures} to {run.failures} failures")
+        job = self._jobs.get(run.job_id)
+        if job and run.state is State.PENDING and run.failures > job.policy.retries:
+            self.fail("attempts", f"{run.id} is tried again after {run.failures} failures")
+
+    def _check_revival(self, method: str, old: Run, run: Run, now: datetime) -> None:
+        asked = run.id in self.may_revive and method == "commit"
+        tried = old.state in (State.FAILED, State.CANCELLED) and run.state is State.PENDING
+        if not asked or not tried:
+            self.fail("finished", f"{run.id} was {old.state}; {method} made it {run.state}")
+        self.counted["revived"] += 1
+        self._revived[run.id] += 1
+        self._check_key(run, now)
+
+    def _check_unstarted(self, old: Run, run: Run) -> None:
+        if run.state in (State.CANCELLED, State.SKIPPED):
+            return
+        if old.state is not State.WAITING or run.state is not State.PENDING:
+            self.fail("fence", f"{run.id} went from {old.state} to {run.state}")
+        upstream = [self._runs[i] for i in run.after if i in self._runs]
+        if any(one.id in self.may_revive for one in upstream):
+            return
+        for one in upstream:
+            if not one.finished or not (run.after_any or one.state is State.SUCCEEDED):
+                self.fail("order", f"{run.id} was freed while {one.id} is {one.state}")
+
+    def _check_gone(self, method: str, now: datetime) -> None:
+        for run_id in self._runs.keys() - self.store._runs.keys():
+            run = self._runs[run_id]
+            self._pruned.add(run_id)
+            self.counted["pruned"] += 1
+            old = (
+                run.finished_at is not None
+                and run.finished_at < now - self.retention + LATE + self._set_back
+            )
+            if method != "prune" or not run.finished or not old:
+                self.fail("lost", f"{run_id}, {run.state}, was deleted by {method}")
+
+    def _check_limit(self, run: Run, now: datetime) -> None:
+        job = self._jobs.get(run.job_id)
+        if job is None or job.policy.concurrency is None:
+            return
+        name = job.policy.limit_key
+        valid = [
+            other.id
+            for other in self._runs.values()
+            if other.state is State.RUNNING
+            and other.lease_until
+            and other.lease_until > now
+            and (owner := self._jobs.get(other.job_id)) is not None
+            and (owner.policy.limit_key == name if name else owner.id == job.id)
+        ]
+        self.counted["at its limit"] += len(valid) == job.policy.concurrency
+        if len(valid) > job.policy.concurrency:
+            self.fail("limit", f"{len(valid)} of {job.policy.concurrency} of {name or job.id} run")
+
+    def _check_effects(self, changed: list[Run]) -> None:
+        data = self.store.data
+        for run in changed:
+            if data.get(run.id, 0) != (run.state is State.SUCCEEDED):
+                self.fail("effect", f"{run.id} is {run.state} with {data.get(run.id, 0)} effects")
+        if data is self._data:
+            return
+        self._data = data
+        for run_id, count in data.items():
+            kept = self._runs.get(run_id)
+            if count != 1 or (kept is not None and kept.state is not State.SUCCEEDED):
+                self.fail("effect", f"{run_id} has {count} effects, and is {kept and kept.state}")
+        self.counted["effects"] = len(data)
+
+    def _check_key(self, run: Run, now: datetime) -> None:
+        if run.dedupe_key is None:
+            return
+        for other in self.store._runs.values():
+            held = other.state in LIVE or (other.dedupe_until or now) > now
+            if other.id != run.id and other.dedupe_key == run.dedupe_key and held:
+                self.fail("dedupe", f"{run.id} and {other.id} both hold {run.dedupe_key!r}")
+
+    def _check_draining(self, author: str, made: list[Run]) -> None:
+        for run in made:
+            if _by_slot(run) and run.scheduled_at > self._draining[author]:
+                self.fail("drain", f"{author} fired {run.id} though it is about to stop")
+
+    def _check_made(self, made: list[Run], now: datetime) -> None:
+        fired: Counter[str] = Counter()
+        for run in made:
+            self.counted[
+                f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()
+            ] += 1
+            job = self.store._jobs.get(run.job_id)
+            if job is None or not _by_slot(run):
+                continue
+            for slot in _covered(run, job.schedule):
+                self._slots[job.id][slot] += 1
+                if self._slots[job.id][slot] > 1:
+                    self.fail("slots", f"the slot {slot} of {job.id} fired twice")
+            if run.state is not State.SKIPPED:
+                fired[job.id] += 1
+                self._check_misfire(job, run, fired[job.id], now)
+                self._check_overlap(job, run)
+
+    def _check_misfire(self, job: Job, run: Run, fired: int, now: datetime) -> None:
+        misfire = job.policy.misfire
+        most = misfire.limit if misfire.kind is MisfireKind.ALL else 1
+        if fired > most:
+            self.fail("misfire", f"{fired} slots of {job.id} fired at once, at most {most} may")
+        late = now - run.scheduled_at
+        if misfire.kind is MisfireKind.SKIP and late > duration(misfire.grace) + LATE:
+            self.fail("misfire", f"{run.id} was made {late} late; the job skips missed slots")
+
+    def _check_overlap(self, job: Job, run: Run) -> None:
+        earlier = self._earlier_slots(run)
+        if not earlier or job.id in self._edited:
+            return
+        allowed = {
+            Overlap.ALLOW: True,
+            Overlap.SKIP: run.state is State.WAITING,
+            Overlap.QUEUE: run.state is State.WAITING,
+            Overlap.REPLACE: all(one.cancel_requested for one in earlier),
+        }
+        if not allowed[job.policy.overlap]:
+            self.fail("overlap", f"{run.id} was made while {earlier[0].id} is {earlier[0].state}")
+
+    def _earlier_slots(self, run: Run) -> list[Run]:
+        return [
+            other
+            for other in self.store._runs.values()
+            if other.job_id == run.job_id
+            and other.id != run.id
+            and _by_slot(other)
+            and other.state in LIVE
+            and other.id not in self._revived
+            and other.scheduled_at < run.scheduled_at
+        ]
+
+    def _observe_jobs(self, author: str, method: str, now: datetime) -> None:
+        stored = self.store._jobs
+        for job_id, job in stored.items():
+            old = self._jobs.get(job_id)
+            if old is not job:
+                self.note(author, f"{method:<8} {job_id} v{job.version} {job.next_run_at}")
+                self._check_job(method, old, job)
+        for job_id in self._jobs.keys() - stored.keys():
+            self._edited.add(job_id)
+        self._jobs = dict(stored)
+
+    def _check_job(self, method: str, old: Job | None, job: Job) -> None:
+        if old is None:
+            if job.next_run_at is not None and job.id not in self._edited:
+                self._first[job.id] = job.next_run_at
+        elif method == "fire":
+            self._check_advance(old, job)
+        elif old.schedule == job.schedule and old.enabled == job.enabled:
+            if old.next_run_at != job.next_run_at:
+                self.fail("slots", f"an edit moved {job.id} from {old.next_run_at}")
+        else:
+            self._edited.add(job.id)
+            self._check_reschedule(old, job)
+
+    def _check_reschedule(self, old: Job, job: Job) -> None:
+        slot, kept = job.next_run_at, old.next_run_at
+        if slot and slot != kept and job.schedule and job.schedule.previous(slot + TICK) != slot:
+            self.fail("slots", f"{job.id} waits for {slot}, which is no slot of its schedule")
+        if job.id == "rolling" and kept and slot and slot > kept:
+            self.fail("postponed", f"{job.id} was registered, and its slot {kept} became {slot}")
+
+    def _check_advance(self, old: Job, job: Job) -> None:
+        if old.schedule is None or old.next_run_at is None:
+            self.fail("slots", f"{job.id} fired without a schedule")
+            return
+        for slot in _slots_between(old.schedule, old.next_run_at, job.next_run_at):
+            if not self._slots[job.id][slot]:
+                self.fail("slots", f"{job.id} went past its slot {slot} without a record of it")
+
+    # At the end
+
+    def unfinished(self) -> list[Run]:
+        return [run for run in self._runs.values() if not run.finished]
+
+    def check_slots(self) -> None:
+        """Faults have stopped, and late firings had the time to come."""
+        for job in self._jobs.values():
+            self._check_all_slots(job, self.clock.now())
+
+    def check_end(self) -> None:
+        """Faults have stopped, and everything has had the time to end."""
+        for run in self.unfinished():
+            self.fail("lost", f"{run.id} is still {run.state} ({run.reason}), due {run.run_at}")
+        for run_id in sorted(self.acknowledged - self._runs.keys() - self._pruned):
+            self.fail("lost", f"{run_id} was accepted and is not there")
+        for run_id, revived in self.cancelled.items():
+            kept = self._runs.get(run_id)
+            if kept and self._revived[run_id] == revived and kept.state is not State.CANCELLED:
+                self.fail("cancel", f"the cancel of {run_id} was accepted; it is {kept.state}")
+
+    def revivals(self, run_id: str) -> int:
+        return self._revived[run_id]
+
+    def _check_all_slots(self, job: Job, now: datetime) -> None:
+        """The whole window at once, against what the schedule says by itself."""
+        first = self._first.get(job.id)
+        if job.schedule is None or first is None or job.id in self._edited:
+            return
+        due = list(_slots_between(job.schedule, first, None, now - LATE))
+        self.counted["slots"] += len(due)
+        seen = self._slots[job.id]
+        for slot in due:
+            if seen[slot] != 1:
+                self.fail("slots", f"the slot {slot} of {job.id} has {seen[slot]} records")
+        for slot in seen:
+            if job.schedule.previous(slot + TICK) != slot:
+                self.fail("slots", f"{slot_run_id(job.id, slot)} is no slot of {job.id}")
+
+
+class Proxy:
+    """An object, some of whose methods go through others."""
+
+    def __init__(self, inner: Any, **through: Callable[[Any], Any]) -> None:
+        self._inner = inner
+        self._through = through
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._through[name](found) if name in self._through else found
+
+
+class _Seat:
+    """The store with the monitor behind it. What a call did is looked at also when it failed."""
+
+    def __init__(self, monitor: Monitor, author: str) -> None:
+        self._monitor = monitor
+        self._author = author
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        work = getattr(self._monitor.store, name)
+        if name == "transaction":
+            return lambda *held, **how: Proxy(work(*held, **how), commit=self._watched)
+        if name not in MUTATORS:
+            return cast(Callable[..., Any], work)
+        return self._watched(work, name)
+
+    def _watched(self, work: Callable[..., Any], name: str = "commit") -> Callable[..., Any]:
+        monitor, author = self._monitor, self._author
+
+        async def watched(*args: Any, **options: Any) -> Any:
+            try:
+                return await work(*args, **options)
+            finally:
+                if not monitor.broken.is_set():
+                    try:
+                        monitor.observe(author, name)
+                    except Exception as error:
+                        monitor.fail("engine", f"the monitor itself failed: {error!r}")
+                        raise
+
+        return watched
+
+
+def _was_frozen(handling: _Handling) -> bool:
+    """Whether its machine stood still at any time since it claimed: nothing helps then."""
+    return handling.machine.frozen or handling.machine.thawed_at >= handling.claimed_at
+
+
+def _by_slot(run: Run) -> bool:
+    return run.source is Source.SCHEDULE
+
+
+def _new_attempt(old: Run, run: Run) -> Attempt | None:
+    return run.attempts[-1] if run.attempts[-1:] != old.attempts[-1:] else None
+
+
+def _lost_once(run: Run, outcome: Outcome | None) -> bool:
+    """A drained at-most-once run is a failure that no handler made."""
+    return outcome is Outcome.RELEASED and run.state is State.FAILED
+
+
+def _covered(run: Run, schedule: Schedule | None) -> Iterator[datetime]:
+    """The slots that a record speaks for: its own, or those of a gap."""
+    if run.reason != "misfire":
+        yield run.scheduled_at
+        return
+    assert schedule is not None
+    yield from _slots_between(schedule, run.result["first"], None, run.result["last"])
+
+
+def _slots_between(
+    schedule: Schedule, first: datetime, stop: datetime | None, last: datetime | None = None
+) -> Iterator[datetime]:
+    slot: datetime | None = first
+    while slot is not None and slot != stop and (stop is None or slot < stop):
+        if last is not None and slot > last:
+            return
+        yield slot
+        slot = schedule.next(slot)
+
+
+def _short(run_id: str) -> str:
+    return run_id if "@" in run_id else run_id[-6:]

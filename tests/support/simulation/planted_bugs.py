@@ -1,0 +1,538 @@
+"""Bugs planted on purpose: each is one that a scheduler of this kind has had.
+
+A simulation that never fails proves nothing; this one has to find every bug of this list, and
+to name it by the right invariant. Most are the very faults that were seen in other systems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from unittest.mock import patch
+
+from mainspring.core import transitions
+from mainspring.core.model import Run, State, replace
+from mainspring.core.policy import Delivery
+from mainspring.core.transitions import Change
+from mainspring.engine import operations, outcome
+from mainspring.engine import slots as planning
+from mainspring.engine.completer import Completer
+from mainspring.engine.engine import Engine
+from mainspring.engine.executors.loop import Home
+from mainspring.engine.handler_transaction import Transacting
+from mainspring.engine.job_cache import JobCache
+from mainspring.engine.leader import Keeper
+from mainspring.engine.leases import Leases
+from mainspring.engine.store_retry import RetryingStore
+from mainspring.engine.suspects import Suspects
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.memory import records as values
+from mainspring.stores.memory import store as memory
+from mainspring.stores.protocol import (
+    Added,
+    Claim,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    Renewed,
+    RunQuery,
+)
+from tests.support.simulation.monitor import Proxy
+from tests.support.simulation.scenario import MakeStore, Report, simulate
+
+__all__ = ["PLANTED", "Planted", "hunt"]
+
+MOST_SEEDS = 250
+Patches = list[AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    story: str
+    caught_by: frozenset[str]
+    make_store: MakeStore = MemoryStore
+    patches: Callable[[], Patches] = list
+    stress: bool = False
+    """Whether it takes the harder world to show itself soon."""
+
+
+def hunt(bug: Planted, most: int = MOST_SEEDS) -> Report | None:
+    """Run seeds with the bug planted until one of them fails."""
+    with contextlib.ExitStack() as stack:
+        _apply(stack, bug)
+        for seed in range(most):
+            report = simulate(seed, make_store=bug.make_store, stress=bug.stress)
+            if report.violations:
+                return report
+    return None
+
+
+def _apply(stack: ExitStack, bug: Planted) -> None:
+    for one in bug.patches():
+        stack.enter_context(one)
+
+
+def _nap() -> Any:
+    """Where another client gets in between."""
+    return asyncio.sleep(0.05)
+
+
+# Stores with a fault
+
+
+class NoFence(MemoryStore):
+    def _commit(self, change: Change, now: datetime) -> bool:
+        return super()._commit(Change(change.id, {}, change.set), now)
+
+
+class SameToken(MemoryStore):
+    async def claim(self, claim: Claim) -> list[Run]:
+        taken = [replace(run, token=run.token - 1) for run in await super().claim(claim)]
+        self._runs.update((run.id, run) for run in taken)
+        return taken
+
+
+class CountThenClaim(MemoryStore):
+    async def claim(self, claim: Claim) -> list[Run]:
+        counted = self._room(self._clock.now())
+        await _nap()
+        with patch.object(self, "_room", lambda now: counted):
+            return await super().claim(claim)
+
+
+class ClaimsEarly(MemoryStore):
+    """Takes what is about to fall due, to be quick."""
+
+    async def claim(self, claim: Claim) -> list[Run]:
+        clock = self._clock
+        ahead = type("Ahead", (), {"now": lambda self: clock.now() + timedelta(seconds=1)})()
+        with patch.object(self, "_clock", ahead):
+            return await super().claim(claim)
+
+
+class AdvanceThenAdd(MemoryStore):
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        fired = await super().fire(firings)
+        if _unlucky(firings):
+            for one in fired:
+                for run in one.runs:
+                    self._runs.pop(run.id, None)
+            raise StoreUnavailable("the process died between the advance and the run")
+        return fired
+
+
+class RandomSlotIds(MemoryStore):
+    """Adds the run first, which is right, but under a name of its own, which is not."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self._rng = random.Random(1)
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        named = []
+        for firing in firings:
+            root = replace(firing.runs[0], id=f"{firing.job_id}@{self._rng.getrandbits(64):x}")
+            named.append(replace(firing, runs=(root, *firing.runs[1:])))
+        jobs = dict(self._jobs)
+        fired = await super().fire(named)
+        if _unlucky(firings):
+            self._jobs.update(jobs)
+            raise StoreUnavailable("the process died between the run and the advance")
+        return fired
+
+
+class LooseChain(MemoryStore):
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        return [one for firing in firings for one in await super(LooseChain, self).fire([firing])]
+
+
+class KeyCheckedBefore(MemoryStore):
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        now = self._clock.now()
+        held = {run.id: self._holder(run.dedupe_key, now) for run in runs}
+        await _nap()
+        with patch.object(self, "_holder", lambda key, now: None):
+            added = await super().add([run for run in runs if held[run.id] is None])
+        fresh = iter(added)
+        return [
+            next(fresh) if (holder := held[run.id]) is None else Added(holder, duplicate=True)
+            for run in runs
+        ]
+
+
+class RenewByIdAlone(MemoryStore):
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+        mine = [replace(item, token=run.token) for item in held if (run := self._runs.get(item.id))]
+        return await super().renew(mine, lease)
+
+
+class RenewBeyondLimit(MemoryStore):
+    def _has_room(self, run: Run, now: datetime) -> bool:
+        return True
+
+
+class LeasesByWallClock(MemoryStore):
+    """Whoever sets the clock forward ends every lease."""
+
+    def _move(self, step: timedelta) -> None:
+        """Nothing is allowed for."""
+
+
+class EffectFirst(MemoryStore):
+    """Keeps what a handler wrote, and records the completion a moment later."""
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Any:
+        right = super().transaction(held, limit, blocking=blocking)
+
+        async def commit(change: Change) -> bool:
+            self.data = deepcopy(right._session)
+            await _nap()
+            return (await MemoryStore.commit(self, [change]))[0]
+
+        return Proxy(right, commit=lambda _: commit)
+
+
+class EffectUnfenced(MemoryStore):
+    """Keeps what a handler wrote, whether or not its run is still its own."""
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Any:
+        right = super().transaction(held, limit, blocking=blocking)
+
+        async def commit(change: Change) -> bool:
+            self.data = deepcopy(right._session)
+            return (await MemoryStore.commit(self, [change]))[0]
+
+        return Proxy(right, commit=lambda _: commit)
+
+
+def _unlucky(firings: Sequence[Firing]) -> bool:
+    return bool(firings) and firings[0].version % 3 == 0
+
+
+# Transitions and loops with a fault
+
+
+def _without(name: str, *fields: str) -> Callable[[], Patches]:
+    """A transition that does not expect these fields to stand."""
+    right = getattr(transitions, name)
+
+    def wrong(*args: Any, **options: Any) -> Change:
+        change: Change = right(*args, **options)
+        expect = {key: value for key, value in change.expect.items() if key not in fields}
+        return Change(change.id, expect, change.set)
+
+    return lambda: [patch.object(transitions, name, wrong)]
+
+
+def _also_sets(name: str, **values: Any) -> Callable[[], Patches]:
+    """A transition that writes more than it should."""
+    right = getattr(transitions, name)
+
+    def wrong(*args: Any, **options: Any) -> Change:
+        change: Change = right(*args, **options)
+        return Change(change.id, change.expect, {**change.set, **values})
+
+    return lambda: [patch.object(transitions, name, wrong)]
+
+
+def _rescued_by_age() -> Patches:
+    def lapsed(run: Run, now: datetime) -> bool:
+        began = run.started_at
+        return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
+
+    return [patch.object(values, "lapsed", lapsed)]
+
+
+def _rescued_by_own_clock() -> Patches:
+    async def rescue(self: Keeper) -> None:
+        engine = self._engine
+        running = await engine.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
+        now = engine.clock.now()
+        lapsed = [run for run in running.items if run.lease_until and run.lease_until <= now]
+        jobs = await engine.jobs.get({run.job_id for run in lapsed})
+        policies = [job.policy if (job := jobs.get(run.job_id)) else None for run in lapsed]
+        deliveries = [one.delivery if one else Delivery.AT_LEAST_ONCE for one in policies]
+        changes = [
+            transitions.rescued(run, now, delivery)
+            for run, delivery in zip(lapsed, deliveries, strict=True)
+        ]
+        await self._committed(lapsed, changes)
+
+    return [patch.object(Keeper, "_rescue", rescue)]
+
+
+def _rescued_as_any() -> Patches:
+    right = transitions.rescued
+
+    def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
+        return right(run, now, Delivery.AT_LEAST_ONCE, **how)
+
+    return [patch.object(transitions, "rescued", rescued)]
+
+
+def _bystanders_blamed() -> Patches:
+    def never_began(run: Run, job: Any) -> bool:
+        return False
+
+    return [patch.object(transitions, "never_began", never_began)]
+
+
+def _killers_at_large() -> Patches:
+    right = transitions.rescued
+
+    def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
+        return right(run, now, delivery, **how | {"blameless": run.lapses >= 2})
+
+    return [patch.object(transitions, "rescued", rescued)]
+
+
+def _suspects_in_company() -> Patches:
+    right = Suspects.next
+
+    def next_at_once(self: Suspects, *, idle: bool) -> Any:
+        return right(self, idle=True)
+
+    return [patch.object(Suspects, "next", next_at_once)]
+
+
+def _begins_unrecorded() -> Patches:
+    def begin(self: Completer, work: Any, recorded: Callable[[bool], None]) -> None:
+        self._queue(transitions.beginning(work.run), lambda kept: None)
+        asyncio.get_running_loop().call_soon(recorded, True)
+
+    return [patch.object(Completer, "record_begin", begin)]
+
+
+def _given_again_though_begun() -> Patches:
+    def never_began(run: Run, job: Any) -> bool:
+        return job is not None and transitions.records_begin(run, job)
+
+    return [
+        patch.object(transitions, "never_began", never_began),
+        *_without("rescued", "began")(),
+    ]
+
+
+def _cancel_overwritten() -> Patches:
+    def mine(run: Run) -> dict[str, Any]:
+        return {"state": State.RUNNING, "token": run.token}
+
+    return [patch.object(transitions, "_mine", mine)]
+
+
+def _freed_by_the_first() -> Patches:
+    right = transitions.unblocked
+
+    def unblocked(run: Run, now: datetime, upstream: Any) -> Change | None:
+        over = {i: s for i, s in upstream.items() if s not in (State.RUNNING, State.PENDING)}
+        return right(run, now, over)
+
+    return [patch.object(transitions, "unblocked", unblocked)]
+
+
+def _loops_end() -> Patches:
+    async def once(
+        self: RetryingStore, operation: str, procedure: Callable[[], Any], **how: Any
+    ) -> Any:
+        return await procedure()
+
+    async def always(self: Engine, part: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception):
+            await part()
+
+    return [patch.object(RetryingStore, "repeat", once), patch.object(Engine, "_always", always)]
+
+
+def _backfills() -> Patches:
+    def chosen(job: Any, now: datetime, most: int) -> Any:
+        newest = job.schedule.previous(now + timedelta(microseconds=1)) or job.next_run_at
+        newest = max(newest, job.next_run_at)
+        return planning._all_slots(job, job.next_run_at, newest, 100, most)
+
+    return [patch.object(planning, "_chosen", chosen)]
+
+
+def _overlap_unseen() -> Patches:
+    def overlapped(firing: Firing, unfinished: Any, now: datetime) -> Any:
+        return firing.runs, []
+
+    return [patch.object(memory, "overlapped", overlapped)]
+
+
+def _holds_on() -> Patches:
+    async def asleep(self: Leases) -> None:
+        await asyncio.Event().wait()
+
+    return [patch.object(Leases, "guarding", asleep)]
+
+
+def _starts_late() -> Patches:
+    made = Home.__init__
+
+    def wrong(self: Home, *given: Any, **options: Any) -> None:
+        made(self, *given, **options | {"safe": lambda work: True})
+
+    return [patch.object(Home, "__init__", wrong)]
+
+
+def _lets_go_by_id() -> Patches:
+    def let_go(self: Leases, work: Any) -> None:
+        self._held.pop(work.run.id, None)
+
+    return [patch.object(Leases, "let_go", let_go)]
+
+
+def _settled_outside() -> Patches:
+    """The transaction commits the handler's writes; the completion goes the usual way."""
+
+    async def complete(self: Transacting) -> None:
+        work = self._work
+        store: Any = self._transaction
+        await store.commit(Change(work.run.id, {}, {}))
+        work.problem = None
+
+    def untransacted(work: Any) -> None:
+        return None
+
+    return [
+        patch.object(Transacting, "_complete", complete),
+        patch.object(outcome, "_untransacted", untransacted),
+    ]
+
+
+def _aborted_without_fence() -> Patches:
+    right = transitions.aborted
+
+    def aborted(run: Run, *given: Any) -> Change:
+        change = right(run, *given)
+        return Change(change.id, {"token": run.token}, change.set)
+
+    return [patch.object(transitions, "aborted", aborted)]
+
+
+def _registered_afresh() -> Patches:
+    def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
+        return schedule.bind(stored.id, now).next(now)
+
+    return [patch.object(operations, "_kept_slot", next_slot)]
+
+
+def _drains_and_fires() -> Patches:
+    async def retire(self: Keeper) -> None:
+        return None
+
+    return [patch.object(Keeper, "retire", retire)]
+
+
+def _forgotten_is_removed() -> Patches:
+    async def get(
+        self: JobCache, ids: Any, newest: Any = (), *, store: Any = None
+    ) -> dict[str, Any]:
+        now, wanted = self._clock.monotonic(), set(ids)
+        stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.MAX_AGE}
+        stale.update(newest)
+        if stale:
+            page = await (store or self._store).jobs(
+                JobQuery(ids=frozenset(stale), limit=len(stale))
+            )
+            self._known.update((job.id, (now, job)) for job in page.items)
+        known = {i: self._known[i][1] for i in wanted if i in self._known}
+        return {i: known.get(i) for i in wanted}
+
+    return [patch.object(JobCache, "get", get)]
+
+
+def _bugs() -> Iterator[Planted]:
+    def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
+        return Planted(name, story, frozenset(caught_by), **how)
+
+    yield bug("no fence", "a commit ignores what it expects", "fence", "finished",
+              "completion", "cancel", "attempts", "rescue", make_store=NoFence)  # fmt: skip
+    yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
+    yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
+              make_store=CountThenClaim)  # fmt: skip
+    yield bug("claims early", "runs are taken a second before they are due", "early",
+              make_store=ClaimsEarly)  # fmt: skip
+    yield bug("advance, then add", "a crash between the two loses the slot", "slots",
+              make_store=AdvanceThenAdd)  # fmt: skip
+    yield bug("random slot ids", "a crash before the advance fires the slot again", "slots",
+              make_store=RandomSlotIds)  # fmt: skip
+    yield bug("loose chain", "the second firing of a job stands without the first", "slots",
+              make_store=LooseChain, stress=True)  # fmt: skip
+    yield bug("key checked before", "a dedupe key is looked up, then the run inserted", "dedupe",
+              make_store=KeyCheckedBefore)  # fmt: skip
+    yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
+              make_store=RenewByIdAlone, stress=True)  # fmt: skip
+    yield bug("renew beyond the limit", "a lapsed lease comes back though its place is taken",
+              "limit", make_store=RenewBeyondLimit, stress=True)  # fmt: skip
+    yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
+              "clock", make_store=LeasesByWallClock)  # fmt: skip
+    yield bug("rescue without guard", "an owner that renewed in between is robbed", "rescue",
+              patches=_without("rescued", "lease_until"), stress=True)  # fmt: skip
+    yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",
+              patches=_rescued_by_age)  # fmt: skip
+    yield bug("rescue by own clock", "the worker's clock says which lease has lapsed", "rescue",
+              patches=_rescued_by_own_clock)  # fmt: skip
+    yield bug("rescue of at-most-once", "a rescue does not ask how often a run may start",
+              "at most once", patches=_rescued_as_any)  # fmt: skip
+    yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
+              "cancel", patches=_without("rescued", "cancel_requested"), stress=True)  # fmt: skip
+    yield bug("bystanders blamed", "every lapse is held against a run, begun or not", "begin",
+              "poison", patches=_bystanders_blamed)  # fmt: skip
+    yield bug("killers at large", "no lapse is held against a run that runs alone", "poison",
+              patches=_killers_at_large)  # fmt: skip
+    yield bug("suspects in company", "a suspect begins beside others", "suspects",
+              patches=_suspects_in_company)  # fmt: skip
+    yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
+              "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
+    yield bug("given again though begun", "a begin that is on record is not looked at",
+              "at most once", "fence", "attempts", "poison",
+              patches=_given_again_though_begun)  # fmt: skip
+    yield bug("cancel overwritten", "a completion overwrites a cancel request", "cancel",
+              patches=_cancel_overwritten)  # fmt: skip
+    yield bug("retry resets the attempt", "a retry begins to count anew", "attempts",
+              patches=_also_sets("retrying", attempt=0))  # fmt: skip
+    yield bug("retry resets the token", "a retry hands out old tokens again", "tokens",
+              patches=_also_sets("retrying", token=0))  # fmt: skip
+    yield bug("release completes", "a run given back in a drain counts as done", "completion",
+              patches=_also_sets("released", state=State.SUCCEEDED))  # fmt: skip
+    yield bug("freed by the first", "a waiting run does not wait for all", "order",
+              patches=_freed_by_the_first)  # fmt: skip
+    yield bug("loops end", "the first error of the store ends a loop for good", "alive", "lost",
+              "slots", patches=_loops_end)  # fmt: skip
+    yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
+    yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
+              patches=_overlap_unseen)  # fmt: skip
+    yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
+              " removed", "removed", "at most once", patches=_forgotten_is_removed)  # fmt: skip
+    yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
+              "drain", patches=_drains_and_fires)  # fmt: skip
+    yield bug("registered afresh", "a job that is registered with another interval starts anew",
+              "slots", "postponed", patches=_registered_afresh)  # fmt: skip
+    yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
+              make_store=EffectFirst)  # fmt: skip
+    yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
+              "effect", make_store=EffectUnfenced)  # fmt: skip
+    yield bug("completed outside", "a run is completed behind its transaction, not in it",
+              "fence", "effect", patches=_settled_outside)  # fmt: skip
+    yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
+              "fence", "finished", "effect", "cancel", patches=_aborted_without_fence)  # fmt: skip
+    yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
+              "alone", patches=_holds_on)  # fmt: skip
+    yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
+              "overrun", patches=_starts_late, stress=True)  # fmt: skip
+    yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
+              "overrun", "alone", patches=_lets_go_by_id, stress=True)  # fmt: skip
+
+
+PLANTED = tuple(_bugs())

@@ -1,0 +1,336 @@
+"""What the cluster is asked to do: jobs of every kind, and somebody who will not leave them be."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler
+from mainspring.core.model import Run, State
+from mainspring.errors import (
+    Conflict,
+    NotFound,
+    StoreUnavailable,
+    TransactionAborted,
+    TransactionExpired,
+)
+from tests.support.simulation.machines import Machine
+from tests.support.simulation.monitor import Monitor
+
+__all__ = ["Client", "Workload"]
+
+SCHEDULES = ("3s", "5s", "7s", "20s", "*/5 * * * * *", "*/20 * * * * *", "* * * * *")
+OVERLAPS = ("skip", "queue", "replace", "allow")
+EXPECTED = (StoreUnavailable, Conflict, NotFound)
+"""What a client must be ready for; anything else is a fault of ours."""
+
+
+@dataclass
+class Workload:
+    """The jobs of one seed, the same for every worker."""
+
+    seed: int
+    monitor: Monitor
+    rng: random.Random
+    stress: bool = False
+    pace: float = 1.0
+    """How long handlers and delays take, where time is real: less than they otherwise do."""
+    schedules: Sequence[str] = SCHEDULES
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    killers: int = 0
+    """How many runs there are that kill their worker whenever they begin."""
+    fallen: list[Machine] = field(default_factory=list)
+    """Machines that such a run has killed."""
+    transacting: set[str] = field(default_factory=set)
+    """The runs whose handler is inside of its transaction now."""
+
+    def __post_init__(self) -> None:
+        rng = self.rng
+        soon = Backoff("fixed", delay="20ms" if self.stress else rng.choice(("20ms", "1s")))
+        retries: dict[str, Any] = {"retries": 2, "backoff": soon}
+        pool = {"concurrency": rng.choice((1, 2)), "concurrency_key": "pool"}
+        self.jobs = {
+            "plain": retries,
+            "limited": {"concurrency": rng.choice((1, 2)), **retries},
+            "pool_a": pool,
+            "pool_b": {**pool, "retries": 1, "retry_delay": "500ms"},
+            "timed": {"timeout": "2s", "retries": 1, "retry_delay": "1s"},
+            "once": {"delivery": "at_most_once"},
+            "exact": {"delivery": "effect_once", **retries},
+            "expiring": {"start_deadline": "2s", "concurrency": 1},
+            "broken": {"breaker": Breaker(failures=2, reset="5s"), **retries},
+        }
+        own = random.Random(f"killers {self.seed}")  # the story of other seeds stays as it is
+        if own.random() < 0.3:
+            self.killers = own.choice((1, 1, 2))
+            self.jobs["killer"] = {}
+        for number in range(rng.choice((1, 2, 3))):
+            self.jobs[f"slot{number}"] = self._scheduled()
+        if rng.random() < 0.5:
+            self.jobs["after_slot"] = {"after": "slot0"}
+            self.jobs["after_both"] = {"after": ["slot0", "after_slot"]}
+
+    def register(self, scheduler: Scheduler, machine: Machine, author: str) -> None:
+        """What a program does when it is imported."""
+        handler = self._handler(machine, author)
+        for job_id, policy in self.jobs.items():
+            work = self._exact(machine, author) if job_id == "exact" else handler
+            if job_id == "killer":
+                work = self._killer(machine, author)
+            scheduler.job(**{"schedule": None, **policy}, id=job_id)(work)
+        scheduler.job(id="spare")(handler)
+        # A rolling deploy: half of the workers run another version of the program.
+        scheduler.job("4s" if author[1:2] in "02" else "5s", id="rolling")(handler)
+
+    def _scheduled(self) -> dict[str, Any]:
+        rng = self.rng
+        made: dict[str, Any] = {
+            "schedule": rng.choice(self.schedules),
+            "overlap": rng.choice(OVERLAPS),
+            "misfire": Misfire(
+                rng.choice(("once", "skip", "all")),
+                grace=rng.choice(("1s", "4s", "60s")),
+                limit=rng.choice((2, 5)),
+            ),
+        }
+        if rng.random() < 0.25:
+            made["delivery"] = "at_most_once"
+        elif rng.random() < 0.5:
+            made.update(retries=1, retry_delay="1s")
+        if rng.random() < 0.25:
+            made["concurrency"] = 1
+        if rng.random() < 0.25:
+            made["jitter"] = "2s"
+        if rng.random() < 0.2:
+            made["timeout"] = "3s"
+        return made
+
+    def _handler(self, machine: Machine, author: str) -> Callable[..., Any]:
+        async def work(ctx: RunContext) -> dict[str, int]:
+            await self.monitor.saw_claim(ctx.run_id, ctx.token)
+            self.monitor.began(machine, author, ctx.run_id, ctx.token)
+            outcome = "stopped "
+            try:
+                await self._work(ctx)
+                outcome = "returned"
+                return {"token": ctx.token}
+            except Exception:
+                outcome = "raised  "
+                raise
+            finally:
+                self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
+
+        return work
+
+    def _killer(self, machine: Machine, author: str) -> Callable[..., Any]:
+        """Kills its worker, at once or after a while."""
+
+        async def kill(ctx: RunContext) -> None:
+            self.monitor.began(machine, author, ctx.run_id, ctx.token)
+            rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
+            try:
+                await asyncio.sleep(rng.choice((0.0, 0.0, 0.5, 2.0)))
+            except asyncio.CancelledError:
+                self.monitor.ended(ctx.run_id, ctx.token, "stopped")
+                raise
+            machine.kill()
+            self.fallen.append(machine)
+            self.monitor.died(author)
+            await asyncio.sleep(0)
+
+        return kill
+
+    def _exact(self, machine: Machine, author: str) -> Callable[..., Any]:
+        """Counts itself in the store, in a transaction; often for longer than it may."""
+
+        async def exact(ctx: RunContext) -> None:
+            self.monitor.began(machine, author, ctx.run_id, ctx.token)
+            outcome = "stopped "
+            try:
+                await self._work(ctx)
+                async with ctx.transaction() as session:
+                    self.transacting.add(ctx.run_id)
+                    session[ctx.run_id] = session.get(ctx.run_id, 0) + 1
+                    rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}:inside")
+                    await asyncio.sleep(rng.choice((0.0, 0.01, 0.2, 1.5)))
+                    if rng.random() < 0.2:
+                        raise ValueError("no")
+                    # What is left is not the handler's any more.
+                    self.monitor.ended(ctx.run_id, ctx.token, "returned")
+            except TransactionAborted:
+                self.monitor.counted["aborted"] += 1
+                raise
+            except TransactionExpired:
+                self.monitor.counted["expired"] += 1
+                raise
+            except Exception:
+                outcome = "raised  "
+                raise
+            finally:
+                self.transacting.discard(ctx.run_id)
+                self.monitor.ended(ctx.run_id, ctx.token, outcome.strip())
+
+        return exact
+
+    async def _work(self, ctx: RunContext) -> None:
+        rng = random.Random(f"{self.seed}:{ctx.run_id}:{ctx.attempt}")
+        lengths = (0.05, 8.0) if self.stress else (0.0, 0.05, 0.3, 1.0, 3.0, 8.0)
+        takes = rng.choice(lengths) * rng.uniform(0.5, 1) * self.pace
+        for step in range(3):
+            await asyncio.sleep(takes / 3)
+            ctx.progress(step, 3)
+        if rng.random() < (0.6 if ctx.job_id == "broken" else 0.25):
+            raise rng.choice((ValueError("no"), Retry(after="700ms"), GiveUp("enough")))
+
+
+class Client:
+    """Somebody with a producer's scheduler: enqueues, cancels, retries, pauses, edits."""
+
+    def __init__(
+        self, monitor: Monitor, rng: random.Random, workload: Workload, scheduler: Scheduler
+    ) -> None:
+        self._monitor = monitor
+        self._rng = rng
+        self._scheduler = scheduler
+        self._workload = workload
+        self._known: list[str] = []
+        self._queued = [
+            name
+            for name, policy in workload.jobs.items()
+            if "schedule" not in policy and name != "killer"
+        ]
+        self._slotted = [name for name, policy in workload.jobs.items() if "schedule" in policy]
+
+    async def act(self) -> None:
+        """One thing that a user may do at any time."""
+        deeds: list[tuple[int, Callable[[], Any]]] = [
+            (10, self._enqueue),
+            (3, self._enqueue_many),
+            (3, self._enqueue_keyed),
+            (2, self._enqueue_after),
+            (4, self._cancel),
+            (3, self._retry),
+            (1, self._trigger),
+            (1, self._pause),
+            (2, self._resume),
+            (3, self._edit),
+        ]
+        [deed] = self._rng.choices([d for _, d in deeds], [weight for weight, _ in deeds])
+        try:
+            await deed()
+        except EXPECTED as error:
+            self._monitor.counted[f"refused {type(error).__name__}"] += 1
+
+    async def everything_resumed_then_paused(self) -> None:
+        """No more slots, so that what there is can come to its end."""
+        for name in [*self._slotted, "rolling", "edited"]:
+            try:
+                await self._scheduler.pause_job(name)
+            except NotFound:
+                continue
+
+    async def enqueue_killer(self) -> None:
+        try:
+            self._accept(await self._scheduler.enqueue("killer"))
+        except EXPECTED as error:
+            self._monitor.counted[f"refused {type(error).__name__}"] += 1
+
+    async def probe(self, count: int) -> None:
+        """Enough work at once that every worker must take a part of it."""
+        self._accept(*await self._scheduler.enqueue_many("plain", [None] * count, priority=9))
+
+    def _accept(self, *runs: Run) -> None:
+        for run in runs:
+            self._monitor.note("client", f"accepted {run.id[-6:]} {run.job_id}")
+            self._monitor.acknowledged.add(run.id)
+            self._known.append(run.id)
+
+    async def _enqueue(self) -> None:
+        options: dict[str, Any] = {}
+        if self._rng.random() < 0.3:
+            options["delay"] = self._rng.uniform(0, 10) * self._workload.pace
+        if self._rng.random() < 0.3:
+            options["priority"] = self._rng.randrange(10)
+        self._accept(
+            await self._scheduler.enqueue(self._rng.choice([*self._queued, "once"]), **options)
+        )
+
+    async def _enqueue_many(self) -> None:
+        count = self._rng.randrange(2, 6)
+        job_id = self._rng.choice(("limited", "pool_a", "pool_b", "plain", "exact", "exact"))
+        self._accept(*await self._scheduler.enqueue_many(job_id, [None] * count))
+
+    async def _enqueue_keyed(self) -> None:
+        held = self._rng.choice((None, None, "10s"))
+        key = self._rng.choice(("red", "green"))
+        job_id = self._rng.choice(self._queued)
+
+        async def one() -> None:
+            run = await self._scheduler.enqueue(job_id, dedupe_key=key, dedupe_for=held)
+            self._monitor.counted["duplicate"] += run.duplicate
+            self._accept(run)
+
+        tries = [one() for _ in range(self._rng.choice((1, 2)))]
+        for answer in await asyncio.gather(*tries, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _enqueue_after(self) -> None:
+        if self._known:
+            upstream = self._rng.sample(self._known[-8:], min(2, len(self._known[-8:])))
+            self._accept(await self._scheduler.enqueue("plain", after=upstream))
+
+    async def _cancel(self) -> None:
+        """Often in the middle of a transaction, if one is open: its fence is tested by that."""
+        run_id = self._pick(lambda run: not run.finished)
+        if (open_now := sorted(self._workload.transacting)) and self._rng.random() < 0.7:
+            run_id = self._rng.choice(open_now)
+        if run_id is None:
+            return
+        revived = self._monitor.revivals(run_id)
+        if await self._scheduler.cancel(run_id):
+            self._monitor.note("client", f"cancels {run_id[-6:]}")
+            self._monitor.cancelled[run_id] = revived
+
+    async def _retry(self) -> None:
+        run_id = self._pick(lambda run: run.state in (State.FAILED, State.CANCELLED))
+        if run_id is not None:
+            self._monitor.may_revive.add(run_id)
+            await self._scheduler.retry(run_id)
+
+    async def _trigger(self) -> None:
+        self._accept(await self._scheduler.trigger(self._rng.choice(self._slotted)))
+
+    async def _pause(self) -> None:
+        await self._scheduler.pause_job(self._rng.choice([*self._slotted, "edited"]))
+
+    async def _resume(self) -> None:
+        await self._scheduler.resume_job(self._rng.choice([*self._slotted, "edited"]))
+
+    async def _edit(self) -> None:
+        rng = self._rng
+        try:
+            await self._scheduler.get_job("edited")
+        except NotFound:
+            await self._scheduler.add_job(
+                "edited", handler="spare", schedule=rng.choice(("1500ms", "4s")), concurrency=2
+            )
+            return
+        match rng.randrange(4):
+            case 0:
+                await self._scheduler.update_job(
+                    "edited", schedule=rng.choice(self._workload.schedules)
+                )
+            case 1:
+                await self._scheduler.update_job("edited", concurrency=rng.choice((1, 2, None)))
+            case 2:
+                await self._scheduler.update_job("edited", priority=rng.randrange(10))
+            case _:
+                await self._scheduler.remove_job("edited")
+
+    def _pick(self, which: Callable[[Run], bool]) -> str | None:
+        fit = [run_id for run_id, run in self._monitor.runs.items() if which(run)]
+        return self._rng.choice(fit[-12:]) if fit else None

@@ -1,0 +1,397 @@
+"""Secrets: encrypted at rest, bound to their use, never told."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from standardwebhooks import Webhook as Verifier
+
+from mainspring import Event, Scheduler, State
+from mainspring.core.model import Job, Sealed, Webhook, replace
+from mainspring.errors import InvalidInput, SecretKeyMissing
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobQuery
+from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
+from mainspring.webhooks.service import shown_headers
+from mainspring.webhooks.vault import VARIABLE, key_files, signing_bytes
+from tests.support.servers.fixtures import *  # noqa: F403
+from tests.support.servers.mongodb import with_database
+from tests.support.webhook_endpoint import Request, endpoint, response, scheduler
+
+TOKEN = "Bearer s3cr3t-token-value"
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class SharedStore(MemoryStore):
+    """As a shared store is to the vault: neither a file nor this process's own memory."""
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> SharedStore:
+    monkeypatch.setattr("mainspring.webhooks.service._keys_of", lambda store: [])
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return SharedStore()
+
+
+def test_what_is_sealed_opens_again_and_only_for_its_use() -> None:
+    vault = Vault.of([new_key()], environ={})
+    sealed = vault.seal(TOKEN, "job", "the header authorization", "https://a:443")
+    assert vault.open(sealed, "job", "the header authorization", "https://a:443") == TOKEN
+    assert vault.seal(TOKEN, "job", "x") != vault.seal(TOKEN, "job", "x"), "a nonce of its own"
+    for bound in (
+        ("other", "the header authorization", "https://a:443"),
+        ("job", "the header x-other", "https://a:443"),
+        ("job", "the header authorization", "https://evil:443"),
+        ("job", "the header authorization"),
+    ):
+        with pytest.raises(SecretKeyMissing, match="moved here from elsewhere"):
+            vault.open(sealed, *bound)
+
+
+def test_what_was_changed_does_not_open() -> None:
+    vault = Vault.of([new_key()], environ={})
+    sealed = vault.seal(TOKEN, "job", "x")
+    box = bytearray(base64.b64decode(sealed.box))
+    box[-1] ^= 1
+    for broken in (base64.b64encode(box).decode(), "AAAA", "no base64 at all"):
+        with pytest.raises(SecretKeyMissing, match="cannot be decrypted"):
+            vault.open(Sealed(sealed.key, broken), "job", "x")
+
+
+def test_keys_change_one_after_another() -> None:
+    old, new = new_key(), new_key()
+    sealed = Vault.of([old], environ={}).seal("value", "job", "x")
+    both = Vault.of(environ={VARIABLE: f"{new}, {old}"})
+    assert both.open(sealed, "job", "x") == "value"
+    assert both.stale(sealed)
+    assert not both.stale(both.seal("value", "job", "x"))
+    with pytest.raises(SecretKeyMissing, match=f"with the key {sealed.key}, which this process"):
+        Vault.of([new], environ={}).open(sealed, "job", "x")
+
+
+@pytest.mark.parametrize("text", ["short", "x" * 44, base64.b64encode(bytes(31)).decode(), "é"])
+def test_a_key_that_is_none_is_refused_and_not_told(text: str) -> None:
+    with pytest.raises(InvalidInput, match="openssl rand -base64 32") as refused:
+        Vault.of(environ={VARIABLE: text})
+    assert text not in str(refused.value)
+
+
+async def test_a_key_that_is_none_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"{new_key()},typo")
+    with pytest.raises(InvalidInput, match="openssl rand -base64 32"):
+        await Scheduler(MemoryStore(), workers=1).start()
+    async with Scheduler(MemoryStore(), workers=0) as looking:  # runs nothing, and may look
+        assert (await looking.list_jobs()).items == []
+
+
+def test_the_file_is_made_at_first_use_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db-secret.key"
+    vault = Vault.of(file=file, environ={})
+    assert vault.ready
+    assert not file.exists(), "nothing is made before it is needed"
+    sealed = vault.seal(TOKEN, "job", "x")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert Vault.of(file=file, environ={}).open(sealed, "job", "x") == TOKEN
+    assert os.listdir(tmp_path) == ["jobs.db-secret.key"]
+
+
+def test_a_key_under_its_former_name_opens_and_seals_on(tmp_path: Path) -> None:
+    """0.1.0 kept it in `jobs.db.key`: nothing that was sealed is lost, and no second key is made,
+    which a process of the older version could not read."""
+    file, former = key_files(tmp_path / "jobs.db")
+    assert (file.name, former.name) == ("jobs.db-secret.key", "jobs.db.key")
+    sealed = Vault.of(file=former, environ={}).seal(TOKEN, "job", "x")
+    vault = Vault.of(file=file, former_file=former, environ={})
+    assert vault.open(sealed, "job", "x") == TOKEN
+    again = vault.seal(TOKEN, "job", "y")
+    assert again.key == sealed.key
+    assert os.listdir(tmp_path) == ["jobs.db.key"]
+    former.rename(file)
+    assert Vault.of(file=file, former_file=former, environ={}).open(again, "job", "y") == TOKEN
+
+
+def test_a_key_that_others_may_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "jobs.db-secret.key"
+    Vault.of(file=file, environ={}).seal(TOKEN, "job", "x")
+    assert not caplog.records
+    file = file.rename(tmp_path / "wide.key")
+    file.chmod(0o640)
+    Vault.of(file=file, environ={})
+    assert f"chmod 600 {file}" in caplog.text
+
+
+def test_processes_that_make_the_file_at_once_agree(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from mainspring.webhooks import Vault\n"
+        "vault = Vault.of(file=Path(sys.argv[1]), environ={}); sys.stdin.readline()\n"
+        "print(vault.seal('x', 'job', 'y').key)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "k")]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen(command, **pipes) for _ in range(4)]
+    ids = {child.communicate("go\n")[0].strip() for child in children}
+    assert len(ids) == 1
+
+
+async def test_on_the_embedded_store_the_page_works_out_of_the_box(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with endpoint() as end:
+        async with scheduler(store=url) as mainspring:
+            webhook = {"url": end.url, "headers": {"Authorization": TOKEN}}
+            await mainspring.add_job("call", webhook=webhook)
+        async with scheduler(store=url) as mainspring:  # another process, later
+            await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+    assert end.requests[0].headers["authorization"] == TOKEN
+    assert (tmp_path / "jobs.db-secret.key").exists()
+    assert not _holding(tmp_path, b"s3cr3t")
+
+
+async def test_on_a_shared_store_without_a_key_secrets_are_refused(
+    shared: SharedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with endpoint() as end, scheduler(store=shared) as mainspring:
+        webhook = {"url": end.url, "headers": {"Authorization": TOKEN}}
+        with pytest.raises(SecretKeyMissing, match=f"set {VARIABLE} to the same base64"):
+            await mainspring.add_job("call", webhook=webhook)
+        given = {"url": end.url, "signing_secret": new_signing_secret()}
+        with pytest.raises(SecretKeyMissing):
+            await mainspring.add_job("call", webhook=given)
+        await mainspring.add_job("call", webhook=end.url)
+        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+    assert "webhook-signature" not in end.requests[0].headers
+    assert "webhooks are not signed" in caplog.text
+
+
+async def test_on_a_shared_store_every_process_needs_the_key(shared: SharedStore) -> None:
+    keys = WebhookSettings(allow=["127.0.0.1"], secret_keys=[new_key()])
+    async with endpoint() as end:
+        async with scheduler(store=shared, webhooks=keys, workers=0) as mainspring:
+            webhook = {"url": end.url, "headers": {"Authorization": TOKEN}}
+            await mainspring.add_job("call", webhook=webhook)
+            run = await mainspring.trigger("call")
+        async with scheduler(store=shared) as mainspring:
+            run = await mainspring.wait(run.id, timeout=10)
+        assert run.state is State.FAILED
+        assert "which this process does not have" in str(run.error)
+        async with scheduler(store=shared, webhooks=keys) as mainspring:
+            run = await mainspring.retry(run.id)
+            run = await mainspring.wait(run.id, timeout=10)
+    assert run.state is State.SUCCEEDED
+
+
+def _holding(folder: Path, text: bytes) -> list[str]:
+    return [file.name for file in folder.iterdir() if text in file.read_bytes()]
+
+
+async def test_on_a_real_cluster(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused without a key; with one, sealed, and sent and signed by another scheduler."""
+    cluster = with_database(replica_set_url, database_name)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    async with endpoint() as end:
+        webhook = {"url": end.url, "headers": {"Authorization": TOKEN}, "body": {"n": 1}}
+        async with scheduler(store=cluster, workers=0) as mainspring:
+            with pytest.raises(SecretKeyMissing, match=f"set {VARIABLE}"):
+                await mainspring.add_job("call", webhook=webhook)
+        monkeypatch.setenv(VARIABLE, new_key())
+        secret = new_signing_secret()
+        async with scheduler(store=cluster, workers=0) as mainspring:
+            await mainspring.add_job("call", webhook={**webhook, "signing_secret": secret})
+            run = await mainspring.trigger("call")
+        async with scheduler(store=cluster) as mainspring:
+            run = await mainspring.wait(run.id, timeout=30)
+    assert run.state is State.SUCCEEDED
+    assert run.attempts[0].detail["request"]["headers"]["Authorization"] == MASK
+    [sent] = end.requests
+    assert sent.headers["authorization"] == TOKEN
+    assert Verifier(secret).verify(sent.body, sent.headers) == {"n": 1}
+
+
+async def stored(mainspring: Scheduler, job_id: str) -> Any:
+    return (await mainspring.store.jobs(JobQuery(ids=frozenset({job_id})))).items[0]
+
+
+async def test_secret_headers_are_write_only_and_masked_everywhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    events: list[Event] = []
+
+    def echo(request: Request) -> bytes:
+        token, cookie = request.headers["authorization"], "Set-Cookie: session=abcdefgh"
+        return response(500, f"you sent {token}".encode(), f"X-Echo: {token}", cookie)
+
+    async with endpoint(echo) as end, scheduler() as mainspring:
+        for name in ("job.created", "run.started", "run.retrying", "run.failed"):
+            mainspring.on(name, events.append)
+        webhook = {
+            "url": end.url,
+            "headers": {"Authorization": TOKEN, "cookie": "c00kie-secret", "X-Plain": "p"},
+            "secret_headers": {"X-Token": "marked-secret"},
+        }
+        job = await mainspring.add_job("call", webhook=webhook, retries=1, retry_delay="5ms")
+        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        kept = await stored(mainspring, "call")
+        health = await mainspring.job_health("call")
+    assert job.webhook is not None
+    assert shown_headers(job.webhook) == {
+        "X-Plain": "p", "X-Token": MASK, "Authorization": MASK, "cookie": MASK,
+    }  # fmt: skip
+    assert end.requests[0].headers["x-token"] == "marked-secret"
+    detail = run.attempts[0].detail
+    assert detail["response"]["body"] == f"you sent {MASK}"
+    assert ["X-Echo", MASK] in detail["response"]["headers"]
+    assert ["Set-Cookie", MASK] in detail["response"]["headers"]
+    told = [repr(job), repr(run), repr(kept), repr(events), repr(health), caplog.text]
+    told.append(msgspec.json.encode([kept.webhook, run]).decode())
+    for text in told:
+        for secret in ("s3cr3t", "c00kie-secret", "marked-secret", "abcdefgh"):
+            assert secret not in text
+    assert len(events) >= 4
+
+
+async def test_the_mask_in_an_edit_means_unchanged() -> None:
+    async with endpoint() as end, scheduler() as mainspring:
+        webhook = {"url": end.url, "headers": {"Authorization": TOKEN, "X-A": "1"}}
+        await mainspring.add_job("call", webhook=webhook)
+        await mainspring.update_job(
+            "call", webhook={"headers": {"authorization": MASK, "X-B": "2"}}
+        )
+        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        await mainspring.update_job("call", webhook={"headers": {"X-B": "3"}})
+        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        with pytest.raises(InvalidInput, match="only stands for a secret that is there"):
+            await mainspring.update_job("call", webhook={"headers": {"Authorization": MASK}})
+    first, second = end.requests
+    assert first.headers["authorization"] == TOKEN
+    assert first.headers["x-b"] == "2"
+    assert "x-a" not in first.headers
+    assert "authorization" not in second.headers
+
+
+async def test_the_mask_is_never_kept_as_a_value() -> None:
+    async with scheduler() as mainspring:
+        for given in ({"headers": {"X-Token": MASK}}, {"secret_headers": {"X-Token": MASK}}):
+            with pytest.raises(InvalidInput, match="give X-Token itself"):
+                await mainspring.add_job("call", webhook={"url": "https://a.example/", **given})
+        webhook = {"url": "https://a.example/", "secret_headers": {"X-Token": "one"}}
+        await mainspring.add_job("call", webhook=webhook)
+        await mainspring.update_job("call", webhook={"url": "https://b.example/"})
+        with pytest.raises(InvalidInput, match="give X-Token itself"):
+            await mainspring.update_job("call", webhook={"headers": {"X-Token": MASK}})
+
+
+async def test_a_header_once_marked_secret_stays_so() -> None:
+    async with scheduler() as mainspring:
+        webhook = {"url": "https://a.example/", "secret_headers": {"X-Token": "one"}}
+        await mainspring.add_job("call", webhook=webhook)
+        changed = {"headers": {"x-token": "two-two-two"}}
+        job = await mainspring.update_job("call", webhook=changed)
+    assert job.webhook is not None
+    assert job.webhook.headers == {}
+    assert shown_headers(job.webhook) == {"x-token": MASK}
+
+
+async def test_a_move_to_another_origin_drops_secrets_that_are_not_sent_again() -> None:
+    async with scheduler() as mainspring:
+        for url, kept in [
+            ("https://a.example/other?x=1", True),
+            ("https://a.example:443/", True),
+            ("http://a.example/", False),
+            ("https://a.example:444/", False),
+            ("https://b.example/", False),
+        ]:
+            webhook = {"url": "https://a.example/", "headers": {"Authorization": TOKEN}}
+            job = await mainspring.add_job("call", webhook=webhook)
+            moved = mainspring.webhooks.changed(job, {"url": url})
+            assert bool(moved.secret_headers) is kept, url
+            masked = {"url": url, "headers": {"Authorization": MASK}}
+            if kept:
+                assert mainspring.webhooks.changed(job, masked).secret_headers
+            else:  # a whole job sent back must not lose its secrets without a word
+                with pytest.raises(InvalidInput, match="give Authorization itself"):
+                    mainspring.webhooks.changed(job, masked)
+            again = {"url": url, "headers": {"Authorization": TOKEN}}
+            assert mainspring.webhooks.changed(job, again).secret_headers
+            await mainspring.remove_job("call")
+
+
+async def test_a_row_edited_by_hand_carries_no_secret_away() -> None:
+    """Whoever can write to the database, but has no key, cannot have a secret sent elsewhere."""
+    async with endpoint() as end, scheduler() as mainspring:
+        webhook = {"url": "https://a.example/", "headers": {"Authorization": TOKEN}}
+        await mainspring.add_job("call", webhook=webhook)
+        job = await stored(mainspring, "call")
+        await mainspring.store.put_job(replace(job, webhook=replace(job.webhook, url=end.url)))
+        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+    assert run.state is State.FAILED
+    assert end.requests == []
+
+
+async def test_secrets_move_to_the_newest_key() -> None:
+    old, new = new_key(), new_key()
+    store = MemoryStore()
+    settings = WebhookSettings(secret_keys=[old])
+    async with scheduler(store=store, webhooks=settings) as mainspring:
+        webhook = {"url": "https://a.example/", "headers": {"Authorization": TOKEN}}
+        job = await mainspring.add_job("call", webhook=webhook)
+        await mainspring.add_job("other", webhook="https://b.example/")
+    both = WebhookSettings(secret_keys=[new, old])
+    async with scheduler(store=store, webhooks=both) as mainspring:
+        assert await mainspring.reseal_secrets() == 2
+        assert await mainspring.reseal_secrets() == 0
+    async with scheduler(store=store, webhooks=WebhookSettings(secret_keys=[new])) as mainspring:
+        job = await mainspring.get_job("call")
+        sent = mainspring.webhooks.preview(job, NOW)
+    assert sent.headers["Authorization"] == TOKEN
+    assert "webhook-signature" in sent.headers
+
+
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_AAAA", "sk_" + "A" * 44, "whsec_!!", "é"])
+def test_a_signing_secret_that_is_none(text: str) -> None:
+    with pytest.raises(InvalidInput, match="a signing secret is whsec_"):
+        signing_bytes(text)
+
+
+def test_new_signing_secrets_differ_and_fit() -> None:
+    assert new_signing_secret() != new_signing_secret()
+    assert len(signing_bytes(new_signing_secret())) == 32
+
+
+async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store reads an equal definition anew now and then: that is no change. Beyond the bound
+    the oldest is dropped, and never all at once: with one job more than the bound every call
+    would open its secrets again."""
+    monkeypatch.setattr("mainspring.webhooks.service.MAX_OPENED", 3)
+    webhooks = scheduler().webhooks
+    jobs = [
+        Job(
+            id=f"j{n}",
+            handler="webhook",
+            created_at=NOW,
+            updated_at=NOW,
+            webhook=webhooks.define(f"j{n}", {"url": "https://example.org/"}),
+        )
+        for n in range(4)
+    ]
+    opened = [webhooks.opened(job) for job in jobs]
+    again = msgspec.json.decode(msgspec.json.encode(jobs[3].webhook), type=Webhook)
+    assert webhooks.opened(replace(jobs[3], webhook=again)) is opened[3]
+    assert [webhooks.opened(job) for job in jobs[1:]] == opened[1:]
+    other = replace(again, url="https://example.org/other")
+    assert webhooks.opened(replace(jobs[3], webhook=other)).webhook == other
