@@ -32,7 +32,7 @@ def test_a_scheduler_or_a_function_that_gives_one(folder: Path, spec: str) -> No
         ("app.inner:scheduler", "'app.inner'", ""),
         ("app:schedule", "module 'app' has no 'schedule'", "scheduler"),
         ("app:number", "app:number is of type int, not a Scheduler", "name a Scheduler"),
-        ("app:Scheduler", "the class mainspring.scheduler.Scheduler", "name a Scheduler"),
+        ("app:Scheduler", "the class Scheduler", "name a Scheduler"),
         ("app:make_nothing", "app:make_nothing() is of type NoneType", "name a Scheduler"),
         ("app:needs", "cannot be called without arguments", "without arguments"),
         ("app:breaks", "failed: RuntimeError: no database today (", "MAINSPRING_DEBUG"),

@@ -117,7 +117,7 @@ _DEBUG = "MAINSPRING_DEBUG=1 shows the traceback"
 
 def _not_one(what: str, found: Any) -> CommandError:
     if isinstance(found, type):
-        kind = f"the class {found.__module__}.{found.__qualname__}"
+        kind = f"the class {found.__qualname__}"
     else:
         kind = f"of type {type(found).__module__}.{type(found).__qualname__}"
     return _refused(f"{what} is {kind.replace('builtins.', '')}, not a Scheduler", _ALLOWED)
