@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
@@ -282,3 +283,12 @@ def test_a_rule_with_count_that_never_fires_is_not_told_to_lower_its_count() -> 
     with pytest.raises(InvalidSchedule, match="can never fire, or so rarely") as caught:
         rule.bind("job", datetime(2026, 11, 16, tzinfo=UTC))
     assert caught.value.field == "INTERVAL"
+
+
+def test_rules_as_text_work_where_dateutil_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "dateutil.rrule")
+    assert rrule("FREQ=DAILY", start=MONDAY).upcoming(1, after=MONDAY)
+    with pytest.raises(InvalidSchedule, match="42 is not a rule: give a text or a dateutil rrule"):
+        rrule(42)

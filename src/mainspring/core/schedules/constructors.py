@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -247,12 +248,11 @@ def _looks_like_cron(text: str) -> bool:
 
 
 def _rule_text(rule: object) -> str:
+    """The text of a rule. dateutil is no dependency: a program that has its objects has it."""
     if isinstance(rule, str):
         return rule
-    from dateutil.rrule import rrule as dateutil_rule  # only for those who use it
-    from dateutil.rrule import rruleset
-
-    if isinstance(rule, rruleset):
+    dateutil = sys.modules.get("dateutil.rrule")
+    if dateutil is not None and isinstance(rule, dateutil.rruleset):
         rules, gaps, more, without = (
             getattr(rule, name) for name in ("_rrule", "_exrule", "_rdate", "_exdate")
         )  # dateutil has no public names for them
@@ -262,8 +262,8 @@ def _rule_text(rule: object) -> str:
         lines += [f"RDATE:{wall:%Y%m%dT%H%M%S}" for wall in more]
         lines += [f"EXDATE:{wall:%Y%m%dT%H%M%S}" for wall in without]
         return "\n".join(lines)
-    if not isinstance(rule, dateutil_rule):
-        raise InvalidSchedule(f"{_shown(rule)} is no rule: give a text or a dateutil rrule")
+    if dateutil is None or not isinstance(rule, dateutil.rrule):
+        raise InvalidSchedule(f"{_shown(rule)} is not a rule: give a text or a dateutil rrule")
     dtstart = getattr(rule, "_dtstart", None)  # dateutil has no public name for it
     if dtstart is not None and dtstart.tzinfo is not None:
         raise InvalidSchedule("give the rule a naive dtstart, and its zone as tz=")
