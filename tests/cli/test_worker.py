@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -233,6 +234,11 @@ def test_processes_end_when_their_supervisor_is_gone(start: Start, run: Run) -> 
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     worker.popen.kill()
     until(lambda: not _alive(pid))
+    until(lambda: not _group_alive(worker.pid))
+    left = run("enqueue", "whoami", "--json").json["id"]
+    assert (
+        run("runs", "show", left, "--json").json["state"] == "pending"
+    )  # nobody is left to run it
 
 
 def test_an_app_that_cannot_be_loaded_ends_the_supervisor(start: Start) -> None:
@@ -271,6 +277,16 @@ def test_bad_usage(start: Start, words: tuple[str, ...], message: str) -> None:
     worker = start(*words)
     assert worker.ends() == 2
     assert message in worker.output
+
+
+def _group_alive(pid: int) -> bool:
+    """Whether a process of the group still runs."""
+    groups = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            groups[stat] = int(group) == pid and state != "Z"
+    return any(groups.values())
 
 
 def _alive(pid: int) -> bool:

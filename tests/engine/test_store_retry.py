@@ -204,22 +204,35 @@ async def test_what_waiting_cannot_mend_is_told_at_once(
     assert "waiting for the store" not in caplog.text
 
 
-async def test_a_driver_that_takes_a_cancellation_for_an_error_keeps_nobody_from_stopping(
+async def test_scheduler_stops_although_the_driver_turns_a_cancellation_into_an_error(
     make: Make,
 ) -> None:
-    """pymongo does, now and then."""
+    """pymongo does so now and then."""
 
-    class Deaf(MemoryStore):
+    class SwallowsCancellation(MemoryStore):
+        swallowed = 0
+
         async def wait(self, timeout: float) -> bool:
             try:
                 return await super().wait(3600)
             except asyncio.CancelledError:
+                self.swallowed += 1
                 raise StoreUnavailable("operation cancelled") from None
 
-    scheduler = make(Deaf())
+    store = SwallowsCancellation()
+    scheduler = make(store)
+
+    @scheduler.job()
+    async def work() -> str:
+        return "done"
+
     await scheduler.start()
+    run = await ended(scheduler, await work.enqueue())
     async with asyncio.timeout(LONG):
         await scheduler.stop()
+    assert store.swallowed > 0
+    assert not scheduler.started
+    assert (await store.get([run.id]))[run.id].result == "done"
 
 
 class Hushed(MemoryStore):

@@ -135,7 +135,9 @@ async def test_a_run_whose_answer_was_lost_is_found_by_its_key(api: Api) -> None
 async def test_a_refused_trigger_frees_its_key(api: Api) -> None:
     path = "/api/jobs/greet/trigger"
     await refused(api, "POST", path, 422, json={"payload": {"nome": "Ada"}}, **_key())
-    await api.ok("POST", path, json={"payload": {"name": "Ada"}}, **_key())
+    made = await api.ok("POST", path, json={"payload": {"name": "Ada"}}, **_key())
+    [stored] = (await api.ok("GET", "/api/runs"))["data"]
+    assert stored["id"] == made["data"]["id"]
 
 
 async def test_in_bulk_a_key_is_refused(api: Api) -> None:

@@ -77,6 +77,8 @@ async def test_running_leading_losing_and_rescuing_are_told(make: Make) -> None:
     await until(partial(comes, "mainspring_ownership_lost_total"))
     await until(partial(comes, 'mainspring_runs_rescued_total{job="forever"}'))
     weather.foul.clear()
+    await until(partial(comes, "mainspring_runs_running"))  # claimed again, and renewed
+    assert (await scraped(api))["mainspring_ownership_lost_total"] == 1
     await api.scheduler.stop(graceful=False)
 
 

@@ -127,8 +127,11 @@ async def test_one_event_may_be_larger_than_the_queue(
         await api.scheduler.add_job(name, handler="greet")
         while name.encode() not in client.messages[-1]["body"]:
             await asyncio.sleep(0)
+    assert [len(one["body"]) > 10 for one in client.messages[2:]] == [True, True]
+    assert not client.task.done()
     client.gone.set()
     await client.task
+    assert api.app.state.service.streams.total() == 0
 
 
 async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:

@@ -402,7 +402,9 @@ async def test_a_refused_create_frees_its_key(api: Api) -> None:
     headers = {"Idempotency-Key": "abc"}
     wrong = {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 1}
     await refused(api, "POST", "/api/jobs", 422, json=wrong, headers=headers)
-    await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
+    made = await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
+    again = await api.ok("POST", "/api/jobs", json=WEBHOOK, headers=headers)
+    assert again["data"]["jobId"] == made["data"]["jobId"]
 
 
 async def test_the_signing_secret_is_shown_once(api: Api) -> None:
@@ -472,7 +474,7 @@ async def test_deleting_a_job_with_running_work_is_clean(working: Api) -> None:
     await api.ok("POST", "/api/jobs", json=body)  # and its id is free again
 
 
-async def test_two_instances_on_one_store(make: Make, tmp_path: Any) -> None:
+async def test_one_instance_runs_what_another_instance_triggers(make: Make, tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     one: Api = await make(sample_scheduler(url, workers=0))
     two: Api = await make(sample_scheduler(url, workers=2))
@@ -481,8 +483,10 @@ async def test_two_instances_on_one_store(make: Make, tmp_path: Any) -> None:
     await refused(two, "POST", "/api/jobs", 409, json=body)
     run = (await one.ok("POST", "/api/jobs/mine/trigger"))["data"]["id"]
 
-    async def ended() -> bool:
+    async def ended() -> Any:
         data = (await one.ok("GET", f"/api/runs/{run}"))["data"]
-        return bool(data["state"] == "succeeded")
+        return data if data["state"] == "succeeded" else None
 
-    await until(ended)
+    seen = await until(ended)
+    assert seen["result"] == "hello you"
+    assert (await two.ok("GET", f"/api/runs/{run}"))["data"] == seen

@@ -364,15 +364,24 @@ async def test_a_claim_under_way_is_nobody_elses(
         assert len(await first) == 50
 
 
-async def test_a_cancellation_that_the_driver_takes_for_an_error_keeps_no_store_open(
+async def test_store_closes_although_the_driver_turns_a_cancellation_into_an_error(
     replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def deaf(self: Bell) -> None:
+    swallowed = 0
+
+    async def swallow_cancellation(self: Bell) -> None:
+        nonlocal swallowed
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
+            swallowed += 1
             raise AutoReconnect("operation cancelled") from None
 
-    monkeypatch.setattr(Bell, "_follow_once", deaf)
+    monkeypatch.setattr(Bell, "_follow_once", swallow_cancellation)
+    before = asyncio.all_tasks()
     async with asyncio.timeout(30), opened(with_database(replica_set_url, database_name)) as store:
-        await store.wait(0.05)
+        assert not await store.wait(0.05)
+    assert swallowed > 0
+    with pytest.raises(StoreError, match="the store is closed"):
+        await store.now()
+    assert asyncio.all_tasks() == before  # the one that followed the hints has ended

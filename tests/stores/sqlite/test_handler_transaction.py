@@ -192,7 +192,9 @@ async def test_renewals_come_between_two_transactions(store: SqliteStore) -> Non
         await other.rollback()
 
 
-async def test_one_that_waits_may_leave(store: SqliteStore) -> None:
+async def test_a_transaction_that_is_cancelled_while_it_waits_leaves_the_writer_free(
+    store: SqliteStore, tmp_path: Path
+) -> None:
     first, second = await running(store), await running(store, "second")
     mine, other = turn(store, first), turn(store, second)
     await mine.begin()
@@ -200,11 +202,17 @@ async def test_one_that_waits_may_leave(store: SqliteStore) -> None:
     await asyncio.sleep(0.05)
     waiting.cancel()
     await asyncio.wait([waiting])
+    assert waiting.cancelled()
     await other.rollback()
     await mine.rollback()
     third = turn(store, second)
-    await third.begin()
-    await third.rollback()
+    session = await third.begin()
+    session.execute("CREATE TABLE effects (name TEXT)")
+    session.execute("INSERT INTO effects VALUES ('third')")
+    assert await committed(store, third, second)
+    assert kept(tmp_path) == [("third",)]
+    states = {run_id: run.state for run_id, run in (await store.get(["run", "second"])).items()}
+    assert states == {"run": State.RUNNING, "second": State.SUCCEEDED}
 
 
 async def test_a_closed_store_gives_no_turn(store: SqliteStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import threading
@@ -206,6 +207,16 @@ def locks(tmp_path: Path) -> Iterator[list[TurnLock]]:
         lock.close()
 
 
+def held(path: Path) -> bool:
+    """Whether somebody holds the lock on a file."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
 def test_a_turn_is_not_waited_for_for_ever(locks: list[TurnLock]) -> None:
     first, second = locks
     for _ in range(2):
@@ -213,25 +224,27 @@ def test_a_turn_is_not_waited_for_for_ever(locks: list[TurnLock]) -> None:
             pass
 
 
-def test_a_turn_that_comes_too_late_is_passed_on(locks: list[TurnLock]) -> None:
+def test_a_turn_that_comes_too_late_is_passed_on(locks: list[TurnLock], tmp_path: Path) -> None:
     first, second = locks
     with first, pytest.raises(StoreUnavailable), second:
         pass
     first._timeout = 30
-    with first:  # behind the second, who has gone away
-        pass
+    with first:  # behind the second, which has given up
+        assert held(tmp_path / "lock")
     with second:
-        pass
+        assert held(tmp_path / "lock")
+    assert not held(tmp_path / "lock")
 
 
-def test_a_lock_may_be_closed_while_it_is_queued(locks: list[TurnLock]) -> None:
+def test_a_lock_may_be_closed_while_it_is_queued(locks: list[TurnLock], tmp_path: Path) -> None:
     first, second = locks
     with first, pytest.raises(StoreUnavailable), second:
         pass
     second.close()
     first._timeout = 30
     with first:
-        pass
+        assert held(tmp_path / "lock")
+    assert not held(tmp_path / "lock")
 
 
 # -- processes ------------------------------------------------------------------------------
