@@ -143,10 +143,6 @@ STILL_BACK_AND_FORTH = [
     ("cli.completion", "cli.options"),
     ("cli.store_access", "cli.options"),
     ("cli.supervisor", "cli.worker"),
-    ("scheduler.blocking", "scheduler"),
-    ("scheduler.decorator", "scheduler"),
-    ("scheduler.run_forever", "scheduler"),
-    ("scheduler.start_message", "scheduler"),
     ("stores.memory.handler_transaction", "stores.memory.store"),
 ]
 """Imports that lead back up, to be removed; the list must become empty."""

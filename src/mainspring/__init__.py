@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from mainspring.core.policy import Backoff, Breaker, Misfire, Policy
     from mainspring.core.schedules.constructors import at, cron, every, rrule
     from mainspring.errors import GiveUp, MainspringError, Retry
-    from mainspring.scheduler import Scheduler
+    from mainspring.scheduler import Client, Scheduler
 
 __all__ = [
     "Attempt",
     "Backoff",
     "Breaker",
+    "Client",
     "Event",
     "GiveUp",
     "Job",
@@ -44,7 +45,7 @@ _HOMES = {
     "core.events": ("Event",),
     "core.model": ("Attempt", "Job", "Page", "Run", "State"),
     "core.policy": ("Backoff", "Breaker", "Misfire", "Policy"),
-    "scheduler": ("Scheduler",),
+    "scheduler": ("Client", "Scheduler"),
     "core.schedules": ("at", "cron", "every", "rrule"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

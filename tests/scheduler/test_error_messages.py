@@ -144,7 +144,7 @@ def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixt
         caplog.clear()
         scheduler.job(86_400, timeout=3_600, id="b")(lambda: None)
         scheduler.job("60d", timeout="16h", jitter=timedelta(days=1), id="c")(lambda: None)
-        stored = scheduler._drafts["a"]
+        stored = scheduler._jobs_in_code["a"]
         assert isinstance(stored, Job)
         type(stored.policy).from_dict(stored.policy.to_dict())
         assert caplog.text == ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
-from mainspring.scheduler.blocking import Blocking
+from mainspring.scheduler.scheduler import BlockingScheduler
 
 SNIPPET = """
 from mainspring import Run, RunContext, Scheduler
@@ -69,9 +69,10 @@ def test_enqueue_is_checked_by_type(tmp_path: Path) -> None:
 OPTIONS = """
 import asyncio
 from datetime import datetime
-from mainspring import Job, Page, Run, RunContext, Scheduler
+from mainspring import Client, Job, Page, Run, RunContext, Scheduler
 
 scheduler = Scheduler("memory://")
+client: Client = scheduler
 
 
 @scheduler.job
@@ -98,6 +99,8 @@ async def right(ctx: RunContext) -> None:
     run = await scheduler.enqueue("a", {"path": "x"}, delay="5m", dedupe_key="k")
     run = await scheduler.trigger("a", at=datetime(2030, 1, 1))
     await scheduler.cancel_runs(job="a", state="pending")
+    async with Client("memory://") as opened:
+        run = await opened.enqueue("a", {"path": "x"}, delay="5m")
 
 
 def plain() -> None:
@@ -108,6 +111,9 @@ def plain() -> None:
         page: Page[Run] = blocking.list_runs(job="a")
         done: bool = blocking.cancel(run.id)
         run = bare.blocking.options(delay="5m").enqueue("x")
+    with client.blocking as opened:
+        run = opened.enqueue("a", delay="5m")
+    scheduler.blocking.stop(timeout="5s")
     scheduler.run(drain_timeout="5m")
 
 
@@ -127,6 +133,10 @@ async def wrong() -> None:
     scheduler.blocking.get_run(5)  # type
     text: str = scheduler.blocking.enqueue("a")  # result
     bare.blocking.options(delya="5m")  # unknown
+    await client.enqueue("a", delya="5m")  # unknown
+    client.blocking.get_run(5)  # type
+    client.job("5m")  # unknown
+    client.blocking.drain()  # unknown
     bare.blocking.enqueue(path=b"x")  # type
 """
 
@@ -165,5 +175,5 @@ def test_blocking_has_every_public_async_method() -> None:
         for name, member in inspect.getmembers(Scheduler)
         if inspect.iscoroutinefunction(member) and not name.startswith("_")
     }
-    assert wanted - set(dir(Blocking)) == set()
+    assert wanted - set(dir(BlockingScheduler)) == set()
     assert inspect.signature(Scheduler("memory://").blocking.add_job).parameters.keys() >= {"id"}

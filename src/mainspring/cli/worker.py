@@ -181,7 +181,13 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
                 return
             await asyncio.sleep(LOOK)
 
-    stopped = await run_until_signal(scheduler, watch=watch, drain_timeout=command.drain_timeout)
+    stopped = await run_until_signal(
+        scheduler.start,
+        scheduler.stop,
+        scheduler.drain_soon,
+        watch=watch,
+        drain_timeout=command.drain_timeout,
+    )
     return stuck and not stopped
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -10,7 +9,6 @@ from typing import TypedDict
 
 from mainspring.core.durations import duration
 from mainspring.core.policy import Policy, Span
-from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidInput
 
 __all__ = ["Choices", "Settings"]
@@ -45,19 +43,19 @@ class Settings:
     @classmethod
     def make(
         cls,
-        rng: random.Random,
+        worker_id: str,
         *,
-        workers: int,
-        queues: str | Iterable[str] | None,
-        lease: Span,
-        poll: Span,
-        retention: Span,
-        leader_election: bool,
-        wait_for_store: Span,
+        workers: int = 0,
+        queues: str | Iterable[str] | None = None,
+        lease: Span = "30s",
+        poll: Span = "1s",
+        retention: Span = "30d",
+        leader_election: bool = True,
+        wait_for_store: Span = "30s",
     ) -> Settings:
         """Read the forms people write; refuse what makes no sense."""
         return cls(
-            worker_id=make_worker_id(rng),
+            worker_id=worker_id,
             workers=_workers(workers),
             queues=_queues(queues),
             lease=_lease(lease),

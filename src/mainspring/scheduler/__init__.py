@@ -1,5 +1,6 @@
-"""The public Python API: `Scheduler` registers jobs, enqueues runs, starts and stops."""
+"""The public Python API: `Client` enqueues and controls runs; `Scheduler` also runs them."""
 
+from mainspring.scheduler.client import Client
 from mainspring.scheduler.scheduler import Scheduler
 
-__all__ = ["Scheduler"]
+__all__ = ["Client", "Scheduler"]

@@ -1,98 +1,91 @@
-"""What `@scheduler.job` makes of a function: still the function, and a way onto the queue."""
+"""What `@scheduler.job` returns: the function itself, with `enqueue`, `enqueue_many`, `options`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from mainspring.core.context import RunContext
 from mainspring.core.enqueue_options import Options
 from mainspring.core.handlers import Handler
 from mainspring.core.job_options import EnqueueOptions
-from mainspring.core.model import Run
-
-if TYPE_CHECKING:
-    from mainspring.scheduler import Scheduler
+from mainspring.core.model import Run, Source
+from mainspring.scheduler.blocking import WaitFor
 
 __all__ = ["BlockingQueue", "DecoratedJob", "JobDecorator", "Queue"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-T = TypeVar("T")
+
+Enqueue = Callable[[str, Sequence[Any], Options, Source, Handler], Awaitable[list[Run]]]
+"""Queues a run of a job for each payload; the handler is the one that has checked them."""
 
 
 class Queue(Generic[P]):
     """Ways to put runs of one job on the queue, with the options chosen so far."""
 
-    def __init__(self, scheduler: Scheduler, handler: Handler, options: Options) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor, options: Options
+    ) -> None:
         self._handler = handler
+        self._enqueue = enqueue
+        self._wait_for = wait_for
         self._options = options
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Run:
         """Queue one run with these arguments, checked against the function's signature."""
         payload = self._handler.arguments(args, kwargs)
-        [run] = await self._scheduler._enqueue(
-            self._handler.name, [payload], self._options, checked_by=self._handler
-        )
+        handler = self._handler
+        [run] = await self._enqueue(handler.name, [payload], self._options, Source.ENQUEUE, handler)
         return run
 
     async def enqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Run]:
         """Queue a run for each set of arguments, all in one commit."""
         checked = [self._handler.arguments((), dict(payload)) for payload in payloads]
-        return await self._scheduler._enqueue(
-            self._handler.name, checked, self._options, checked_by=self._handler
-        )
+        handler = self._handler
+        return await self._enqueue(handler.name, checked, self._options, Source.ENQUEUE, handler)
 
     def options(self, **chosen: Unpack[EnqueueOptions]) -> Queue[P]:
         """The same queue with options: `job.options(delay="5m").enqueue(...)`."""
         given = {name: value for name, value in chosen.items() if value is not None}
-        return Queue(self._scheduler, self._handler, self._options.changed(given))
+        options = self._options.changed(given)
+        return Queue(self._handler, self._enqueue, self._wait_for, options)
 
     @property
     def blocking(self) -> BlockingQueue[P]:
         """The same for plain code: `job.blocking.enqueue(...)`."""
-        return BlockingQueue(self._scheduler, self)
+        return BlockingQueue(self._handler.name, self, self._wait_for)
 
 
 class BlockingQueue(Generic[P]):
-    def __init__(self, scheduler: Scheduler, queue: Queue[P]) -> None:
-        self._scheduler = scheduler
+    """The same ways for plain code: each waits until the runs are stored."""
+
+    def __init__(self, job_id: str, queue: Queue[P], wait_for: WaitFor) -> None:
+        self._job_id = job_id
         self._queue = queue
+        self._wait_for = wait_for
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Run:
-        return self._wait_for(self._queue.enqueue(*args, **kwargs), "enqueue")
+        coroutine = self._queue.enqueue(*args, **kwargs)
+        name = self._job_id
+        return self._wait_for(coroutine, f"{name}.blocking.enqueue", f"{name}.enqueue(…)")
 
     def enqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Run]:
-        return self._wait_for(self._queue.enqueue_many(payloads), "enqueue_many")
+        coroutine = self._queue.enqueue_many(payloads)
+        name = self._job_id
+        return self._wait_for(coroutine, f"{name}.blocking.enqueue_many", f"{name}.enqueue_many(…)")
 
     def options(self, **chosen: Unpack[EnqueueOptions]) -> BlockingQueue[P]:
-        return BlockingQueue(self._scheduler, self._queue.options(**chosen))
-
-    def _wait_for(self, coroutine: Coroutine[Any, Any, T], name: str) -> T:
-        job = self._queue._handler.name
-        return self._scheduler.blocking.wait_for(
-            coroutine, f"{job}.blocking.{name}", f"{job}.{name}(…)"
-        )
+        return BlockingQueue(self._job_id, self._queue.options(**chosen), self._wait_for)
 
 
 class DecoratedJob(Queue[P], Generic[P, Q, R]):
     """A decorated function. Calling it calls the function, with nothing in between."""
 
-    def __init__(self, scheduler: Scheduler, handler: Handler) -> None:
-        super().__init__(scheduler, handler, Options())
+    def __init__(self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor) -> None:
+        super().__init__(handler, enqueue, wait_for, Options())
         functools.update_wrapper(self, handler.function)
         self.id = handler.name
         self.handler = handler

@@ -1,4 +1,4 @@
-"""Jobs as people write them: what `add_job`, `update_job` and the decorator take, checked."""
+"""Reads and checks what `add_job`, `update_job` and the decorator take, and makes jobs of it."""
 
 from __future__ import annotations
 

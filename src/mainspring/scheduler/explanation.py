@@ -1,4 +1,4 @@
-"""Why a run did not run, or not yet: the answer to the first question people ask of a scheduler."""
+"""Explains in one sentence why a run has not run, or not yet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ REASONS = {
 }
 
 
-async def explain_run(engine: Engine, run: Run) -> str | None:
-    """One sentence; None of a run that is running or has succeeded."""
+async def explain_run(engine: Engine, run_id: str) -> str | None:
+    """One sentence; None if the run is running or has succeeded."""
+    run = await engine.control.run(run_id)
     match run.state:
         case State.PENDING:
             return await _why_pending(engine, run)
@@ -68,10 +69,10 @@ def _why_no_worker(run: Run, workers: list[LiveWorker]) -> str:
 
 async def _limit_reached(engine: Engine, run: Run) -> str | None:
     """Whether the job's concurrency is used up, counted over all jobs that share its key."""
-    found = (await engine.control.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))).items
+    found = (await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))).items
     if not found or (limit := found[0].policy.concurrency) is None:
         return None
-    counts = (await engine.control.counts()).runs
+    counts = (await engine.store.counts()).runs
     sharing = await _sharing_limit(engine, found[0])
     running = sum(counts.get(job_id, {}).get(State.RUNNING, 0) for job_id in sharing)
     if running < limit:
@@ -89,7 +90,7 @@ async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
     sharing: set[str] = set()
     cursor = None
     while True:
-        page = await engine.control.jobs(JobQuery(limit=1000, cursor=cursor))
+        page = await engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
         sharing |= {one.id for one in page.items if one.policy.concurrency_key == key}
         if (cursor := page.cursor) is None:
             return sharing

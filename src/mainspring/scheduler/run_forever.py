@@ -1,4 +1,4 @@
-"""Working until a signal says stop."""
+"""Runs a scheduler until SIGTERM or SIGINT, then drains it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from mainspring.engine.loop_thread import soon
-
-if TYPE_CHECKING:
-    from mainspring.scheduler import Scheduler
 
 __all__ = ["run_until_signal"]
 
@@ -32,8 +30,16 @@ BLOCKED_END = 3.0
 log = logging.getLogger("mainspring")
 
 
+class Stop(Protocol):
+    """Drains for at most `timeout`, then closes the store."""
+
+    def __call__(self, *, timeout: timedelta) -> Awaitable[None]: ...
+
+
 async def run_until_signal(
-    scheduler: Scheduler,
+    start: Callable[[], Coroutine[Any, Any, object]],
+    stop: Stop,
+    drain_soon: Callable[[float], Future[None] | None],
     *,
     watch: Callable[[], Awaitable[None]] | None = None,
     started: Callable[[], None] | None = None,
@@ -60,7 +66,7 @@ async def run_until_signal(
         seconds = drain_timeout.total_seconds()
         end_after(seconds + LATEST_END, "could not stop in time")
         # The program's loop may be blocked: the engine stops firing and claiming by itself.
-        drained = scheduler._drain_soon(seconds)
+        drained = drain_soon(seconds)
         if drained is not None:
             drained.add_done_callback(end_if_blocked)
 
@@ -85,14 +91,14 @@ async def run_until_signal(
         for number in (signal.SIGTERM, signal.SIGINT):
             before[number] = signal.signal(number, on_signal)
     try:
-        if await _started(scheduler, asked):
+        if await _start_unless(asked, start):
             try:
                 if started is not None:
                     started()
                 await _first(asked, watch)
                 log.info("stopping: waiting for running work (signal again to end at once)")
             finally:
-                await scheduler.stop(timeout=drain_timeout)
+                await stop(timeout=drain_timeout)
     finally:
         for timer in timers:
             timer.cancel()
@@ -101,10 +107,12 @@ async def run_until_signal(
     return bool(signals)
 
 
-async def _started(scheduler: Scheduler, asked: asyncio.Event) -> bool:
+async def _start_unless(
+    asked: asyncio.Event, start: Callable[[], Coroutine[Any, Any, object]]
+) -> bool:
     """Start, unless a signal comes meanwhile: the store may be long in coming. A start that is
     nearly through is let through, because runs may have begun: they are drained like all others."""
-    starting = asyncio.ensure_future(scheduler.start())
+    starting = asyncio.ensure_future(start())
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

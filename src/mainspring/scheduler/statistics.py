@@ -1,4 +1,4 @@
-"""How things stand: statistics and health of the scheduler and of single jobs."""
+"""Statistics and health of the scheduler and of single jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Literal
 
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import LiveWorker, without_worker
+from mainspring.engine.live_workers import without_worker
 from mainspring.engine.settings import Settings
 from mainspring.errors import StoreError
-from mainspring.scheduler.explanation import explain_run
 from mainspring.stores.protocol import JobQuery, RunQuery
 
 __all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
@@ -89,11 +88,11 @@ class JobMetrics:
 
 
 async def stats(engine: Engine, settings: Settings) -> Stats:
-    counts = await engine.control.counts()
+    counts = await engine.store.counts()
     jobs = enabled = 0
     cursor: str | None = None
     while True:
-        page = await engine.control.jobs(JobQuery(limit=1000, cursor=cursor))
+        page = await engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
         jobs += len(page.items)
         enabled += sum(job.enabled for job in page.items)
         if (cursor := page.cursor) is None:
@@ -113,7 +112,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     failing = engine.failing
     store = "ok" if not failing else f"it fails at {', '.join(failing)}"
     try:
-        await engine.control.jobs(JobQuery(limit=1))
+        await engine.store.jobs(JobQuery(limit=1))
     except StoreError as error:
         store = str(error)
     orphaned = engine.live_workers.not_fired
@@ -130,21 +129,13 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     )
 
 
-async def list_workers(engine: Engine) -> list[LiveWorker]:
-    return await engine.live_workers.current()
-
-
-async def explain(engine: Engine, run_id: str) -> str | None:
-    return await explain_run(engine, await engine.control.run(run_id))
-
-
 async def get_job(engine: Engine, job_id: str) -> Job:
     [job] = await with_last_runs(engine, [await engine.control.job(job_id)])
     return job
 
 
 async def list_jobs(engine: Engine, query: JobQuery, *, last_runs: bool) -> Page[Job]:
-    page = await engine.control.jobs(query)
+    page = await engine.store.jobs(query)
     return replace(page, items=await with_last_runs(engine, page.items)) if last_runs else page
 
 
@@ -172,7 +163,7 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
 
 
 async def _newest_tried(engine: Engine, job: Job) -> Run | None:
-    page = await engine.control.runs(RunQuery(job=job.id, tried=True, brief=True, limit=1))
+    page = await engine.store.find(RunQuery(job=job.id, tried=True, brief=True, limit=1))
     # One that is older than the job was left by another job that had its id.
     return page.items[0] if page.items and page.items[0].created_at >= job.created_at else None
 
@@ -183,7 +174,7 @@ async def job_health(engine: Engine, job_id: str) -> JobHealth:
     status: JobStatus = "healthy"
     if not job.enabled:
         status = "paused"
-    elif without_worker([job], await list_workers(engine)):
+    elif without_worker([job], await engine.live_workers.current()):
         status = "no_worker"
     elif not recent:
         status = "unknown"
@@ -208,7 +199,7 @@ def _breaker(engine: Engine, job: Job) -> str:
 
 async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
     await engine.control.job(job_id)
-    counts = (await engine.control.counts()).runs.get(job_id, {})
+    counts = (await engine.store.counts()).runs.get(job_id, {})
     succeeded, failed = counts.get(State.SUCCEEDED, 0), counts.get(State.FAILED, 0)
     total = succeeded + failed
     recent = await _newest_ended(engine, job_id)
@@ -228,7 +219,7 @@ async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
 async def _newest_ended(engine: Engine, job_id: str) -> list[Run]:
     ended = frozenset({State.SUCCEEDED, State.FAILED})
     query = RunQuery(job=job_id, states=ended, brief=True, limit=RECENT)
-    return (await engine.control.runs(query)).items
+    return (await engine.store.find(query)).items
 
 
 def _consecutive_failures(newest: list[Run]) -> int:

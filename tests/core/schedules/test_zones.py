@@ -50,7 +50,7 @@ def decorated(zone: str, **given: Any) -> Schedule | None:
     @scheduler.job(**given)
     def handler() -> None: ...
 
-    return scheduler._drafts["handler"].schedule
+    return scheduler._jobs_in_code["handler"].schedule
 
 
 def added(zone: str, **given: Any) -> Schedule | None:

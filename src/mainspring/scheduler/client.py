@@ -1,0 +1,706 @@
+"""`Client`: enqueues and controls runs, edits jobs, answers questions and keeps notes.
+
+A client works on a store that other processes work on. It runs no handlers and fires no schedules.
+Every method exists once, as `async def`; `client.blocking` has the same methods for plain code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, Self, TypeVar, Unpack
+
+from mainspring.core.clock import Clock, SystemClock
+from mainspring.core.context import TRANSACTING
+from mainspring.core.durations import duration
+from mainspring.core.enqueue_options import Options
+from mainspring.core.events import Events, Listener
+from mainspring.core.handlers import Handler, Registry
+from mainspring.core.job_options import (
+    EnqueueOptions,
+    JobChanges,
+    JobLike,
+    JobOptions,
+    JobRef,
+    RunFilter,
+    job_id_of,
+)
+from mainspring.core.model import Job, Note, Page, Run, Source, State, check_key, replace
+from mainspring.core.policy import Span
+from mainspring.core.schedules import Schedule
+from mainspring.core.schedules.zones import zone_named
+from mainspring.engine.bulk_operations import Matched
+from mainspring.engine.engine import Engine
+from mainspring.engine.live_workers import LiveWorker
+from mainspring.engine.loop_thread import LoopThread, Portal
+from mainspring.engine.run_log import log_runs
+from mainspring.engine.settings import Settings
+from mainspring.engine.worker_ids import make_worker_id
+from mainspring.errors import InvalidState, MainspringError, NotStarted
+from mainspring.scheduler import statistics
+from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
+from mainspring.scheduler.definitions import edited, new_job, replaced
+from mainspring.scheduler.explanation import explain_run
+from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
+from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
+from mainspring.stores import open_store
+from mainspring.stores.protocol import Counts, JobQuery, NoteQuery, RunQuery, Store
+from mainspring.webhooks.definition import Given
+from mainspring.webhooks.handler import WebhookHandler
+from mainspring.webhooks.service import Webhooks
+from mainspring.webhooks.settings import WebhookSettings
+
+__all__ = ["BlockingClient", "Client", "ScheduleLike"]
+
+T = TypeVar("T")
+ScheduleLike = Schedule | str | float | timedelta | datetime | None
+
+
+class Client:
+    """Enqueues and controls runs in a store, and reads what is there.
+
+        async with Client("sqlite:///jobs.db") as client:
+            run = await client.enqueue("send_email", {"to": "ada@example.org"})
+
+    `store` is a URL (`sqlite:///jobs.db`, `mongodb://…`) or a store object. `timezone` is the zone
+    of times that name none. A store that cannot be reached at the start is waited for, as long as
+    `wait_for_store` says. `poll` is how often `wait` looks at the store where no hint comes.
+    """
+
+    _name = "client"
+    _how_to_start = (
+        "the client is not open (or was closed): use `async with client:`, or in plain code"
+        " `with client.blocking:`"
+    )
+
+    def __init__(
+        self,
+        store: str | Store = "sqlite:///mainspring.db",
+        *,
+        timezone: str = "UTC",
+        poll: Span = "1s",
+        wait_for_store: Span = "30s",
+        webhooks: WebhookSettings | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        inline: bool = False,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._url = store if isinstance(store, str) else None
+        self._store = open_store(store, self._clock) if isinstance(store, str) else store
+        self._timezone = timezone
+        self._zone = zone_named(timezone)
+        self._rng = rng or random.SystemRandom()
+        self._settings = Settings.make(
+            make_worker_id(self._rng), poll=poll, wait_for_store=wait_for_store
+        )
+        self._inline = inline
+        self._resources: Mapping[str, Any] = {}
+        self._registry = Registry()
+        self.webhooks = Webhooks(self._store, webhooks)
+        if self.webhooks.available:
+            self._registry.add(WebhookHandler(self.webhooks, self, self._clock))
+        self._events = Events()
+        log_runs(self._events, lambda: self._settings.log_each_run)
+        self._portal: Portal | None = None
+        self._pid = 0  # the process in which it was started
+        self._engine: Engine | None = None
+        self._stopping: concurrent.futures.Future[None] | None = None
+        self._own_loop: LoopThread | None = None
+        self._program_loop: asyncio.AbstractEventLoop
+
+    @cached_property
+    def blocking(self) -> BlockingClient:
+        """The same methods for plain code: `client.blocking.enqueue("job")`."""
+        return BlockingClient(self)
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def url(self) -> str | None:
+        """The store's URL, where it was given as one."""
+        return self._url
+
+    @property
+    def timezone(self) -> str:
+        """The zone of times for which neither the schedule nor the job names one."""
+        return self._timezone
+
+    @property
+    def poll(self) -> timedelta:
+        """How often the store is looked at where no hint comes."""
+        return self._settings.poll
+
+    @property
+    def workers(self) -> int:
+        """How many runs this process works on at once; 0 for a client."""
+        return self._settings.workers
+
+    @property
+    def started(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process fires the schedules' slots; never true of a client."""
+        return self._engine is not None and self._engine.keeper.leads
+
+    def on(self, event: str, listener: Listener) -> Callable[[], None]:
+        """Call `listener` (sync or async) with each `Event` of that name in this process. Returns
+        a function that removes the listener."""
+        return self._events.on(event, listener)
+
+    # Start and stop
+
+    async def start(self) -> Self:
+        """Open the store; a scheduler then stores its decorated jobs and begins to work.
+        `async with` calls this, and `stop` at its end."""
+        await self._start(asyncio.get_running_loop())
+        return self
+
+    async def stop(self) -> None:
+        """Close the store."""
+        await self._stop(graceful=True, seconds=0)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    # Jobs
+
+    async def add_job(
+        self,
+        id: str,
+        *,
+        handler: str | JobLike | None = None,
+        webhook: Given | None = None,
+        schedule: ScheduleLike = None,
+        replace: bool = False,
+        dry_run: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Store a job for a handler, or for a webhook: a URL, or an object with url, method,
+        headers, body and so on (docs/webhooks.md).
+
+        If there is a job of that id, it raises `JobExists`; with `replace=True` it replaces the
+        definition and keeps `enabled`, so a program may call it at every start. A process that
+        works on runs must have the handler itself; a client or a scheduler with `workers=0` may
+        name one that another process has. A `dry_run` makes the same checks and stores nothing.
+        """
+        draft = self.draft(id, handler=handler, webhook=webhook, schedule=schedule, **options)
+        control = self._running().control
+        if not replace:
+            return await self._call(control.create(draft, keep=not dry_run))
+        own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
+
+        def adapt(draft: Job, stored: Job) -> Job:
+            return replaced(draft, stored, self.webhooks, own_secret=own_secret)
+
+        return await self._call(control.put(draft, adapt, keep=not dry_run))
+
+    def draft(self, id: str, **given: Any) -> Job:
+        """The job that `add_job` would store for the same arguments. Does not read the store."""
+        return new_job(
+            id,
+            self._registry,
+            self.webhooks,
+            self._timezone,
+            elsewhere=not self.workers,
+            **given,
+        )
+
+    async def update_job(
+        self, id: JobRef, *, seen: Job | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
+        """Change fields of a job made by `add_job`; what is not named stays; a `signing_secret`
+        takes the place of a webhook's own, as `rotate_secret` does it. With the job as it was
+        `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
+
+        def edit(job: Job, now: datetime) -> Job:
+            return edited(
+                job,
+                changes,
+                self._registry,
+                self.webhooks,
+                self._timezone,
+                now,
+                elsewhere=not self.workers,
+            )
+
+        return await self._call(self._running().control.edit(job_id_of(id), edit, seen=seen))
+
+    async def rotate_secret(self, id: str, *, keep: Span = "24h", secret: str | None = None) -> str:
+        """Give a webhook job another signing secret, and show it this once. The former one signs
+        beside it for `keep`, so that receivers have time to change."""
+        shown: list[str] = []
+
+        def rotate(job: Job, now: datetime) -> Job:
+            webhook, made = self.webhooks.rotated(job, now, keep=keep, secret=secret)
+            shown[:] = [made]
+            return replace(job, webhook=webhook)
+
+        await self._call(self._running().control.edit(id, rotate))
+        return shown[0]
+
+    async def reseal_secrets(self) -> int:
+        """Encrypt again, with the newest key, every secret that an older key encrypted. Returns
+        the number of jobs changed."""
+        control, webhooks = self._running().control, self.webhooks
+        return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
+
+    async def remove_job(self, id: JobRef, *, force: bool = False, seen: Job | None = None) -> None:
+        """Delete a job, cancel its pending runs, let running ones end (no more retries). `force`
+        also removes a job that code owns, for one whose code is gone. `seen`: see `update_job`."""
+        await self._call(self._running().control.remove(job_id_of(id), force=force, seen=seen))
+
+    async def pause_job(self, id: JobRef, *, seen: Job | None = None) -> Job:
+        """Fire no slots of the job until it is resumed. It can still be triggered. `seen`: see
+        `update_job`."""
+        return await self._call(self._running().control.switch(job_id_of(id), False, seen=seen))
+
+    async def resume_job(self, id: JobRef, *, seen: Job | None = None) -> Job:
+        """Fire slots of a paused job again, from now on. `seen`: see `update_job`."""
+        return await self._call(self._running().control.switch(job_id_of(id), True, seen=seen))
+
+    async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
+        """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
+        `pause_job` would raise; an error of one job does not stop the others."""
+        return await self._call(self._running().control.switch_many(ids, False))
+
+    async def resume_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
+        """Resume many jobs. Returns what `pause_jobs` returns."""
+        return await self._call(self._running().control.switch_many(ids, True))
+
+    async def remove_jobs(
+        self, ids: Iterable[str], *, force: bool = False
+    ) -> dict[str, MainspringError | None]:
+        """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
+        return await self._call(self._running().control.remove_many(ids, force=force))
+
+    async def get_job(self, id: JobRef) -> Job:
+        return await self._call(statistics.get_job(self._running(), job_id_of(id)))
+
+    async def list_jobs(
+        self,
+        *,
+        ids: Iterable[str] | None = None,
+        tag: str | None = None,
+        enabled: bool | None = None,
+        search: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        offset: int = 0,
+        counted: bool = False,
+        last_runs: bool = True,
+    ) -> Page[Job]:
+        """Jobs in the order of their ids. `search` looks into ids and descriptions. The `cursor`
+        of one page fetches the next, or `offset` skips that many. `counted` also gives the page's
+        `total`. `last_runs=False` saves the lookup of each job's last run: `last_run_at` is then
+        the last slot that fired."""
+        query = JobQuery(
+            ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
+            tag=tag,
+            enabled=enabled,
+            text=search,
+            limit=page_limit(limit),
+            cursor=cursor,
+            offset=offset,
+            counted=counted,
+        )
+        return await self._call(statistics.list_jobs(self._running(), query, last_runs=last_runs))
+
+    # Runs
+
+    async def enqueue(
+        self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Run:
+        """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after."""
+        [run] = await self._enqueue(job_id, [payload], Options.of(options))
+        return run
+
+    async def enqueue_many(
+        self, job_id: JobRef, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]
+    ) -> list[Run]:
+        """Queue a run for each payload, all in one commit. Returns the runs in the same order."""
+        return await self._enqueue(job_id, list(payloads), Options.of(options))
+
+    async def trigger(
+        self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> Run:
+        """Run a job now, also a paused one. Options are those of `enqueue`."""
+        [run] = await self._enqueue(job_id, [payload], Options.of(options), Source.TRIGGER)
+        return run
+
+    async def get_run(self, run_id: str) -> Run:
+        return await self._call(self._running().control.run(run_id))
+
+    async def list_runs(
+        self,
+        *,
+        job: JobRef | None = None,
+        state: State | str | Iterable[State | str] | None = None,
+        failing: bool = False,
+        tried: bool = False,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        brief: bool = False,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[Run]:
+        """Runs, newest first. The `cursor` of one page fetches the next. `since` and `until` bound
+        when they were created. `failing`: only those with a failed attempt, however they ended.
+        `tried`: only those with an attempt, also one under way. `brief` leaves out `payload`,
+        `result` and `attempts` with their logs, which can be 2 MB for one run."""
+        query = RunQuery(
+            job=None if job is None else job_id_of(job),
+            states=state_set(state),
+            failing=failing,
+            tried=tried,
+            brief=brief,
+            since=aware_time(since, "since"),
+            until=aware_time(until, "until"),
+            limit=page_limit(limit),
+            cursor=cursor,
+        )
+        return await self._call(self._running().store.find(query))
+
+    async def wait(self, run_id: str, timeout: Span | None = None) -> Run:
+        """Wait until the run has ended, and return it. Raises TimeoutError after `timeout`."""
+        seconds = None if timeout is None else duration(timeout, what="timeout").total_seconds()
+        return await self._call(self._running().awaited.wait(run_id, seconds))
+
+    async def cancel(self, run_id: str, *, reason: str = "cancelled by request") -> bool:
+        """Cancel a run; it stays cancelled. False if it had ended already."""
+        return await self._call(self._running().control.cancel(run_id, reason))
+
+    async def retry(self, run_id: str) -> Run:
+        """Make a failed or cancelled run pending again. It is the same run, and its failures no
+        longer count."""
+        return await self._call(self._running().control.retry(run_id))
+
+    # Many runs: those named, or all that match (at most 10,000 in a call)
+
+    async def cancel_runs(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        reason: str = "cancelled by request",
+        **matching: Unpack[RunFilter],
+    ) -> Matched:
+        """Cancel runs by id, or all that match `job`, `state`, `since`, `until`."""
+        query, named = matching_runs(ids, matching)
+        return await self._call(self._running().bulk.cancel(query, named, reason))
+
+    async def retry_runs(
+        self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
+    ) -> Matched:
+        """Try failed and cancelled runs again, by id or all that match."""
+        return await self._call(self._running().bulk.retry(*matching_runs(ids, matching)))
+
+    async def remove_runs(
+        self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
+    ) -> Matched:
+        """Delete finished runs, by id or all that match. A run that still holds a dedupe key
+        stays until the key is free."""
+        return await self._call(self._running().bulk.remove(*matching_runs(ids, matching)))
+
+    # State of jobs, runs and workers
+
+    async def stats(self) -> Stats:
+        """How many jobs and runs the store has, and what this process does."""
+        return await self._call(statistics.stats(self._running(), self._settings))
+
+    async def counts(self, since: datetime | None = None) -> Counts:
+        """Runs by job and state, what is due of each handler, what ended `since` a moment."""
+        return await self._call(self._running().store.counts(aware_time(since, "since")))
+
+    async def health(self) -> SchedulerHealth:
+        """Whether the store answers and this process does its work."""
+        return await self._call(statistics.health(self._running(), self._settings))
+
+    async def job_health(self, id: JobRef) -> JobHealth:
+        """Whether a job is healthy, failing, paused, or has no worker."""
+        return await self._call(statistics.job_health(self._running(), job_id_of(id)))
+
+    async def job_metrics(self, id: JobRef) -> JobMetrics:
+        """How often a job succeeds and how long it takes."""
+        return await self._call(statistics.job_metrics(self._running(), job_id_of(id)))
+
+    async def explain_run(self, run_id: str) -> str | None:
+        """Why a run has not run, or not yet, in one sentence. None if it runs or succeeded."""
+        return await self._call(explain_run(self._running(), run_id))
+
+    async def list_workers(self) -> list[LiveWorker]:
+        """The processes that work on this store's runs, and which handlers they have. One that
+        was killed is listed for up to a minute."""
+        return await self._call(self._running().live_workers.current())
+
+    async def list_unreadable(self, limit: int = 100) -> tuple[list[Job], list[Run]]:
+        """Jobs and runs whose records this version cannot read (damaged, or written by a newer
+        version): up to `limit` of each, with the cause in `unreadable`. No process changes them.
+        All jobs are searched; of runs those set aside and the newest 1,000 of each state."""
+        return await self._call(self._running().control.unreadable(page_limit(limit)))
+
+    # Notes: small values that a program keeps beside its jobs
+
+    async def note(self, kind: str, name: str) -> Note | None:
+        query = NoteQuery(kind=kind, names=frozenset({name}), limit=1)
+        page = await self._call(self._running().store.notes(query))
+        return page.items[0] if page.items else None
+
+    async def list_notes(
+        self, kind: str, *, limit: int = 1000, cursor: str | None = None
+    ) -> Page[Note]:
+        query = NoteQuery(kind=kind, limit=page_limit(limit), cursor=cursor)
+        return await self._call(self._running().store.notes(query))
+
+    async def put_note(self, note: Note) -> int | None:
+        """Write a note by compare-and-set: its new version, or None if another came first."""
+        check_key(note.kind, "a note's kind")
+        check_key(note.name, "a note's name")
+        return await self._call(self._running().store.put_note(note))
+
+    async def remove_note(self, kind: str, name: str) -> bool:
+        return await self._call(self._running().store.drop_note(kind, name))
+
+    # Time
+
+    async def now(self) -> datetime:
+        """The time by the store's clock."""
+        return await self._call(self._running().store.now())
+
+    def store_time(self) -> datetime:
+        """The store's time, from its last reading; before start, this machine's time."""
+        return self._clock.now() if self._engine is None else self._engine.time.now()
+
+    # Steps
+
+    async def _enqueue(
+        self,
+        job: JobRef,
+        payloads: Sequence[Any],
+        options: Options,
+        source: Source = Source.ENQUEUE,
+        checked_by: Handler | None = None,
+    ) -> list[Run]:
+        """Queue a run for each payload. `checked_by`: the handler that has checked them."""
+        context = TRANSACTING.get()
+        if context is not None and context.in_transaction:
+            raise InvalidState(
+                f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
+                " of it: enqueue before the block, or have a job come after this one"
+            )
+        job_id, control = job_id_of(job), self._running().control
+        if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
+            # Here and not on the engine's loop: making the arguments runs the program's own code.
+            payloads = [checked_by.stored(payload) for payload in payloads]
+            for payload in payloads:
+                if payload is not None:
+                    checked_by.check(payload)
+        return await self._call(
+            control.enqueue(job_id, payloads, options, self._zone, source, checked_by)
+        )
+
+    async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop."""
+        return await self._open_portal().call(coroutine)
+
+    def _running(self) -> Engine:
+        self._refuse_fork()
+        if self._engine is None:
+            raise NotStarted(self._how_to_start)
+        return self._engine
+
+    def _open_portal(self) -> Portal:
+        self._running()
+        assert self._portal is not None
+        return self._portal
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
+        """Run a coroutine on the engine's loop from plain code (see `WaitFor`)."""
+        try:
+            refuse_running_loop(called, instead)
+            portal = self._open_portal()
+        except BaseException:
+            coroutine.close()
+            raise
+        return portal.call_blocking(coroutine)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether it was started in another process, of which this one is a fork."""
+        return self._portal is not None and self._pid != os.getpid()
+
+    def _refuse_fork(self) -> None:
+        if self._is_forked:
+            raise InvalidState(
+                f"this {self._name} was started in process {self._pid}, and this is a fork of it"
+                f" (process {os.getpid()}), which has none of its threads. Start a {self._name}"
+                " after the fork, in each process that needs it: with gunicorn without --preload,"
+                ' or in its post_fork hook; with multiprocessing by the method "spawn", or in the'
+                " child"
+            )
+
+    async def _start(
+        self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job] = ()
+    ) -> None:
+        """Start the engine on its own loop; it stores `jobs` first. Async handlers, listeners and
+        hooks run on `program_loop`."""
+        self._refuse_fork()
+        if self._portal is not None:
+            raise InvalidState(f"the {self._name} is running already")
+        self._portal = Portal(inline=self._inline)
+        self._pid = os.getpid()
+        self._program_loop = program_loop
+        self._events.deliver_on(program_loop)
+        try:
+            self._engine = await self._portal.call(self._started_engine(program_loop, jobs))
+        except BaseException:
+            await self._portal.close()
+            self._portal = None
+            raise
+
+    async def _started_engine(
+        self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job]
+    ) -> Engine:
+        engine = Engine(
+            self._store,
+            self._clock,
+            self._registry,
+            self._settings,
+            events=self._events,
+            rng=self._rng,
+            resources=self._resources,
+            store_url=self._url,
+        )
+        await engine.start(program_loop, jobs, inline=self._inline)
+        return engine
+
+    async def _stop(self, *, graceful: bool, seconds: float) -> None:
+        if self._is_forked:  # its threads are in the other process
+            return
+        while self._stopping is not None:  # another caller's stop is under way
+            await asyncio.shield(asyncio.wrap_future(self._stopping))
+        if self._engine is None or self._portal is None:
+            return
+        engine, portal = self._engine, self._portal
+        stopping = self._stopping = concurrent.futures.Future()
+        try:
+            await portal.call(engine.stop(graceful=graceful, timeout=seconds))
+            self._engine = self._portal = None
+            await asyncio.sleep(0)
+            await self._events.drained()
+            await portal.call(self.webhooks.close())
+            await portal.close()
+        finally:
+            self._stopping = None
+            stopping.set_result(None)
+
+    def _start_from_plain_code(self) -> None:
+        """Start with an event loop in a thread, for async handlers and listeners."""
+        self._refuse_fork()
+        self._own_loop = LoopThread("mainspring-handlers")
+        try:
+            self._own_loop.wait_for(self._start(self._own_loop.loop))
+        except BaseException:
+            self._own_loop.close()
+            self._own_loop = None
+            raise
+
+    def _stop_from_plain_code(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._engine is None or self._is_forked:
+            return
+        asyncio.run_coroutine_threadsafe(stop(), self._program_loop).result()
+        if self._own_loop is not None:
+            self._own_loop.close()
+            self._own_loop = None
+
+
+class BlockingClient:
+    """The methods of a client for plain code: each calls the async one and waits for its result.
+
+    Works in any thread that runs no event loop; sync handlers may use it too. `with
+    client.blocking:` opens and closes the client.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.name = client._name
+
+    def start(self) -> None:
+        refuse_running_loop(f"{self.name}.blocking.start", f"{self.name}.start()")
+        self.client._start_from_plain_code()
+
+    def stop(self) -> None:
+        refuse_running_loop(f"{self.name}.blocking.stop", f"{self.name}.stop()")
+        self.client._stop_from_plain_code(self.client.stop)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def wait_for(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        called: str = "blocking.wait_for",
+        instead: str = "the coroutine itself",
+    ) -> T:
+        """Run a coroutine on the engine's loop and wait for its result. Where an event loop runs
+        here, the error names `called`, and what to await `instead`."""
+        return self.client._wait_for(coroutine, called, instead)
+
+    # Jobs
+    add_job = BlockingMethod(Client.add_job)
+    update_job = BlockingMethod(Client.update_job)
+    remove_job = BlockingMethod(Client.remove_job)
+    pause_job = BlockingMethod(Client.pause_job)
+    resume_job = BlockingMethod(Client.resume_job)
+    pause_jobs = BlockingMethod(Client.pause_jobs)
+    resume_jobs = BlockingMethod(Client.resume_jobs)
+    remove_jobs = BlockingMethod(Client.remove_jobs)
+    get_job = BlockingMethod(Client.get_job)
+    list_jobs = BlockingMethod(Client.list_jobs)
+    rotate_secret = BlockingMethod(Client.rotate_secret)
+    reseal_secrets = BlockingMethod(Client.reseal_secrets)
+
+    # Runs
+    enqueue = BlockingMethod(Client.enqueue)
+    enqueue_many = BlockingMethod(Client.enqueue_many)
+    trigger = BlockingMethod(Client.trigger)
+    get_run = BlockingMethod(Client.get_run)
+    list_runs = BlockingMethod(Client.list_runs)
+    wait = BlockingMethod(Client.wait)
+    cancel = BlockingMethod(Client.cancel)
+    retry = BlockingMethod(Client.retry)
+    cancel_runs = BlockingMethod(Client.cancel_runs)
+    retry_runs = BlockingMethod(Client.retry_runs)
+    remove_runs = BlockingMethod(Client.remove_runs)
+
+    # State of jobs, runs and workers
+    stats = BlockingMethod(Client.stats)
+    counts = BlockingMethod(Client.counts)
+    health = BlockingMethod(Client.health)
+    job_health = BlockingMethod(Client.job_health)
+    job_metrics = BlockingMethod(Client.job_metrics)
+    explain_run = BlockingMethod(Client.explain_run)
+    list_workers = BlockingMethod(Client.list_workers)
+    list_unreadable = BlockingMethod(Client.list_unreadable)
+    now = BlockingMethod(Client.now)
+
+    # Notes
+    note = BlockingMethod(Client.note)
+    list_notes = BlockingMethod(Client.list_notes)
+    put_note = BlockingMethod(Client.put_note)
+    remove_note = BlockingMethod(Client.remove_note)

@@ -1,0 +1,102 @@
+"""A client enqueues and controls runs in a store that other processes work on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainspring import Client, Scheduler, State
+from mainspring.core.model import Note
+from mainspring.errors import JobNotFound, NotStarted
+
+
+def make_scheduler(url: str) -> Scheduler:
+    scheduler = Scheduler(url, poll="50ms")
+
+    @scheduler.job
+    def double(n: int) -> int:
+        return 2 * n
+
+    return scheduler
+
+
+async def test_runs_of_a_client_are_worked_on_by_a_scheduler(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with make_scheduler(url), Client(url, poll="50ms") as client:
+        run = await client.enqueue("double", {"n": 21})
+        done = await client.wait(run.id, "10s")
+        assert (done.state, done.result) == (State.SUCCEEDED, 42)
+        many = await client.enqueue_many("double", [{"n": 1}, {"n": 2}])
+        assert [(await client.wait(one.id, "10s")).result for one in many] == [2, 4]
+
+
+async def test_a_client_runs_no_handler(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with make_scheduler(url):
+        pass
+    async with Client(url) as client:
+        run = await client.enqueue("double", {"n": 1}, delay="1h")
+        assert await client.list_workers() == []
+        assert (client.workers, client.is_leader) == (0, False)
+        assert await client.cancel(run.id)
+        assert (await client.get_run(run.id)).state is State.CANCELLED
+
+
+async def test_a_client_edits_jobs_whose_handler_another_process_has(tmp_path: Path) -> None:
+    async with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
+        await client.add_job("nightly", handler="double", schedule="0 3 * * *", payload={"n": 1})
+        await client.update_job("nightly", retries=3)
+        assert not (await client.pause_job("nightly")).enabled
+        await client.remove_job("nightly")
+        with pytest.raises(JobNotFound):
+            await client.get_job("nightly")
+
+
+async def test_a_client_keeps_notes(tmp_path: Path) -> None:
+    async with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
+        assert await client.put_note(Note(kind="app", name="seen", value={"id": 7})) is not None
+        note = await client.note("app", "seen")
+        assert note is not None
+        assert note.value == {"id": 7}
+
+
+def test_plain_code_uses_a_client_by_blocking(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with make_scheduler(url).blocking, Client(url, poll="50ms").blocking as client:
+        run = client.enqueue("double", {"n": 4})
+        assert client.wait(run.id, "10s").result == 8
+
+
+async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
+    client = Client("memory://")
+    with pytest.raises(NotStarted, match="async with client"):
+        await client.enqueue("double")
+    async with client:
+        with pytest.raises(NotStarted, match=r"client\.blocking\.stats\(\) would block"):
+            client.blocking.stats()
+    with pytest.raises(NotStarted, match="async with client"):
+        await client.stats()
+
+
+PRODUCER = """
+import asyncio, sys
+from mainspring import Client
+
+async def main():
+    async with Client(sys.argv[1]) as client:
+        run = await client.enqueue("double", {"n": 5})
+        print((await client.wait(run.id, "20s")).result)
+
+asyncio.run(main())
+"""
+
+
+def test_a_client_in_another_process_needs_no_code_of_the_worker(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with make_scheduler(url).blocking:
+        command = [sys.executable, "-c", PRODUCER, url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("10\n", "")
