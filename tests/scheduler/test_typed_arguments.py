@@ -17,7 +17,7 @@ from mainspring.errors import InvalidArguments, InvalidPayload
 from tests.support import typed_jobs
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
-from tests.support.typed_jobs import Amount, Color, Line, Order, Place, Plan, Point, User
+from tests.support.typed_jobs import Amount, Color, Line, Order, Parcel, Place, Plan, Point, User
 
 ID = UUID("6f1b0c1e-0000-4000-8000-000000000001")
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -153,6 +153,8 @@ async def test_members_of_every_enum_come_back_as_members(make: Make, isolation:
         {"color_or_text": "green", "any_of": Plan.PRO, "places": {Place.HERE}},
         {"any_of": 7, "pair": (Plan.PRO, 3), "row": (Place.HERE, Place.HERE)},
         {"prices": {Amount.ALL: Plan.PRO}, "both": (Plan.FREE, Color.BLUE), "amount": None},
+        {"parcel": Parcel(Plan.PRO), "parcels": [Parcel(Plan.FREE, "green", [Amount.ONE])]},
+        {"parcel": Parcel(Plan.FREE, Color.RED, [], Line("a", Decimal("1.5")), Parcel(Plan.PRO))},
     ]
     async with scheduler:
         for one in given:
@@ -171,6 +173,14 @@ async def test_members_of_every_enum_come_back_as_members(make: Make, isolation:
         ({"place": [2, "x"]}, "place: invalid enum value [2, 'x'], Place has (1, ('x', 2))"),
         ({"plans": [9.9, "x"]}, "plans: invalid enum value 'x', Plan has 0.0, 9.9"),
         ({"plans": 9.9}, "plans: expected array, got float"),
+        ({"parcel": {"plan": 1.5}}, "parcel.plan: invalid enum value 1.5, Plan has 0.0, 9.9"),
+        ({"parcel": {"color": "red"}}, "parcel: object missing required field plan"),
+        (
+            {"parcel": {"plan": 9.9, "inner": {"plan": 9.9, "amounts": ["x"]}}},
+            "parcel.inner.amounts: invalid enum value 'x', Amount has 'all', 1",
+        ),
+        ({"parcel": {"plan": 9.9, "line": {"sku": "a"}}}, "parcel.line: object missing required"),
+        ({"parcel": 3}, "parcel: expected object, got int"),
         ({"pair": [9.9]}, "pair: expected array of length 2, got 1"),
         ({"pair": [9.9, "x"]}, "pair: expected int, got str"),
         ({"prices": {"all": 1.5}}, "prices: invalid enum value 1.5, Plan has 0.0, 9.9"),

@@ -108,6 +108,15 @@ class Place(enum.Enum):
     HERE = (1, ("x", 2))
 
 
+@dataclass
+class Parcel:
+    plan: Plan
+    color: Color | str = ""
+    amounts: list[Amount] = field(default_factory=list)
+    line: Line | None = None
+    inner: Parcel | None = None
+
+
 def take_enums(
     plan: Plan = Plan.FREE,
     amount: Amount | None = None,
@@ -120,10 +129,10 @@ def take_enums(
     row: tuple[Place, ...] = (),
     prices: dict[Amount, Annotated[Plan, "price"]] | None = None,
     both: tuple[Plan, Color] | None = None,
+    parcel: Parcel | None = None,
+    parcels: list[Parcel] | None = None,
 ) -> str:
-    return repr(
-        (plan, amount, place, color_or_text, any_of, plans, places, pair, row, prices, both)
-    )
+    return repr(list(locals().values()))
 
 
 def needs_two(first: int, second: dict[str, int], color: Color | None = None) -> None:

@@ -7,6 +7,7 @@ also with process isolation. Stored data names no class; only the annotation doe
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import types
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -162,7 +163,7 @@ def _made(value: Any, kind: Any) -> Any:
     """The value as one of that type; `ValidationError` or `ValueError` if it cannot be one."""
     if any(map(_is_model, _parts(kind))):
         return _validated(value, kind)
-    if any(map(_is_enum, _parts(kind))):
+    if _has_enum(kind):
         return _made_with_enums(value, kind)
     return _converted(value, kind)
 
@@ -175,13 +176,16 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def _made_with_enums(value: Any, kind: Any) -> Any:
-    """As `_made`, for enums and for unions and collections of them. msgspec knows only enums whose
-    values are all strings or all integers, and no union of such an enum and `str` or `int`."""
+    """As `_made`, for enums and for unions, collections and dataclasses of them. msgspec
+    knows only enums whose values are all strings or all integers, and no union of such an enum and
+    `str` or `int`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if _is_enum(kind):
         return _member(value, kind)
-    if not any(map(_is_enum, _parts(kind))):
+    if not _has_enum(kind):
         return _converted(value, kind)
+    if _is_dataclass(kind):
+        return _made_dataclass(value, kind)
     if origin is typing.Annotated:
         return _made_with_enums(value, inner[0])
     if origin in (typing.Union, types.UnionType):
@@ -212,7 +216,7 @@ def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
     if value is None and type(None) in kinds:
         return None
     wrong: list[Exception] = []
-    for kind in sorted(kinds, key=lambda kind: not any(map(_is_enum, _parts(kind)))):
+    for kind in sorted(kinds, key=lambda kind: not _has_enum(kind)):
         if kind is not type(None):
             try:
                 return _made_with_enums(value, kind)
@@ -221,6 +225,31 @@ def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
     if len(wrong) == 1:
         raise wrong[0]
     raise ValueError(", or ".join(_reason(error)[1] for error in wrong))
+
+
+def _made_dataclass(value: Any, kind: Any) -> Any:
+    """By msgspec where it knows the types of all fields, else field by field."""
+    try:
+        return msgspec.convert(value, kind, dec_hook=_read)
+    except _UnknownType:
+        return value
+    except TypeError:
+        given = msgspec.convert(value, dict[str, Any])
+    made, types_of_fields = {}, _field_types(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in given and field.init:
+            of_type = types_of_fields.get(field.name, Any)
+            try:
+                made[field.name] = _made_with_enums(given[field.name], of_type)
+            except (msgspec.ValidationError, ValueError) as error:
+                path, why = _reason(error)
+                raise msgspec.ValidationError(f"{why} - at `$.{field.name}{path}`") from error
+        elif field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
+    try:
+        return kind(**made)
+    except (TypeError, ValueError) as error:  # of its __post_init__
+        raise msgspec.ValidationError(str(error)) from error
 
 
 def _member(value: Any, kind: type[Enum]) -> Enum:
@@ -243,6 +272,25 @@ def _with_tuples(value: Any) -> Any:
 
 def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _is_dataclass(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def _has_enum(kind: Any, outer: frozenset[Any] = frozenset()) -> bool:
+    """Whether it is an enum, or one is among its parts or the fields of a dataclass in it."""
+    if _is_enum(kind):
+        return True
+    if not _is_dataclass(kind):
+        return any(_has_enum(part, outer) for part in typing.get_args(kind))
+    inner = outer | {kind}
+    return kind not in outer and any(_has_enum(part, inner) for part in _field_types(kind).values())
+
+
+@cache
+def _field_types(kind: type) -> dict[str, Any]:
+    return _hints(kind)
 
 
 def _read(kind: Any, value: Any) -> Any:
