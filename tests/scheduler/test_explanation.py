@@ -9,7 +9,9 @@ import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
 from mainspring.scheduler.statistics import RECENT
-from mainspring.stores.protocol import RunQuery
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.testing import VirtualClock, run_virtual
 from tests.support.engine import Heard, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -33,6 +35,41 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
         release.set()
         await ended(scheduler, second)
         assert await scheduler.explain_run(second.id) is None
+
+
+def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
+    """Its worker died. The run that waits could start, if the only worker were not busy."""
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        scheduler = Scheduler(
+            store, clock=VirtualClock(), inline=True, workers=1, leader_election=False
+        )
+
+        @scheduler.job
+        async def busy() -> None:
+            await asyncio.sleep(3600)
+
+        @scheduler.job(concurrency=1)
+        async def limited() -> None: ...
+
+        async with scheduler:
+            heard = Heard(scheduler, "run.started")
+            await busy.enqueue()
+            await heard.until("run.started")
+            await limited.enqueue()
+            lease = timedelta(milliseconds=1)
+            claim = Claim(worker="dead", handlers=frozenset({"limited"}), limit=1, lease=lease)
+            assert len(await store.claim(claim)) == 1
+            waits = await limited.enqueue()
+            why = await scheduler.explain_run(waits.id)
+            assert why == "its concurrency limit is reached: 1 run is running, 1 may"
+            await asyncio.sleep(0.002)
+            why = await scheduler.explain_run(waits.id)
+            assert why is not None
+            assert "no worker that can run it was free yet" in why
+
+    run_virtual(main)
 
 
 async def test_a_limit_over_several_jobs_names_its_key(make: Make) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from mainspring.core.durations import humanize
 from mainspring.core.model import Job, Run, State
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
-from mainspring.stores.protocol import JobQuery
+from mainspring.stores.protocol import JobQuery, RunQuery
 
 __all__ = ["explain_run"]
 
@@ -75,12 +76,25 @@ async def _limit_reached(engine: Engine, run: Run) -> str | None:
     counts = (await engine.store.counts()).runs
     sharing = await _sharing_limit(engine, found[0])
     running = sum(counts.get(job_id, {}).get(State.RUNNING, 0) for job_id in sharing)
+    running -= await _count_lapsed(engine, sharing)
     if running < limit:
         return None
     key = found[0].policy.concurrency_key
     over = "" if key is None else f" of all jobs with the key {key!r}"
     runs, are = ("run", "is") if running == 1 else ("runs", "are")
     return f"its concurrency limit is reached: {running} {runs}{over} {are} running, {limit} may"
+
+
+async def _count_lapsed(engine: Engine, job_ids: Collection[str]) -> int:
+    """Runs of these jobs that are still recorded as running, but whose lease is over: they take no
+    place under a limit."""
+    count, cursor = 0, None
+    while True:
+        query = RunQuery(lapsed=True, brief=True, limit=1000, cursor=cursor)
+        page = await engine.store.find(query)
+        count += sum(run.job_id in job_ids for run in page.items)
+        if (cursor := page.cursor) is None:
+            return count
 
 
 async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
