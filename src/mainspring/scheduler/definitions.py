@@ -33,6 +33,7 @@ from mainspring.errors import (
 from mainspring.webhooks.service import HANDLER, Webhooks
 
 __all__ = [
+    "WEBHOOK_TIMEOUT",
     "draft_job",
     "edited",
     "new_job",

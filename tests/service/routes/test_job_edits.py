@@ -146,6 +146,22 @@ async def test_a_timezone_without_a_schedule_is_refused(api: Api) -> None:
     await api.ok("PUT", path, json={"schedule": "@daily", "timezone": "Asia/Tokyo"})
 
 
+@pytest.mark.parametrize("form", ["/api", "/api/v1"])
+async def test_a_null_timeout_is_none_for_a_handler_and_the_default_for_a_call(
+    api: Api, form: str
+) -> None:
+    """In a new job and in an edit alike."""
+    edit = "PUT" if form == "/api" else "PATCH"
+    handler = {"handler": "greet", "schedule": None}
+    for job_id, body, timeout in (("runs", handler, None), ("calls", WEBHOOK, 30_000)):
+        await api.ok("POST", f"{form}/jobs", json={**body, "id": job_id, "timeout": None})
+        assert (await job(api, job_id))["timeout"] == timeout
+        await api.ok(edit, f"{form}/jobs/{job_id}", json={"timeout": "7s"})
+        assert (await job(api, job_id))["timeout"] == 7000
+        await api.ok(edit, f"{form}/jobs/{job_id}", json={"timeout": None})
+        assert (await job(api, job_id))["timeout"] == timeout
+
+
 async def test_a_null_resumes_nothing(api: Api) -> None:
     path = f"/api/jobs/{await created(api, enabled=False, retryAttempts=2, timezone='Asia/Tokyo')}"
     before = (await api.ok("GET", path))["data"]

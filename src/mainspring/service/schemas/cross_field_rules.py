@@ -100,8 +100,6 @@ def _target(body: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _too_long(timeout: Any) -> bool:
-    if timeout is None:
-        return True
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | str):
         return False
     try:

@@ -25,7 +25,7 @@ from mainspring.errors import (
     MainspringError,
     SecretKeyMissing,
 )
-from mainspring.scheduler.definitions import zone_after
+from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT, zone_after
 from mainspring.service.problems import FieldError, Problem
 from mainspring.service.schemas import cross_field_rules, documents
 from mainspring.service.schemas.cross_field_rules import slug
@@ -74,6 +74,7 @@ def arguments(body: JobBody, settings: ServiceSettings, zone: str) -> dict[str, 
         given["schedule"] = schedule
     if body.endpoint is not None:
         given["webhook"] = _webhook(body)
+        _default_timeout(given)
     else:
         given["handler"] = body.handler
     once = body.execution_type == "AT_MOST_ONCE"
@@ -104,6 +105,8 @@ def edits(job: Job, body: JobUpdateBody, zone: str) -> dict[str, Any]:
                 "endpoint", f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
             )
         given["webhook"] = webhook
+    if job.webhook is not None:
+        _default_timeout(given)
     if "handler" in body.model_fields_set and body.handler is not None:
         if job.webhook is not None:
             raise Problem.of_field("handler", "a job that calls an endpoint has no other handler")
@@ -190,6 +193,12 @@ def _with_marked(job: Job, body: JobUpdateBody) -> JobUpdateBody:
     if "secret_headers" not in sent or "headers" in sent or job.webhook is None:
         return body
     return body.model_copy(update={"headers": shown_headers(job.webhook)})
+
+
+def _default_timeout(given: dict[str, Any]) -> None:
+    """A null asks for the default, and a call of an endpoint always has a timeout."""
+    if "timeout" in given and given["timeout"] is None:
+        given["timeout"] = WEBHOOK_TIMEOUT
 
 
 def _common(body: JobFields, fields: JobFields) -> dict[str, Any]:
