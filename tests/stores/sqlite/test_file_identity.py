@@ -25,6 +25,7 @@ from mainspring.core.events import Event, Events
 from mainspring.engine.store_retry import Outages
 from mainspring.errors import (
     StoreDamaged,
+    StoreError,
     StoreFileChanged,
     StoreTooNew,
     StoreUnavailable,
@@ -319,6 +320,29 @@ async def test_another_database_copied_over_the_file_is_noticed(path: Path, stam
         shutil.copyfile(other, path)
         with pytest.raises(StoreDamaged):
             await store.add([a_run("lost")])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("doubt", [0, 3600])
+async def test_a_store_that_is_closed_writes_nothing_to_a_file_that_was_overwritten(
+    path: Path, stamped: None, noticed: bool, doubt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", doubt)
+    async with opened(path) as store, opened(path) as other:
+        await store.add([a_run("old")])
+        checkpoint(path)
+        backup = back_up(path)
+        await store.add([a_run("new")])
+        checkpoint(path)
+        await other.add([a_run("in the log")])
+        assert len(await ids_of(store)) == len(await ids_of(other)) == 3
+        shutil.copyfile(backup, path)
+        if noticed:
+            with pytest.raises(StoreError):
+                await store.add([a_run("lost")])
+    left, copied = contents_of(path, backup)
+    assert left == copied
 
 
 def contents_of(*paths: Path) -> list[bytes]:

@@ -130,6 +130,11 @@ class FileIdentity:
         """Whether `check_content` did not recognise the file when it looked last."""
         return self._doubt_since is not None
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the file may hold what no program of ours has written to it."""
+        return self._overwritten or self.in_doubt
+
     def check(self) -> None:
         """Raise `StoreFileChanged` unless the path still leads to the files that are open, and
         nothing is known against what is in them."""

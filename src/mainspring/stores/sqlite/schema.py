@@ -7,6 +7,7 @@ keeps its own `user_version`, so the version is always in `mainspring_meta` too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from contextlib import closing
@@ -231,6 +232,14 @@ def connect(path: Path, *, create: bool = False, **options: Any) -> sqlite3.Conn
     )
     # SQLite's own lower() knows ASCII alone.
     connection.create_function("small", 1, lambda text: text and text.lower(), deterministic=True)
+    return connection
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that has its lock on the file, whatever is in it."""
+    connection: sqlite3.Connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute("PRAGMA schema_version")
     return connection
 
 

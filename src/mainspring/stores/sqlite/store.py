@@ -108,11 +108,14 @@ class SqliteStore:
         session, self._session = self._session, None
         if session is None:
             return
-        threads = (session.reader, session.slow_reader, session.writer)
-        session.reader.close()
-        session.slow_reader.close()
-        session.writer.mailbox.close()
-        await asyncio.gather(*(asyncio.wrap_future(thread.ended) for thread in threads))
+        readers = (session.reader, session.slow_reader)
+        for reader in readers:
+            reader.close()
+        try:  # the writer's connection is closed last: it knows whether the log may be used
+            await asyncio.gather(*(asyncio.wrap_future(reader.ended) for reader in readers))
+        finally:
+            session.writer.mailbox.close()
+        await asyncio.wrap_future(session.writer.ended)
 
     async def now(self) -> datetime:
         return self._clock.now()

@@ -41,6 +41,7 @@ from mainspring.stores.sqlite.schema import (
     check_file,
     check_version,
     connect,
+    connect_read_only,
     migrate,
 )
 from mainspring.stores.sqlite.store_clock import StoreClock
@@ -111,11 +112,22 @@ class Writer:
         self.opened.set_result(None)
         while not self.mailbox.finished:
             self._turn()
-        self._connection.close()
+        self._close_connection()
         self._lock.close()
         self.bell.ring()
         self.ended.set_result(None)
         self._refuse_turns()
+
+    def _close_connection(self) -> None:
+        """The last connection that is closed puts the log into the file. It must not, if the file
+        was overwritten: the log belongs to what was there before. A read-only connection cannot,
+        so it is closed last then."""
+        with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
+            self.identity.check_content(self._connection)
+        guard = connect_read_only(self._path) if self.identity.is_foreign else None
+        self._connection.close()
+        if guard is not None:
+            guard.close()
 
     def _open(self) -> sqlite3.Connection:
         check_file(self._path)
