@@ -354,11 +354,18 @@ async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
 
 
 async def bring_back(db: Database, runs: Sequence[Run]) -> None:
-    """Let claims find these runs again, which were set aside and can be read by now."""
+    """Let claims find these runs again, which were set aside or have a damaged lane, and which
+    can be read. A job's limit that the lane does not know of is noticed by the next claim."""
+    is_text = {"$eq": [{"$type": "$lane.g"}, "string"]}
     for run in runs:
-        where = {"_id": run.id, "lane.p": SET_ASIDE}
         part = {"$cond": [{"$eq": ["$lane.g", ""]}, lane_part(run.id), 0]}
-        await db.runs.update_one(where, [{"$set": {"lane.p": part}}])
+        await db.runs.update_one(
+            {"_id": run.id, "state": "pending"},
+            [
+                {"$set": {"lane.g": {"$cond": [is_text, "$lane.g", ""]}}},
+                {"$set": {"lane.p": part}},
+            ],
+        )
 
 
 async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:

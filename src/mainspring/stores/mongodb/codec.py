@@ -225,9 +225,11 @@ def read_run(kept: Document, *, brief: bool = False) -> Run:
 
 def _read_run(kept: Document) -> Run:
     get = kept.get
-    if not has_numbers(kept):
+    if not has_numbers(kept) or not isinstance(get("fence", 0), int):
         raise ValueError("a number is none")
     lane = kept["lane"]
+    if not all(isinstance(name, str) for name in (kept["job_id"], lane["h"], lane["q"])):
+        raise ValueError("a name is no text")
     leased, progress, attempts = get("leased_at"), get("progress"), get("attempts")
     lease_until = None
     if leased is not None:
@@ -279,6 +281,7 @@ def _salvaged_run(kept: Document) -> Run:
     """Part by part: what can be read of a run that cannot be read as a whole."""
     salvage = Salvage()
     part, get = salvage.part, kept.get
+    part("fence", lambda: _of_kind(get("fence", 0), int), 0)
     lane: Document = kept["lane"] if isinstance(get("lane"), dict) else {}
 
     def plain(name: str, kind: type[T], otherwise: T, given: Document = kept) -> T:

@@ -167,9 +167,10 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
 
 
 async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
-    """One step for each lane that has such runs, and the runs behind it."""
+    """One step for each lane that has such runs, and the runs behind it. No claim finds those
+    whose lane is damaged, either."""
     lanes = await db.runs.distinct("lane", {"state": "pending"})
-    aside = [lane for lane in lanes if isinstance(lane, dict) and lane.get("p") == SET_ASIDE]
+    aside = [lane for lane in lanes if not is_lane(lane) or lane["p"] == SET_ASIDE]
     if not aside:
         return Page([])
     where = {"state": "pending", "lane": {"$in": aside}} | _after(query.cursor)

@@ -20,6 +20,7 @@ from mainspring.stores.sqlite.codec import (
     lane_parts,
     name_list,
     runs_by_id,
+    runs_one_by_one,
     select_jobs,
     select_runs,
     to_us,
@@ -63,8 +64,11 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
         )
     ]
     seqs = sorted(seqs, reverse=True)[: query.limit]
-    where = "WHERE seq IN (SELECT value FROM json_each(?))"
-    runs = dict(select_runs(connection, where, _list(seqs), brief=query.brief))
+    if query.set_aside:  # as strictly as a claim, which would set them aside again
+        runs = dict(runs_one_by_one(connection, seqs, brief=query.brief))
+    else:
+        where = "WHERE seq IN (SELECT value FROM json_each(?))"
+        runs = dict(select_runs(connection, where, _list(seqs), brief=query.brief))
     cursor = str(seqs[-1]) if len(seqs) == query.limit else None
     return Page([runs[seq] for seq in seqs if _follows(runs[seq], query.upstream)], cursor)
 
@@ -168,11 +172,27 @@ def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[
 
 
 def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
-    sql = (
-        "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane"
-        f" WHERE state = 'pending' AND lane = ? AND seq < ?{_NEWEST}"
-    )
-    return sql, (SET_ASIDE, before, query.limit)
+    """Runs that were set aside, and those whose lane is damaged: no claim finds either."""
+    return f"{_PASSED_OVER}{_NEWEST}", (SET_ASIDE, before, query.limit)
+
+
+# One seek from each lane to the next. A priority is one digit.
+_PASSED_OVER = """
+WITH RECURSIVE lanes (lane) AS (
+    SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
+    WHERE state = 'pending'
+    UNION ALL
+    SELECT (
+        SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
+        WHERE state = 'pending' AND lane > lanes.lane
+    ) FROM lanes WHERE lanes.lane IS NOT NULL
+)
+SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
+WHERE state = 'pending' AND lane IN (
+    SELECT lane FROM lanes WHERE lane = ? OR typeof(lane) <> 'text'
+    OR length(lane) - length(replace(lane, char(31), '')) <> 3
+    OR lane NOT GLOB '*' || char(31) || '[0-9]'
+) AND seq < ?"""
 
 
 def _waiting_for(

@@ -212,11 +212,12 @@ WHERE seq = ? AND token = ? AND state = 'running'
 
 
 def bring_back(tx: Transaction, items: Sequence[str]) -> list[bool]:
-    """Let claims find these runs again, which were set aside and can be read by now."""
-    return [bool(tx.changed(_BRING_BACK, run_id, SET_ASIDE)) for run_id in items]
+    """Let claims find these runs again, which were set aside or have a damaged lane, and which
+    can be read. A lane holds nothing that is not in the run's other columns."""
+    return [bool(tx.changed(_BRING_BACK, run_id)) for run_id in items]
 
 
-_BRING_BACK = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND lane = ?"
+_BRING_BACK = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND state = 'pending'"
 
 
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:

@@ -201,6 +201,18 @@ class Unreadable(Suite):
         async for way in self.damage_every_field(store, "run", "bad"):
             at += 1
             await self._others_go_on(store, way, at)
+            if state is State.PENDING:
+                await self._starts_or_is_told_of(store, way)
+
+    async def _starts_or_is_told_of(self, store: Store, way: str) -> None:
+        """A due run that claims passed over for ever, and that looks sound, would be missed by
+        nobody."""
+        aside = (await store.find(RunQuery(set_aside=True))).items
+        await self.claim(store)
+        bad = await self.one(store, "bad")
+        is_told_of = bad.unreadable or any(run.id == "bad" and run.unreadable for run in aside)
+        another_handler = bad.handler != "work"
+        assert is_told_of or bad.state is not State.PENDING or another_handler, way
 
     async def _others_go_on(self, store: Store, way: str, at: int) -> None:
         """Whatever is asked of the store with a damaged record in it, beside others that it has."""
