@@ -30,6 +30,7 @@ from mainspring import RunContext, Scheduler, State, cron, every
 from mainspring.core.model import Job
 from mainspring.stores import open_store
 from mainspring.stores.protocol import JobQuery, Store
+from mainspring.testing.store_calls import add_jobs
 
 RUNNING = 5
 LONGEST = 120.0
@@ -115,7 +116,7 @@ async def define(store: Store, handler: str, jobs: int, outage: timedelta) -> No
     began = datetime.now(UTC).replace(microsecond=0) - outage
     made = list(_jobs(handler, jobs, began))
     for at in range(0, len(made), 1000):
-        await store.add_jobs(made[at : at + 1000])
+        await add_jobs(store, made[at : at + 1000])
 
 
 def _jobs(handler: str, jobs: int, began: datetime) -> Iterator[Job]:

@@ -132,7 +132,7 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
         probe = await call.enqueue(wait=True)
         await heard.until("run.started", 2)
         running = await scheduler.get_run(probe.id)
-        weather.foul = {"get"}  # so that the worker learns of it by its refused commit alone
+        weather.foul = {"find"}  # so that the worker learns of it by its refused commit alone
         assert await store.commit([request_cancel(running, "elsewhere")]) == [True]
         go.set()
         await asyncio.sleep(0.05)

@@ -10,6 +10,7 @@ import pytest
 from mainspring import Scheduler, State
 from mainspring.core.model import Note
 from mainspring.errors import InvalidInput, JobChanged
+from mainspring.testing.store_calls import put_job
 
 
 async def test_all_that_match_are_cancelled_retried_and_removed() -> None:
@@ -84,7 +85,7 @@ async def test_an_edit_meets_another_edit_but_not_a_firing() -> None:
         # What a firing changes is no edit.
         from msgspec.structs import replace
 
-        await scheduler.store.put_job(replace(stored, next_run_at=fired + timedelta(seconds=1)))
+        await put_job(scheduler.store, replace(stored, next_run_at=fired + timedelta(seconds=1)))
         edited = await scheduler.update_job("mine", seen=seen, priority=7)
         assert edited.policy.priority == 7
         with pytest.raises(JobChanged, match="read it again"):

@@ -21,6 +21,7 @@ from mainspring.engine.slots import plan
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Fired, Firing, JobQuery
 from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing.store_calls import add_jobs
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -91,7 +92,7 @@ def test_schedules_catch_up_and_leases_are_kept_however_slow_planning_is(
             await began.wait()
             handler = await handler_name(scheduler, "tick")
             made = [late_job(n, cron("* * * * *"), handler=handler) for n in range(jobs)]
-            await store.add_jobs(made)
+            await add_jobs(store, made)
             while (await store.jobs(JobQuery(due=START, limit=1))).items:
                 await asyncio.sleep(0.1)
             assert asyncio.get_running_loop().time() < 60
@@ -124,7 +125,8 @@ def test_all_missed_slots_run_in_order_and_in_bounded_transactions(
 
         async with scheduler:
             handler = await handler_name(scheduler, "tick")
-            await store.add_jobs(
+            await add_jobs(
+                store,
                 [
                     late_job(
                         n,
@@ -134,7 +136,7 @@ def test_all_missed_slots_run_in_order_and_in_bounded_transactions(
                         misfire=Misfire("all", limit=limit),
                     )
                     for n, (hours, limit) in enumerate([(8, 100), (20, 100), (7, 1000)])
-                ]
+                ],
             )
             while (await store.jobs(JobQuery(due=START, limit=1))).items:
                 await asyncio.sleep(0.1)

@@ -23,6 +23,7 @@ from mainspring.errors import (
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
+from mainspring.testing.store_calls import put_job
 from tests.support.engine import Heard, ended, opened
 from tests.support.scheduler_fixtures import Make
 
@@ -457,7 +458,7 @@ async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions
 
     async with scheduler:
         job = await scheduler.add_job("copied", handler=send)
-        await store.put_job(replace(job, policy=Policy.make(job.policy, delivery="effect_once")))
+        await put_job(store, replace(job, policy=Policy.make(job.policy, delivery="effect_once")))
         assert (await scheduler.pause_job("copied")).enabled is False
         with pytest.raises(InvalidInput, match="none here"):
             await scheduler.update_job("copied", retries=1)

@@ -20,6 +20,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Held, Renewed, Store
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
+from mainspring.testing.store_calls import get_runs
 from tests.support.engine import Heard, Weather, ended, opened, steal
 from tests.support.scheduler_fixtures import Make
 
@@ -180,7 +181,7 @@ async def test_the_begin_of_an_at_most_once_run_is_on_record_before_its_handler_
     scheduler = make()
 
     async def record(ctx: RunContext) -> bool | None:
-        [run] = (await second_client.get([ctx.run_id])).values()
+        [run] = (await get_runs(second_client, [ctx.run_id])).values()
         return run.began
 
     jobs = [
@@ -203,7 +204,7 @@ async def test_a_cancel_that_comes_before_the_begin_is_recorded_ends_the_run_unb
         async def commit(self, changes: Sequence[Change]) -> list[bool]:
             for change in changes:
                 if change.set == {"began": True}:
-                    [run] = (await store.get([change.id])).values()
+                    [run] = (await get_runs(store, [change.id])).values()
                     await store.commit([transitions.request_cancel(run, "asked")])
             return await store.commit(changes)
 

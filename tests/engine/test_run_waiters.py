@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +10,11 @@ import pytest
 
 from mainspring import Run, State
 from mainspring.core import transitions
+from mainspring.core.model import Page
 from mainspring.engine.run_waiters import Awaited
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, RunQuery
 from tests.support.engine import LONG
 
 MANY = 1000
@@ -26,13 +26,13 @@ class Counting(MemoryStore):
         self.asked: list[int] = []
         self.away = False
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        wanted = list(ids)
-        self.asked.append(len(wanted))
+    async def find(self, query: RunQuery) -> Page[Run]:
+        assert query.ids is not None
+        self.asked.append(len(query.ids))
         await asyncio.sleep(0)
         if self.away:
             raise StoreUnavailable("away")
-        return await super().get(wanted, brief=brief)
+        return await super().find(query)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(
     @scheduler.job(run_on_start=True)
     async def work() -> None: ...
 
-    for method in ("open", "now", "put_job", "add"):
+    for method in ("open", "now", "put_jobs", "add"):
         weather.foul = {method}
         with pytest.raises(StoreUnavailable):
             await scheduler.start()
@@ -163,7 +163,7 @@ async def test_a_stop_while_the_store_is_away_comes_to_an_end(
 async def test_a_store_that_is_away_at_the_start_is_waited_for(
     make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults = ScriptedFaults({"open": ["before"] * 2, "now": ["before"], "put_job": ["after"]})
+    faults = ScriptedFaults({"open": ["before"] * 2, "now": ["before"], "put_jobs": ["after"]})
     scheduler = make(FaultyStore(opened(place), faults))
 
     @scheduler.job()
@@ -287,8 +287,8 @@ async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: st
         run = await scheduler.enqueue("work")
         waiting = asyncio.create_task(scheduler.wait(run.id))
         await begun.wait()
-        weather.foul = {"get"}
-        await until(lambda: weather.met.get("get", 0) >= 1, "a failing get")
+        weather.foul = {"find"}
+        await until(lambda: weather.met.get("find", 0) >= 1, "a failing find")
         weather.foul = set()
         gate.set()
         async with asyncio.timeout(LONG):

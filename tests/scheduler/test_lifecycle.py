@@ -17,6 +17,7 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, NotStarted
 from mainspring.stores.protocol import Store
+from mainspring.testing.store_calls import get_runs
 from tests.support.engine import Heard, ended, until
 from tests.support.scheduler_fixtures import Make
 
@@ -235,7 +236,7 @@ async def test_a_hard_stop_gives_back_at_once(make: Make, second_client: Store) 
         await began.wait()
         await until(lambda: scheduler._engine and scheduler._engine.worker.running == 2)
         await scheduler.stop(graceful=False)
-    found = await second_client.get([run.id for run in runs])
+    found = await get_runs(second_client, [run.id for run in runs])
     first, second, third = [found[run.id] for run in runs]
     assert (first.state, first.lease_until) == (State.PENDING, None)
     assert (second.state, second.reason) == (State.FAILED, "lost")
@@ -264,7 +265,7 @@ async def test_prefetched_runs_are_given_back_unstarted(make: Make, second_clien
         await until(lambda: not worker.ahead)
         go.set()
         await stopping
-    found = (await second_client.get([run.id for run in runs])).values()
+    found = (await get_runs(second_client, [run.id for run in runs])).values()
     ended_ones = [run for run in found if run.state is State.SUCCEEDED]
     back = [run for run in found if run.state is State.PENDING]
     assert len(ended_ones) == 1

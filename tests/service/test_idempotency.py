@@ -50,7 +50,7 @@ async def test_a_job_that_was_made_is_known_again_by_what_was_asked(
     webhooks = WebhookSettings(secret_keys=[new_key()])
     scheduler = sample_scheduler(FaultyStore(inner, weather), workers=0, webhooks=webhooks)
     api: Api = await make(scheduler)
-    weather.foul = {"put_job"}
+    weather.foul = {"put_jobs"}
     sent: dict[str, Any] = {"json": body, "headers": {"Idempotency-Key": "abc"}}
     await refused(api, "POST", "/api/jobs", 503, **sent)
     weather.foul = set()

@@ -17,6 +17,7 @@ from mainspring.core.policy import Delivery
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Store
 from mainspring.testing import FakeClock, FaultyStore, Injection, VirtualClock, run_virtual
+from mainspring.testing.store_calls import get_runs
 
 LEASE = timedelta(seconds=6)
 
@@ -59,7 +60,7 @@ def test_a_handler_does_not_start_under_a_lease_that_lapsed_on_the_way() -> None
             return Injection(delay=LEASE.total_seconds() + 1)
 
         async def work(ctx: RunContext) -> None:
-            started.append((await store.now(), (await store.get([ctx.run_id]))[ctx.run_id]))
+            started.append((await store.now(), (await get_runs(store, [ctx.run_id]))[ctx.run_id]))
 
         slow, desk = worker(store, slow_once_claimed), client(store)
         for one in (slow, desk):
@@ -90,7 +91,7 @@ def test_a_store_that_hangs_does_not_keep_a_handler_beyond_its_lease() -> None:
             try:
                 await asyncio.sleep(60)
             finally:
-                run = (await store.get([ctx.run_id]))[ctx.run_id]
+                run = (await get_runs(store, [ctx.run_id]))[ctx.run_id]
                 assert run.lease_until is not None
                 stopped.append(run.lease_until - await store.now())
 
@@ -172,9 +173,9 @@ async def test_a_rescue_does_not_undo_a_cancel_that_came_between(delivery: Deliv
     rescue = transitions.rescued(run, clock.now(), delivery)
     assert await store.commit([transitions.request_cancel(run, "enough")]) == [True]
     assert await store.commit([rescue]) == [False]
-    again = transitions.rescued((await store.get(["r"]))["r"], clock.now(), delivery)
+    again = transitions.rescued((await get_runs(store, ["r"]))["r"], clock.now(), delivery)
     assert await store.commit([again]) == [True]
-    assert (await store.get(["r"]))["r"].state is State.CANCELLED
+    assert (await get_runs(store, ["r"]))["r"].state is State.CANCELLED
 
 
 async def test_a_run_that_came_too_late_does_not_undo_a_cancel() -> None:

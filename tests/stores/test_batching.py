@@ -16,6 +16,7 @@ from mainspring.stores import open_store
 from mainspring.stores.batching import turns, waves
 from mainspring.stores.protocol import JobQuery
 from mainspring.stores.sqlite import jobs as firing
+from mainspring.testing.store_calls import put_job
 
 
 def test_turns_keep_the_order_of_each_key_and_no_other() -> None:
@@ -40,7 +41,7 @@ async def test_chains_of_many_jobs_fire_in_as_many_steps_as_one_on_sqlite(
     for n in range(20):
         job = Job(id=f"j{n}", handler="work", created_at=late, updated_at=late, next_run_at=late)
         policy = Policy.make(misfire="all")
-        assert await store.put_job(replace(job, schedule=cron("* * * * * *"), policy=policy))
+        assert await put_job(store, replace(job, schedule=cron("* * * * * *"), policy=policy))
     steps: list[int] = []
     whole = firing._fire
 

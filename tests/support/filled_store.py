@@ -12,6 +12,7 @@ from mainspring.core.policy import Policy
 from mainspring.core.schedules import cron
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery, Store
 from mainspring.testing.conformance.round_trip import JOB, RUN
+from mainspring.testing.store_calls import put_job
 
 LEASE = timedelta(milliseconds=1)
 SOON = timedelta(minutes=5)
@@ -51,13 +52,13 @@ async def fill(store: Store, plain: int = 0) -> None:
     """Jobs of every kind, and runs of every state by every way that leads there."""
     now = await store.now()
     job = Job(id="job", handler="work", created_at=now, updated_at=now)
-    await store.put_job(replace(job, policy=Policy(concurrency=2)))
+    await put_job(store, replace(job, policy=Policy(concurrency=2)))
     for _ in range(4):  # a job that was edited, and so has a version
         [kept] = (await store.jobs(JobQuery(ids=frozenset({"job"})))).items
-        await store.put_job(replace(kept, description=f"edit {kept.version}"))
+        await put_job(store, replace(kept, description=f"edit {kept.version}"))
     often = replace(job, id="often", schedule=cron("* * * * *"), next_run_at=now + SOON)
-    await store.put_job(often)
-    await store.put_job(JOB)
+    await put_job(store, often)
+    await put_job(store, JOB)
     await store.add([made(f"plain-{n}", now, n) for n in range(plain)])
     created, held_until = made("", now, plain).created_at, now + timedelta(hours=1)
     await store.add([replace(RUN, created_at=created, dedupe_until=held_until)])

@@ -15,7 +15,16 @@ from mainspring.core.model import (
 )
 from mainspring.core.transitions import Change
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Added, Claim, Fired, Firing, Held, Renewed, RunQuery
+from mainspring.stores.protocol import (
+    Added,
+    Claim,
+    Fired,
+    Firing,
+    Held,
+    JobWrite,
+    Renewed,
+    RunQuery,
+)
 
 __all__ = ["PLANTED"]
 
@@ -209,9 +218,8 @@ class OverlapSeesTriggered(MemoryStore):
 class LastWriteWins(MemoryStore):
     """A job is replaced without looking at its version."""
 
-    async def put_job(self, job: Job) -> bool:
-        stored = self._jobs.get(job.id)
-        return await super().put_job(replace(job, version=stored.version if stored else 0))
+    def _put_job(self, write: JobWrite, job: Job | None) -> bool:
+        return super()._put_job(replace(write, expected_version=None), job)
 
 
 class LeaderForLife(MemoryStore):
@@ -232,8 +240,8 @@ class LapsedByState(MemoryStore):
 class ForgetsAFew(MemoryStore):
     """An answer is cut short."""
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        return await super().get(list(ids)[:6], brief=brief)
+    def _look_up(self, ids: Iterable[str]) -> list[Run]:
+        return super()._look_up(sorted(ids)[:6])
 
 
 PLANTED: list[type[MemoryStore]] = [

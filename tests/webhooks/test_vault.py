@@ -21,6 +21,7 @@ from mainspring.core.model import Job, Sealed, Webhook, replace
 from mainspring.errors import InvalidInput, SecretKeyMissing
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery
+from mainspring.testing.store_calls import put_job
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
 from mainspring.webhooks.service import shown_headers
 from mainspring.webhooks.vault import VARIABLE, key_files, signing_bytes
@@ -335,7 +336,7 @@ async def test_a_row_edited_by_hand_carries_no_secret_away() -> None:
         webhook = {"url": "https://a.example/", "headers": {"Authorization": TOKEN}}
         await mainspring.add_job("call", webhook=webhook)
         job = await stored(mainspring, "call")
-        await mainspring.store.put_job(replace(job, webhook=replace(job.webhook, url=end.url)))
+        await put_job(mainspring.store, replace(job, webhook=replace(job.webhook, url=end.url)))
         run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
     assert run.state is State.FAILED
     assert end.requests == []

@@ -213,7 +213,7 @@ class Webhook(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A stored definition: handler, payload, schedule and policy; of a webhook, its request.
 
-    `version` grows with every write and is what `put_job` compares. It never repeats, even if the
+    `version` grows with every write and is what `put_jobs` compares. It never repeats, even if the
     job is removed and another one is made under its id (see `next_version`). `unreadable` says
     why this program cannot read the record, as for a run: such a job fires nothing and none of its
     runs start until it can be read again.
@@ -268,7 +268,7 @@ class Page(Struct, Generic[T], frozen=True):
 class Note(Struct, frozen=True, kw_only=True):
     """A small named value kept beside jobs and runs: an API key, an idempotency record.
 
-    `version` is what `put_note` compares. Past `expires_at`, by the store's clock, it is gone.
+    `version` is what `put_notes` compares. Past `expires_at`, by the store's clock, it is gone.
     """
 
     kind: str

@@ -95,8 +95,9 @@ class Bulk:
     async def _pages(self, chosen: _Chosen, *, brief: bool = False) -> AsyncIterator[list[Run]]:
         if chosen.ids is not None:
             for start in range(0, len(chosen.ids), PAGE):
-                found = await self._engine.store.get(chosen.ids[start : start + PAGE], brief=brief)
-                yield [run for run in found.values() if run.state in chosen.states]
+                ids = frozenset(chosen.ids[start : start + PAGE])
+                page = await self._engine.store.find(RunQuery(ids=ids, brief=brief))
+                yield [run for run in page.items if run.state in chosen.states]
             return
         query, left = chosen.query, chosen.query.limit
         cursor = query.cursor

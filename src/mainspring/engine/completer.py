@@ -21,6 +21,7 @@ from mainspring.engine.breakers import Breakers, Turn
 from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leases import Leases
 from mainspring.engine.outcome import Verdict
+from mainspring.stores.protocol import RunQuery
 
 __all__ = ["Completer"]
 
@@ -168,7 +169,8 @@ class Completer:
     async def _end_refused(self, work: Work) -> None:
         """End an attempt whose change the store refused: somebody cancelled the run first, or
         another worker has it."""
-        for run in (await self._engine.retrying_store.get([work.run.id])).values():
+        query = RunQuery(ids=frozenset({work.run.id}))
+        for run in (await self._engine.retrying_store.find(query)).items:
             mine = run.token == work.run.token
             if mine and run.state is State.SUCCEEDED and work.completion is not None:
                 # The handler's transaction was committed after all; only the answer was lost.
@@ -189,7 +191,8 @@ class Completer:
     async def _cancel_unstarted(self, run: Run) -> None:
         """Cancel a run without an attempt here if somebody requested it. Otherwise the run would
         stay running until its lease lapses."""
-        for now in (await self._engine.retrying_store.get([run.id])).values():
+        query = RunQuery(ids=frozenset({run.id}))
+        for now in (await self._engine.retrying_store.find(query)).items:
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.complete_unstarted(now, change)

@@ -249,8 +249,8 @@ class Keeper:
         if not waiting:
             return
         names = {name for run in waiting for name in run.after}
-        upstream = await self._engine.store.get(names, brief=True)
-        known = {run_id: run.state for run_id, run in upstream.items()}
+        upstream = await self._engine.store.find(RunQuery(ids=frozenset(names), brief=True))
+        known = {run.id: run.state for run in upstream.items}
         now = self._engine.time.now()
         pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
         runs = [run for run, change in pairs if change is not None]
@@ -259,7 +259,8 @@ class Keeper:
             run.id for run in await self._committed(runs, changes) if run.state is State.SKIPPED
         ]
         if skipped and self._engine.events.wanted("run.skipped"):
-            for run in (await self._engine.store.get(skipped)).values():
+            page = await self._engine.store.find(RunQuery(ids=frozenset(skipped)))
+            for run in page.items:
                 self._engine.emit("run.skipped", run)
 
     async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:

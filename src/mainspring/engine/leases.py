@@ -16,7 +16,7 @@ from mainspring.core.model import Run, State, replace
 from mainspring.engine.attempt import Stop, Work
 from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreUnavailable, TransactionAborted
-from mainspring.stores.protocol import Held, Renewed
+from mainspring.stores.protocol import Held, Renewed, RunQuery
 
 __all__ = ["Leases"]
 
@@ -108,7 +108,8 @@ class Leases:
             held = [work for work in self._held.values() if not work.ended]
             old = [work.run.id for work in held if work.held_since < before]
             if old:
-                self.heed((await self._engine.retrying_store.get(old, brief=True)).values())
+                query = RunQuery(ids=frozenset(old), brief=True)
+                self.heed((await self._engine.retrying_store.find(query)).items)
             if len(old) < len(held):
                 self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)

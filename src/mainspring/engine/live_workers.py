@@ -19,7 +19,7 @@ from msgspec import Struct, convert, to_builtins
 
 from mainspring.core.model import Job, Note, Owner
 from mainspring.engine.context import EngineContext
-from mainspring.stores.protocol import JobQuery, NoteQuery, Store
+from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, Store
 from mainspring.stores.url_redaction import without_password
 
 __all__ = [
@@ -135,7 +135,9 @@ class LiveWorkers:
         return found
 
     async def withdraw(self) -> None:
-        await self._engine.store.drop_note(NOTE_KIND, self._engine.settings.worker_id)
+        await self._engine.store.put_notes(
+            [NoteWrite.drop(NOTE_KIND, self._engine.settings.worker_id)]
+        )
 
     def may_fire(self, job: Job, myself: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while it is not known who is alive. `myself` is
@@ -181,18 +183,16 @@ class LiveWorkers:
 
     async def _write_and_read(self) -> None:
         myself = self.myself()
-        query = NoteQuery(kind=NOTE_KIND, names=frozenset({myself.id}), limit=1)
-        kept = (await self._engine.store.notes(query)).items
         facts = to_builtins(myself)
         value = {"handlers": sorted(facts["handlers"]), "queues": facts["queues"]}
         note = Note(
             kind=NOTE_KIND,
             name=myself.id,
             value=value,
-            version=kept[0].version if kept else 0,
             expires_at=self._engine.time.now() + LIFETIME,
         )
-        await self._engine.store.put_note(note)
+        # Nobody else writes this note, so whatever version it has is replaced.
+        await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note)])
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
         await self._forget_removed()

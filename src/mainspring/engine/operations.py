@@ -246,7 +246,7 @@ class Control:
         now = await self._engine.store.now()
         job = _fresh(draft, now)
         _refuse_over(job, now)
-        free = await (self._engine.store.put_job(job) if keep else self._free(job.id))
+        free = await (self._put(job) if keep else self._free(job.id))
         if not free:
             raise JobExists(
                 f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
@@ -270,6 +270,10 @@ class Control:
             _refuse_over(job, now)
         return await self.define(draft, adapt) if keep else job
 
+    async def _put(self, job: Job) -> bool:
+        [done] = await self._engine.store.put_jobs([JobWrite.put(job)])
+        return done
+
     async def _free(self, job_id: str) -> bool:
         return await self._stored(job_id) is None
 
@@ -292,7 +296,7 @@ class Control:
             job = _fresh(draft, now) if stored is None else _merged(wanted, stored, now)
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
-            if await self._engine.store.put_job(job):
+            if await self._put(job):
                 changed = self._changed(job, "job.updated" if stored else "job.created")
                 if stored is None or stored.schedule != job.schedule:
                     await self._tell_over(changed, now)
@@ -335,7 +339,7 @@ class Control:
                 await self._refuse_reorder(edited)
             if edited.policy != job.policy:
                 self._refuse_effect_once(edited)
-            if await self._engine.store.put_job(edited):
+            if await self._put(edited):
                 return self._changed(edited, "job.updated")
         raise _contended(f"job {job_id}")
 
@@ -447,7 +451,8 @@ class Control:
             _unchanged(job, seen)
             if job.owner is Owner.CODE and not force:
                 raise JobOwnedByCode(job_id)
-            if await self._engine.store.drop_job(job_id, job.version):
+            [removed] = await self._engine.store.put_jobs([JobWrite.drop(job_id, job.version)])
+            if removed:
                 break
         else:
             raise _contended(f"job {job_id}")

@@ -12,7 +12,7 @@ import contextlib
 from mainspring.core.model import Run
 from mainspring.engine.rest import rest
 from mainspring.errors import RunNotFound, StoreUnavailable
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import RunQuery, Store
 
 __all__ = ["Awaited"]
 
@@ -79,7 +79,7 @@ class Awaited:
         while self._asked:
             asked, self._asked = self._asked, {}
             try:
-                found = await self._store.get(asked)
+                page = await self._store.find(RunQuery(ids=frozenset(asked)))
             except Exception as error:
                 for future in asked.values():
                     future.set_exception(error)
@@ -89,5 +89,6 @@ class Awaited:
                     future.cancel()
                 raise
             else:
+                found = {run.id: run for run in page.items}
                 for run_id, future in asked.items():
                     future.set_result(found.get(run_id))

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from mainspring.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
-from mainspring.stores.protocol import Claim, JobQuery, Store
+from mainspring.stores.protocol import Claim, JobQuery, RunQuery, Store
 
 __all__ = ["OPERATIONS", "Outages", "RetryingStore", "reason_of", "wait_for_store"]
 
@@ -42,8 +42,8 @@ OPERATIONS = {
     "claim": "claiming runs",
     "commit": "recording outcomes of runs",
     "elect": "electing the leader",
+    "find": "reading runs",
     "fire": "firing schedules",
-    "get": "reading runs",
     "jobs": "reading jobs",
     "next due": "looking for the next due run",
     "prune": "deleting old runs",
@@ -177,9 +177,8 @@ class RetryingStore:
             "commit", lambda: self._store.commit(changes), retried=(StoreError, OSError)
         )
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        wanted = list(ids)
-        return await self.repeat("get", lambda: self._store.get(wanted, brief=brief))
+    async def find(self, query: RunQuery) -> Page[Run]:
+        return await self.repeat("find", lambda: self._store.find(query))
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self.repeat("jobs", lambda: self._store.jobs(query))

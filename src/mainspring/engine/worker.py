@@ -30,7 +30,7 @@ from mainspring.engine.rest import rest
 from mainspring.engine.slots import is_orphan
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Tracing
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, RunQuery
 
 __all__ = ["Worker"]
 
@@ -326,7 +326,8 @@ class Worker:
         waited = {upstream for run in runs for upstream in run.after}
         if not waited:
             return {}, set()
-        found = await self._engine.retrying_store.get(waited)
+        page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(waited)))
+        found = {run.id: run for run in page.items}
         results = {
             run.id: {found[u].job_id: found[u].result for u in run.after if u in found}
             for run in runs

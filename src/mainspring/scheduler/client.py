@@ -49,7 +49,7 @@ from mainspring.scheduler.explanation import explain_run
 from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.stores import open_store
-from mainspring.stores.protocol import Counts, JobQuery, NoteQuery, RunQuery, Store
+from mainspring.stores.protocol import Counts, JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.webhooks.definition import Given
 from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.service import Webhooks
@@ -467,10 +467,13 @@ class Client:
         """Write a note by compare-and-set: its new version, or None if another came first."""
         check_key(note.kind, "a note's kind")
         check_key(note.name, "a note's name")
-        return await self._call(self._running().store.put_note(note))
+        [version] = await self._call(self._running().store.put_notes([NoteWrite.put(note)]))
+        return version
 
     async def remove_note(self, kind: str, name: str) -> bool:
-        return await self._call(self._running().store.drop_note(kind, name))
+        write = NoteWrite.drop(kind, name)
+        [version] = await self._call(self._running().store.put_notes([write]))
+        return version is not None
 
     # Time
 

@@ -1,12 +1,14 @@
-"""Cursors of pages of runs, as clients send them back."""
+"""Cursors of pages of runs and notes, as clients send them back."""
 
 from __future__ import annotations
 
+import json
 import re
 
+from mainspring.core.model import Note
 from mainspring.errors import InvalidInput
 
-__all__ = ["cursor_error", "cursor_number"]
+__all__ = ["cursor_error", "cursor_number", "note_cursor", "read_note_cursor"]
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _LARGEST = 2**63 - 1
@@ -21,4 +23,23 @@ def cursor_number(part: object, cursor: object) -> int:
 
 
 def cursor_error(cursor: object) -> InvalidInput:
-    return InvalidInput(f"{str(cursor)[:100]!r} is no cursor that a page of runs gave")
+    return InvalidInput(
+        f"{str(cursor)[:100]!r} is not a cursor that a page of results gave: send the `cursor` of"
+        " the page before, or none for the first page"
+    )
+
+
+def note_cursor(note: Note) -> str:
+    """The cursor of a page of notes that ends with this one."""
+    return json.dumps([note.kind, note.name])
+
+
+def read_note_cursor(cursor: str) -> list[str]:
+    """The kind and the name in it."""
+    try:
+        found = json.loads(cursor)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or [type(part) for part in found] != [str, str]:
+        raise cursor_error(cursor)
+    return found

@@ -49,6 +49,7 @@ __all__ = [
     "JobQuery",
     "JobWrite",
     "NoteQuery",
+    "NoteWrite",
     "Renewed",
     "RunQuery",
     "Store",
@@ -129,7 +130,9 @@ class Fired(Struct, frozen=True):
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Newest first. `lapsed`: running with a lease that is over by the store's clock.
+    """Newest first. `ids`: a look-up of these runs, those that exist, each once, in any order and
+    all in one page; besides `ids` only `brief` counts then.
+    `lapsed`: running with a lease that is over by the store's clock.
     `failing`: with a failed attempt since they were last made or revived, in whatever state.
     `tried`: with an attempt, over or under way.
     `set_aside`: pending, and passed over by claims because they could not be read; those that
@@ -139,6 +142,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     of each run is set); a record in which only those cannot be read is given as readable.
     `since` (inclusive) and `until` (exclusive) bound `created_at`."""
 
+    ids: frozenset[str] | None = None
     job: str | None = None
     states: frozenset[State] | None = None
     lapsed: bool = False
@@ -196,12 +200,31 @@ class JobWrite(Struct, frozen=True):
 
 
 class NoteQuery(Struct, frozen=True, kw_only=True):
-    """Notes of a kind that have not expired, by name."""
+    """Notes that have not expired, ordered by kind and name. `kind=None`: of every kind."""
 
-    kind: str
+    kind: str | None = None
     names: frozenset[str] | None = None
     limit: int = 100
     cursor: str | None = None
+
+
+class NoteWrite(Struct, frozen=True):
+    """An insert, an update or a delete of a note: done if the stored note still has the version
+    expected (0: there is none, or it has expired; None: whatever it has). `note=None` deletes."""
+
+    kind: str
+    name: str
+    expected_version: int | None
+    note: Note | None
+
+    @classmethod
+    def put(cls, note: Note) -> NoteWrite:
+        """Insert or replace a note that was read at `note.version` (0 for a new one)."""
+        return cls(note.kind, note.name, note.version, note)
+
+    @classmethod
+    def drop(cls, kind: str, name: str, expected_version: int | None = None) -> NoteWrite:
+        return cls(kind, name, expected_version, None)
 
 
 class Due(Struct, frozen=True):
@@ -322,10 +345,6 @@ class Store(Protocol):
         """
         ...
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        """The runs of these ids that exist. `brief`: without payload, result and attempts."""
-        ...
-
     async def find(self, query: RunQuery) -> Page[Run]: ...
 
     async def counts(self, since: datetime | None = None) -> Counts:
@@ -348,38 +367,12 @@ class Store(Protocol):
         done. With a job only its definition is deleted: its runs stay."""
         ...
 
-    async def put_job(self, job: Job) -> bool:
-        """Insert or replace by compare-and-set: `job.version` is the version it was read at
-        (0 for a new one), and is `job.next_version()` afterwards. False if another write came
-        first."""
-        ...
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        """Insert jobs as they are, versions included: they come from another store.
-
-        One whose id is there already is left as it is, and answered by False.
-        """
-        ...
-
-    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        """Delete the definition; its runs stay. False if there was none, or if it no longer has
-        the `version` that it was read at, where one is given."""
-        ...
-
     async def notes(self, query: NoteQuery) -> Page[Note]: ...
 
-    async def put_note(self, note: Note) -> int | None:
-        """Insert or replace by compare-and-set: `note.version` is the version it was read at (0
-        for a new one, or for one that has expired). The version it has now, or None if another
-        write came first."""
-        ...
-
-    async def note_kinds(self) -> list[str]:
-        """The kinds of which there are notes (expired ones may count)."""
-        ...
-
-    async def drop_note(self, kind: str, name: str) -> bool:
-        """Delete a note. False if there was none."""
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        """Write or delete notes by compare-and-set, each by itself and in order. Gives for each
+        the version that the note has now (0: it was deleted), or None if the stored note does not
+        have the version expected, or if there was none to delete."""
         ...
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:

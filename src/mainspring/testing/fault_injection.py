@@ -28,6 +28,7 @@ from mainspring.stores.protocol import (
     JobQuery,
     JobWrite,
     NoteQuery,
+    NoteWrite,
     Renewed,
     RunQuery,
     Store,
@@ -205,9 +206,6 @@ class FaultyStore:
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         return await self._call("commit", lambda: self.store.commit(changes))
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        return await self._call("get", lambda: self.store.get(ids, brief=brief))
-
     async def find(self, query: RunQuery) -> Page[Run]:
         return await self._call("find", lambda: self.store.find(query))
 
@@ -226,26 +224,11 @@ class FaultyStore:
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         return await self._call("put_jobs", lambda: self.store.put_jobs(writes))
 
-    async def put_job(self, job: Job) -> bool:
-        return await self._call("put_job", lambda: self.store.put_job(job))
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        return await self._call("add_jobs", lambda: self.store.add_jobs(jobs))
-
-    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        return await self._call("drop_job", lambda: self.store.drop_job(job_id, version))
-
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return await self._call("notes", lambda: self.store.notes(query))
 
-    async def put_note(self, note: Note) -> int | None:
-        return await self._call("put_note", lambda: self.store.put_note(note))
-
-    async def note_kinds(self) -> list[str]:
-        return await self._call("note_kinds", lambda: self.store.note_kinds())
-
-    async def drop_note(self, kind: str, name: str) -> bool:
-        return await self._call("drop_note", lambda: self.store.drop_note(kind, name))
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        return await self._call("put_notes", lambda: self.store.put_notes(writes))
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         return await self._call("fire", lambda: self.store.fire(firings))

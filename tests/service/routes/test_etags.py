@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mainspring.core.model import replace
-from mainspring.stores.protocol import JobQuery
+from mainspring.stores.protocol import JobQuery, JobWrite
+from mainspring.testing.store_calls import put_job
 from tests.service.routes.test_jobs import created, job, refused
 from tests.support.service import Api, Make, sample_scheduler
 
@@ -21,7 +23,7 @@ async def test_an_etag_guards_an_edit(api: Api) -> None:
     stored = await api.scheduler.get_job(job_id)
     # A firing moves the job on; that is no edit.
     assert stored.next_run_at is not None
-    await api.scheduler.store.put_job(replace(stored, last_run_at=stored.next_run_at))
+    await put_job(api.scheduler.store, replace(stored, last_run_at=stored.next_run_at))
     assert (await api.get(path)).headers["etag"] == tag
     first = await api.put(path, json={"priority": 7}, headers={"If-Match": tag})
     assert first.status_code == 200
@@ -84,19 +86,19 @@ async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
     path = f"/api/jobs/{job_id}"
     tag = (await api.get(path)).headers["etag"]
     store = api.scheduler.store
-    drop = store.drop_job
+    put_jobs = store.put_jobs
 
-    async def edited_first(*given: Any) -> bool:
-        monkeypatch.setattr(store, "drop_job", drop)
+    async def edited_first(writes: Sequence[JobWrite]) -> list[bool]:
+        monkeypatch.setattr(store, "put_jobs", put_jobs)
         [now] = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
-        assert await store.put_job(replace(now, description="edited meanwhile"))
-        return await drop(*given)
+        assert await put_job(store, replace(now, description="edited meanwhile"))
+        return await put_jobs(writes)
 
-    monkeypatch.setattr(store, "drop_job", edited_first)
+    monkeypatch.setattr(store, "put_jobs", edited_first)
     await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
     assert (await job(api, job_id))["description"] == "edited meanwhile"
     # What only fires meanwhile is deleted all the same, and so is what nobody compares.
-    monkeypatch.setattr(store, "drop_job", edited_first)
+    monkeypatch.setattr(store, "put_jobs", edited_first)
     await api.ok("DELETE", path)
     assert (await api.get(path)).status_code == 404
 

@@ -7,6 +7,7 @@ import pytest
 from mainspring.core import schedules
 from mainspring.core.model import replace
 from mainspring.service.schemas import documents
+from mainspring.testing.store_calls import put_job
 from tests.service.routes.test_jobs import created, job, refused
 from tests.support.service import WEBHOOK, Api
 
@@ -179,7 +180,7 @@ async def test_a_job_that_is_over_is_resumed_by_no_way(api: Api) -> None:
     job_id = await created(api, schedule="2999-01-01T00:00:00Z", enabled=False)
     stored = await api.scheduler.get_job(job_id)
     past = schedules.at("2001-01-01T00:00:00Z").bind(job_id, stored.created_at)
-    await api.scheduler.store.put_job(replace(stored, schedule=past))
+    await put_job(api.scheduler.store, replace(stored, schedule=past))
     path = f"/api/jobs/{job_id}"
     edit = await refused(api, "PUT", path, 422, json={"enabled": True})
     resume = await refused(api, "POST", f"{path}/resume", 422)

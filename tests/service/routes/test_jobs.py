@@ -357,7 +357,7 @@ PLAIN = {"every": "15m", "endpoint": "https://api.example.com/sync"}
 
 
 @pytest.mark.parametrize("lost", ["before", "after"])
-@pytest.mark.parametrize("what", ["put_job", "put_note"])
+@pytest.mark.parametrize("what", ["put_jobs", "put_notes"])
 async def test_a_create_that_the_store_failed_is_safe_to_send_again(
     make: Make, what: str, lost: str
 ) -> None:
@@ -369,7 +369,7 @@ async def test_a_create_that_the_store_failed_is_safe_to_send_again(
     weather.foul = {what}
     await refused(api, "POST", "/api/jobs", 503, json=PLAIN, headers=headers)
     made = (await api.ok("GET", "/api/jobs?search=example"))["data"]
-    assert len(made) == (1 if (what, lost) == ("put_job", "after") else 0)
+    assert len(made) == (1 if (what, lost) == ("put_jobs", "after") else 0)
     weather.foul = set()
     again = [await api.ok("POST", "/api/jobs", json=PLAIN, headers=headers) for _ in range(2)]
     [stored] = (await api.ok("GET", "/api/jobs?search=example"))["data"]
@@ -384,7 +384,7 @@ async def test_a_create_that_was_done_is_not_refused_when_it_is_sent_again(
     weather = Weather()
     weather.error = "after"
     api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
-    weather.foul = {"put_job"}
+    weather.foul = {"put_jobs"}
     sent = {"json": {**PLAIN, **given}, "headers": {"Idempotency-Key": "abc"}}
     await refused(api, "POST", "/api/jobs", 503, **sent)
     weather.foul = set()

@@ -19,6 +19,7 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, Store
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore, RandomFaults
+from mainspring.testing.store_calls import drop_note, get_runs, put_job, put_note
 from tests.support.filled_store import everything, fill, made, opened
 from tests.support.servers.mongodb import with_database
 
@@ -99,14 +100,14 @@ async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -
         with pytest.raises(Interrupted):
             await copy(source, target, interrupt)
         now = await source.now()
-        due = (await source.get(["is due"]))["is due"]
+        due = (await get_runs(source, ["is due"]))["is due"]
         await source.commit([transitions.cancelled(due, now, "no more")])
         heir = made("heir", now, 99, dedupe_key=due.dedupe_key)
         assert not (await source.add([heir]))[0].duplicate
-        failed = (await source.get(["fails"]))["fails"]
+        failed = (await get_runs(source, ["fails"]))["fails"]
         assert await source.commit([transitions.revived(failed, now)]) == [True]
         [job] = (await source.jobs(JobQuery(ids=frozenset({"often"})))).items
-        await source.put_job(replace(job, enabled=False))
+        await put_job(source, replace(job, enabled=False))
         copied = await copy(source, target)
         assert (copied.mended, copied.written) == (2, 1)
         assert await everything(target) == await everything(source)
@@ -120,9 +121,9 @@ async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
         notes = [Note(kind="api-key", name=f"{n:04}", value={"$n": n}) for n in range(PAGE + 3)]
         notes.append(Note(kind="other", name="0001", value="x", expires_at=ends))
         for note in notes:
-            await source.put_note(note)
+            await put_note(source, note)
         assert (await copy(source, target)).notes == len(notes)
-        await source.put_note(replace(notes[0], value="changed", version=1))
+        await put_note(source, replace(notes[0], value="changed", version=1))
         await copy(source, target)
         query = NoteQuery(kind="api-key", limit=1000)
         assert [(note.name, note.value) for note in (await target.notes(query)).items] == [
@@ -130,7 +131,7 @@ async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
         ]
         [other] = (await target.notes(NoteQuery(kind="other"))).items
         assert (other.value, other.expires_at) == ("x", ends)
-        await source.drop_note("api-key", "0007")
+        await drop_note(source, "api-key", "0007")
         with pytest.raises(CopyRefused, match="api-key 0007 is there, and not in the source"):
             await copy(source, target)
 
@@ -139,9 +140,9 @@ async def test_a_key_that_was_revoked_in_the_target_does_not_open_again(on_disk:
     source, target = on_disk("a"), on_disk("b")
     async with opened(source, target):
         key = Note(kind="api-key", name="k", value="opens")
-        await source.put_note(key)
+        await put_note(source, key)
         await copy(source, target)
-        assert await target.put_note(replace(key, value="revoked", version=1)) == 2
+        assert await put_note(target, replace(key, value="revoked", version=1)) == 2
         with pytest.raises(CopyRefused, match="api-key k was changed in the target"):
             await copy(source, target)
         [kept] = (await target.notes(NoteQuery(kind="api-key"))).items
@@ -155,11 +156,11 @@ async def test_notes_that_expire_stand_in_nobodys_way(on_disk: Make) -> None:
         now = await source.now()
         soon, before = now + timedelta(hours=1), now - timedelta(hours=1)
         record = Note(kind="idempotency", name="gone", value=1, expires_at=soon)
-        await source.put_note(record)
+        await put_note(source, record)
         await copy(source, target)
-        await source.drop_note("idempotency", "gone")
-        await target.put_note(replace(record, name="again", expires_at=before))
-        await source.put_note(replace(record, name="again"))
+        await drop_note(source, "idempotency", "gone")
+        await put_note(target, replace(record, name="again", expires_at=before))
+        await put_note(source, replace(record, name="again"))
         await copy(source, target)
         found = (await target.notes(NoteQuery(kind="idempotency"))).items
         assert [(note.name, note.expires_at) for note in found] == [("again", soon), ("gone", soon)]
@@ -170,11 +171,11 @@ async def test_a_note_that_changes_while_it_is_copied_is_told(on_disk: Make) -> 
 
     class Changing(AnotherName):
         async def counts(self) -> object:  # asked for at the end
-            await source.put_note(Note(kind="api-key", name="k", value="revoked", version=1))
+            await put_note(source, Note(kind="api-key", name="k", value="revoked", version=1))
             return await source.counts()
 
     async with opened(source, target):
-        await source.put_note(Note(kind="api-key", name="k", value="opens"))
+        await put_note(source, Note(kind="api-key", name="k", value="opens"))
         with pytest.raises(CopyRefused, match="api-key k has changed while it was copied"):
             await copy(Changing(source), target)  # type: ignore[arg-type]
         await copy(source, target)
@@ -203,7 +204,7 @@ async def test_a_store_that_is_away_for_a_moment_is_waited_for(on_disk: Make) ->
     source, target = on_disk("a"), on_disk("b")
     async with opened(source, target):
         await fill(source, plain=PAGE)
-        faults = RandomFaults(7, before=0.1, after=0.2, methods=("add", "get", "find", "commit"))
+        faults = RandomFaults(7, before=0.1, after=0.2, methods=("add", "find", "commit"))
         faulty = FaultyStore(target, faults)
         await copy(source, faulty)
         assert sum(faulty.injected.values()) > 0
@@ -315,7 +316,7 @@ async def test_a_target_that_has_gone_on_is_refused(on_disk: Make) -> None:
         await target.commit([transitions.succeeded(run, await target.now(), None)])
         with pytest.raises(CopyRefused, match="run run has gone on in the target"):
             await copy(source, target)
-        assert (await target.get(["run"]))["run"].state is State.SUCCEEDED
+        assert (await get_runs(target, ["run"]))["run"].state is State.SUCCEEDED
 
 
 async def test_two_names_of_one_store_are_refused(on_disk: Make) -> None:

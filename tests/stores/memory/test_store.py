@@ -15,6 +15,7 @@ from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
+from mainspring.testing.store_calls import get_runs
 
 
 def make(clock: FakeClock | VirtualClock, run_id: str, **fields: Any) -> Run:
@@ -31,14 +32,14 @@ async def test_what_a_caller_does_to_its_values_stays_with_it() -> None:
     added.run.payload["items"].append(3)
     found = (await store.find(RunQuery())).items[0]
     found.payload["items"].append(4)
-    (await store.get(["a"]))["a"].payload["items"].append(5)
+    (await get_runs(store, ["a"]))["a"].payload["items"].append(5)
     claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=timedelta(seconds=9))
     [held] = await store.claim(claim)
     assert held.payload == {"items": [1]}
     result = {"n": [1]}
     await store.commit([transitions.succeeded(held, clock.now(), result)])
     result["n"].append(2)
-    assert (await store.get(["a"]))["a"].result == {"n": [1]}
+    assert (await get_runs(store, ["a"]))["a"].result == {"n": [1]}
 
 
 async def test_a_refused_result_leaves_its_whole_batch_undone() -> None:
@@ -54,7 +55,7 @@ async def test_a_refused_result_leaves_its_whole_batch_undone() -> None:
                 transitions.succeeded(b, clock.now(), object()),
             ]
         )
-    assert {run.state for run in (await store.get("ab")).values()} == {State.RUNNING}
+    assert {run.state for run in (await get_runs(store, "ab")).values()} == {State.RUNNING}
 
 
 def test_waiters_are_woken_the_same_way_in_every_replay() -> None:

@@ -22,6 +22,7 @@ from mainspring.stores.mongodb.concurrency import Room
 from mainspring.stores.mongodb.notifier import Bell
 from mainspring.stores.mongodb.url import Address
 from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.testing.store_calls import get_runs, put_job
 from tests.support.mongodb.query_plans import Sent
 from tests.support.mongodb.store import CLAIM, opened
 from tests.support.servers.mongodb import ReplicaSet, with_database
@@ -196,10 +197,10 @@ async def test_text_is_never_taken_for_an_operator(
         await store.add(await some_runs(store, "a", payload={"$where": "1", "a.b": {"$gt": ""}}))
         [held] = await store.claim(CLAIM)
         assert held.payload == {"$where": "1", "a.b": {"$gt": ""}}
-        assert await store.get(["$ne", "a.b"]) == {}
+        assert await get_runs(store, ["$ne", "a.b"]) == {}
         for wrong in odd:
             with pytest.raises((InvalidInput, StoreError, TypeError)):
-                await store.get([wrong])
+                await get_runs(store, [wrong])
 
 
 async def test_an_id_that_is_no_unicode_is_refused(
@@ -306,7 +307,7 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
         now = await one.now()
         policy = Policy(concurrency=1)
         job = Job(id="job", handler="work", created_at=now, updated_at=now, policy=policy)
-        assert await one.put_job(job)
+        assert await put_job(one, job)
         await one.add(await some_runs(one, "a", queue="x"))
         await one.add(await some_runs(one, "b", queue="y"))
         monkeypatch.setattr(Room, "reserve", at_once)

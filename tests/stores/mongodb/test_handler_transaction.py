@@ -24,6 +24,7 @@ from mainspring.errors import InvalidInput
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import handler_transaction
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
+from mainspring.testing.store_calls import get_runs
 from tests.support.effect_counts import effect_test
 from tests.support.engine import Heard
 from tests.support.servers.mongodb import with_database
@@ -173,7 +174,7 @@ async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
     async with scheduler:
         run = await send.enqueue()
         await inside.wait()
-        held = (await other.get([run.id]))[run.id]
+        held = (await get_runs(other, [run.id]))[run.id]
         rescue = transitions.rescued(held, await other.now(), Delivery.EFFECT_ONCE)
         assert await other.commit([rescue]) == [True]
         go.set()

@@ -24,6 +24,7 @@ from mainspring.stores.mongodb.codec import LIVE_STATES
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery
+from mainspring.testing.store_calls import add_jobs, drop_job, put_job
 from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
 
 CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
@@ -207,21 +208,21 @@ async def test_a_job_that_may_be_rolled_back_refuses_nobody(
 ) -> None:
     """Who is told that a job is there, or is another by now, does not try again: it has to last."""
     job = Job(id="new", handler="work", created_at=await store.now(), updated_at=await store.now())
-    assert await store.put_job(replace(job, id="old"))
+    assert await put_job(store, replace(job, id="old"))
     [old] = (await store.jobs(JobQuery())).items
     with cut_off(cluster.shards):
         for _ in range(2):
             for write in (
-                store.put_job(job),
-                store.add_jobs([replace(job, version=1)]),
-                store.put_job(replace(old, description="changed")),
-                store.drop_job("gone"),
+                put_job(store, job),
+                add_jobs(store, [replace(job, version=1)]),
+                put_job(store, replace(old, description="changed")),
+                drop_job(store, "gone"),
             ):
                 with pytest.raises(StoreUnavailable):
                     await write
-    assert not await store.put_job(job)
-    assert await store.add_jobs([replace(job, version=1)]) == [False]
-    assert not await store.put_job(replace(old, description="too late"))
-    assert not await store.drop_job("gone")
+    assert not await put_job(store, job)
+    assert await add_jobs(store, [replace(job, version=1)]) == [False]
+    assert not await put_job(store, replace(old, description="too late"))
+    assert not await drop_job(store, "gone")
     kept = {job.id: job.description for job in (await store.jobs(JobQuery())).items}
     assert kept == {"new": "", "old": "changed"}

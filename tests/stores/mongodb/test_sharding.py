@@ -21,6 +21,7 @@ from mainspring.stores.mongodb.collections import Database
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.testing.store_calls import get_runs
 from tests.support.servers.mongodb import ShardedCluster, with_database
 
 RUNS = 2000
@@ -147,7 +148,7 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
     monkeypatch.undo()
     assert sent == [30, 17, 11]  # 10 of 30 done, 3 lost; 6 of 17 done; then the rest
     assert kept.count(True) == 27
-    found = await store.get(run.id for run in held)
+    found = await get_runs(store, [run.id for run in held])
     await store.close()
     for run, mine in zip(held, kept, strict=True):
         state = State.SUCCEEDED if mine else State.RUNNING

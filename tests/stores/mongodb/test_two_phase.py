@@ -29,6 +29,7 @@ from mainspring.stores.mongodb import (
 )
 from mainspring.stores.protocol import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
 from mainspring.testing import FakeClock
+from mainspring.testing.store_calls import get_runs, put_job
 from tests.support.servers.mongodb import with_database
 
 CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
@@ -73,7 +74,7 @@ def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
 async def job(store: MongoStore, clock: FakeClock, **policy: Any) -> Job:
     now = clock.now()
     made = Job(id="job", handler="work", created_at=now, updated_at=now, next_run_at=now)
-    assert await store.put_job(replace(made, policy=Policy.make(**policy)))
+    assert await put_job(store, replace(made, policy=Policy.make(**policy)))
     return (await store.jobs(JobQuery())).items[0]
 
 
@@ -86,7 +87,7 @@ async def test_a_key_that_points_at_a_half_made_run(
     Death(monkeypatch, dedupe, "carry_out")
     with pytest.raises(StoreUnavailable):
         await store.add([run(clock, "a", dedupe_key="k")])
-    assert await store.get(["a"]) == {}
+    assert await get_runs(store, ["a"]) == {}
     [added] = await store.add([run(clock, "b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("a", True)
     assert [held.id for held in await store.claim(CLAIM)] == ["a"]
@@ -113,7 +114,7 @@ async def test_what_nobody_asks_for_again_is_swept_up(
         with pytest.raises(StoreUnavailable):
             await store.add([run(clock, run_id, dedupe_key=run_id)])
     await store.find(RunQuery(lapsed=True))
-    assert await store.get(["pointed", "reserved"]) == {
+    assert await get_runs(store, ["pointed", "reserved"]) == {
         "pointed": run(clock, "pointed", dedupe_key="pointed")
     }
     clock.advance(3600)
@@ -147,7 +148,7 @@ async def test_what_is_decided_is_not_kept_waiting_by_what_is_not(
         with pytest.raises(StoreUnavailable):
             await store.add([run(clock, run_id, dedupe_key=run_id)])
     await store.find(RunQuery(lapsed=True))
-    assert (await store.get(["a", "s"])).keys() == {"a", "s"}
+    assert (await get_runs(store, ["a", "s"])).keys() == {"a", "s"}
 
 
 @pytest.mark.parametrize("step", ["_point", "carry_out"])
@@ -160,7 +161,7 @@ async def test_a_revival_that_was_cut_off(
     revival = transitions.revived(dead, clock.now())
     with pytest.raises(StoreUnavailable):
         await store.commit([revival])
-    assert (await store.get(["a"]))["a"] == dead
+    assert (await get_runs(store, ["a"]))["a"] == dead
     [added] = await store.add([run(clock, "b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("a", True)
     assert await store.commit([revival]) == [True]
@@ -172,7 +173,7 @@ async def failed(store: MongoStore, clock: FakeClock) -> Run:
     await store.add([run(clock, "a", dedupe_key="k")])
     [held] = await store.claim(CLAIM)
     await store.commit([transitions.failed(held, clock.now(), transitions.Failure("boom"))])
-    return (await store.get(["a"]))["a"]
+    return (await get_runs(store, ["a"]))["a"]
 
 
 async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival(
@@ -193,7 +194,7 @@ async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival
     monkeypatch.setattr(dedupe, "_point", meanwhile)
     [added] = await store.add([run(clock, "b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("a", True)
-    assert await store.get(["b"]) == {}
+    assert await get_runs(store, ["b"]) == {}
 
 
 # -- add ------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ async def test_a_workflow_that_was_cut_off_is_whole_when_sent_again(
     assert [(each.run, each.duplicate) for each in await store.add(flow)] == [
         (each, False) for each in flow
     ]
-    found = await store.get([each.id for each in flow])
+    found = await get_runs(store, [each.id for each in flow])
     assert list(found.values()) == flow
 
 
@@ -323,7 +324,7 @@ async def test_a_firing_that_was_cut_off(
     Death(monkeypatch, jobs, step)
     with pytest.raises(StoreUnavailable):
         await store.fire([fired])
-    assert await store.get([fired.runs[0].id]) == {}
+    assert await get_runs(store, [fired.runs[0].id]) == {}
     [again] = await store.fire([fired])
     advanced = step == "_bring_to_life"
     assert again.done is not advanced
@@ -350,7 +351,7 @@ async def test_the_next_slot_meets_the_one_that_was_cut_off(
         Overlap.REPLACE: (State.CANCELLED, State.PENDING),
         Overlap.ALLOW: (State.PENDING, State.PENDING),
     }
-    earlier = (await store.get([first.runs[0].id]))[first.runs[0].id]
+    earlier = (await get_runs(store, [first.runs[0].id]))[first.runs[0].id]
     assert (earlier.state, second.runs[0].state) == expected[overlap]
 
 
@@ -363,7 +364,7 @@ async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
     names = [f"job{n}" for n in range(5)]
     for name in names:
         made = Job(id=name, handler="work", created_at=at, updated_at=at, next_run_at=at)
-        assert await store.put_job(made)
+        assert await put_job(store, made)
     left = {"intent": two_phase.intent({"state": "skipped"}), "state": "reserved"}
     [other] = await insert.documents(store._db, [run(clock, "job1@slot", job_id="job1")])
     await store._db.runs.insert_one({**other, **left})
@@ -379,7 +380,7 @@ async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
         )
 
     [edited] = (await store.jobs(JobQuery(ids=frozenset({"job4"})))).items
-    assert await store.put_job(edited)
+    assert await put_job(store, edited)
     firings = [slot(name) for name in names]
     death = Death(monkeypatch, jobs, step)
     with pytest.raises(StoreUnavailable):
@@ -430,7 +431,7 @@ async def test_a_sweep_also_cancels_what_a_slot_replaces(
     with pytest.raises(StoreUnavailable):
         await store.fire([second])
     await store.find(RunQuery(lapsed=True))
-    found = await store.get([first.runs[0].id, second.runs[0].id])
+    found = await get_runs(store, [first.runs[0].id, second.runs[0].id])
     assert [found[one.runs[0].id].state for one in (first, second)] == [
         State.CANCELLED,
         State.PENDING,
@@ -474,7 +475,7 @@ async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
     whole = two_phase.reserve
 
     async def reserve(*given: Any) -> Any:
-        assert await store.put_job(replace(made, enabled=False))
+        assert await put_job(store, replace(made, enabled=False))
         return await whole(*given)
 
     monkeypatch.setattr(jobs, "reserve", reserve)
@@ -526,7 +527,7 @@ async def test_a_place_reserved_for_a_run_that_was_cancelled_is_free_at_once(
 
     async def too_late(*given: Any) -> Any:
         monkeypatch.setattr(claim, "_take", whole)
-        [first] = (await store.get(["a"])).values()
+        [first] = (await get_runs(store, ["a"])).values()
         assert await store.commit([transitions.cancelled(first, clock.now(), "no")]) == [True]
         return await whole(*given)
 

@@ -20,6 +20,7 @@ from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import _shape
 from mainspring.stores.sqlite.file_lock import TurnLock
 from mainspring.testing import FakeClock
+from mainspring.testing.store_calls import drop_job, get_runs, put_job
 from tests.support.sqlite_store import START, a_claim, a_job, a_run, opened
 
 
@@ -30,7 +31,7 @@ async def claimed(store: SqliteStore, **fields: Any) -> list[str]:
 async def test_a_limit_that_appears_holds_for_runs_already_there(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         await store.add([a_run(f"run-{n}") for n in range(5)])
-        assert await store.put_job(a_job("job", concurrency=2))
+        assert await put_job(store, a_job("job", concurrency=2))
         assert await claimed(store) == ["run-0", "run-1"]
         assert await claimed(store) == []
 
@@ -38,19 +39,19 @@ async def test_a_limit_that_appears_holds_for_runs_already_there(tmp_path: Path)
 async def test_a_limit_that_goes_frees_the_runs_behind_it(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         limited = a_job("job", concurrency=1)
-        await store.put_job(limited)
+        await put_job(store, limited)
         await store.add([a_run(f"run-{n}") for n in range(3)])
         assert await claimed(store) == ["run-0"]
-        assert await store.put_job(a_job("job", version=limited.next_version()))
+        assert await put_job(store, a_job("job", version=limited.next_version()))
         assert await claimed(store) == ["run-1", "run-2"]
 
 
 async def test_a_limit_goes_with_its_job(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
-        await store.put_job(a_job("job", concurrency=1))
+        await put_job(store, a_job("job", concurrency=1))
         await store.add([a_run(f"run-{n}") for n in range(3)])
         assert await claimed(store) == ["run-0"]
-        assert await store.drop_job("job")
+        assert await drop_job(store, "job")
         assert await claimed(store) == ["run-1", "run-2"]
 
 
@@ -61,8 +62,8 @@ async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> N
         failure = transitions.Failure("no")
         now = await store.now()
         assert await store.commit([transitions.failed(run, now, failure) for run in (old, new)])
-        await store.put_job(a_job("job", concurrency=1))
-        runs = await store.get(["old", "new"])
+        await put_job(store, a_job("job", concurrency=1))
+        runs = await get_runs(store, ["old", "new"])
         assert await store.commit([transitions.revived(run, now) for run in runs.values()])
         assert len(await claimed(store)) == 1
         assert await claimed(store) == []
@@ -71,8 +72,8 @@ async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> N
 async def test_jobs_that_share_a_key_share_its_limit(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         for name in ("a", "b"):
-            await store.put_job(a_job(name, concurrency=2, concurrency_key="printer"))
-        await store.put_job(a_job("printer", concurrency=1))  # a job of that name counts apart
+            await put_job(store, a_job(name, concurrency=2, concurrency_key="printer"))
+        await put_job(store, a_job("printer", concurrency=1))  # a job of that name counts apart
         await store.add([a_run(f"{job}{n}", job_id=job) for n in range(2) for job in "ab"])
         await store.add([a_run("p", job_id="printer")])
         assert await claimed(store) == ["a0", "b0", "p"]
@@ -82,9 +83,9 @@ async def test_limits_do_not_turn_the_order_round(tmp_path: Path) -> None:
     """Lanes beyond the first few are looked at where limits turn the first ones away."""
     async with opened(tmp_path / "jobs.db", FakeClock()) as store:
         for name in ("a", "b"):
-            await store.put_job(a_job(name, concurrency=1, concurrency_key="shared"))
-        await store.put_job(a_job("c", concurrency=9))
-        await store.put_job(a_job("d", concurrency=9))
+            await put_job(store, a_job(name, concurrency=1, concurrency_key="shared"))
+        await put_job(store, a_job("c", concurrency=9))
+        await put_job(store, a_job("d", concurrency=9))
         times = {"a": (0,), "b": (1,), "c": (2, 9), "d": (3, 10)}
         for job, seconds in times.items():
             for s in seconds:
@@ -95,7 +96,7 @@ async def test_limits_do_not_turn_the_order_round(tmp_path: Path) -> None:
 
 async def test_priority_comes_before_age_across_lanes(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db", FakeClock()) as store:
-        await store.put_job(a_job("limited", concurrency=1))
+        await put_job(store, a_job("limited", concurrency=1))
         old = START - timedelta(days=1)
         await store.add([
             a_run("low", priority=1, run_at=old),
@@ -122,7 +123,7 @@ async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
     running: Counter[str] = Counter()
     most = 0
     async with opened(path) as first, opened(path) as second, opened(path) as third:
-        await first.put_job(a_job("job", concurrency=3))
+        await put_job(first, a_job("job", concurrency=3))
         await first.add([a_run(f"run-{n}") for n in range(120)])
         done: list[str] = []
 

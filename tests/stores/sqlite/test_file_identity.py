@@ -33,6 +33,7 @@ from mainspring.errors import (
 from mainspring.stores.protocol import Held, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_identity, schema
 from mainspring.testing import FakeClock
+from mainspring.testing.store_calls import get_runs
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened, sql
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -114,7 +115,7 @@ async def test_nothing_is_acknowledged_after_the_file_has_changed(
             lambda: store.claim(a_claim()),
             lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
             lambda: store.renew([Held(held.id, held.token)], timedelta(seconds=30)),
-            lambda: store.get(["one"]),
+            lambda: get_runs(store, ["one"]),
             lambda: store.find(RunQuery()),
             lambda: store.counts(),
             lambda: store.transaction(Held(held.id, held.token), timedelta(seconds=5)).begin(),
@@ -291,7 +292,7 @@ async def test_nothing_is_read_from_a_file_in_doubt(
             await store.add([a_run("lost")])
         uses: list[Callable[[], Awaitable[Any]]] = [
             lambda: ids_of(store),
-            lambda: store.get(["old-1"]),
+            lambda: get_runs(store, ["old-1"]),
             lambda: store.counts(),
             lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
         ]
@@ -468,7 +469,7 @@ async def test_a_running_program_notices_that_the_schema_became_newer(
         for use in (
             store.add([a_run("two")]),
             store.renew([mine], timedelta(seconds=30)),
-            store.get(["one"]),
+            get_runs(store, ["one"]),
             store.transaction(mine, timedelta(seconds=5)).begin(),
         ):
             with pytest.raises(StoreTooNew, match="newer Mainspring"):

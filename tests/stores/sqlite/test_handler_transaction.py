@@ -20,6 +20,7 @@ from mainspring.errors import InvalidState, StoreError, TransactionExpired
 from mainspring.stores.protocol import Claim, Held
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.sqlite.handler_transaction import Turn
+from mainspring.testing.store_calls import get_runs
 
 LEASE = timedelta(seconds=30)
 
@@ -171,7 +172,7 @@ async def test_its_time_is_up_whatever_the_handler_does(
             connection.execute("SELECT name FROM sqlite_schema WHERE name = 'effects'").fetchall()
             == []
         )
-    assert (await store.get(["run"]))["run"].state is State.RUNNING
+    assert (await get_runs(store, ["run"]))["run"].state is State.RUNNING
 
 
 async def test_renewals_come_between_two_transactions(store: SqliteStore) -> None:

@@ -27,6 +27,7 @@ from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
 from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
 from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.testing.store_calls import get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
 
 
@@ -35,9 +36,9 @@ async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) ->
     async with opened(path) as store:
         await store.add([a_run("one", payload={"n": 1}), a_run("two")])
         [held] = await store.claim(a_claim(limit=1))
-        await store.put_job(a_job("job", concurrency=3))
+        await put_job(store, a_job("job", concurrency=3))
     async with opened(path) as store:
-        runs = await store.get(["one", "two"])
+        runs = await get_runs(store, ["one", "two"])
         assert runs["one"] == held
         assert runs["two"].state is State.PENDING
 
@@ -71,7 +72,7 @@ async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
         await store.add([a_run("one")])
     await store.open()
     await store.close()
-    for use in (store.get(["one"]), store.claim(a_claim()), store.wait(0), store.counts()):
+    for use in (get_runs(store, ["one"]), store.claim(a_claim()), store.wait(0), store.counts()):
         with pytest.raises(StoreError, match="not open"):
             await use
 
@@ -83,7 +84,7 @@ async def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
         assert session is not None
         object.__setattr__(session, "process", session.process - 1)  # as a child would see it
         with pytest.raises(StoreError, match="forked"):
-            await store.get(["one"])
+            await get_runs(store, ["one"])
         object.__setattr__(session, "process", os.getpid())
 
 
@@ -93,7 +94,7 @@ async def refused(path: Path, error: type[StoreError], match: str) -> None:
         await store.open()
     assert str(path) in str(caught.value)
     with pytest.raises(StoreError, match="not open"):
-        await store.get([])
+        await get_runs(store, [])
 
 
 async def test_a_folder_is_refused(tmp_path: Path) -> None:
@@ -519,8 +520,8 @@ async def test_a_file_from_before_webhooks_is_brought_up_to_date(
     async with opened(path) as store:
         [job] = (await store.jobs(JobQuery())).items
         assert (job.id, job.webhook) == ("old", None)
-        assert await store.put_job(replace(job, webhook=Webhook(url="https://example.org/")))
+        assert await put_job(store, replace(job, webhook=Webhook(url="https://example.org/")))
         [job] = (await store.jobs(JobQuery())).items
         assert job.webhook == Webhook(url="https://example.org/")
-        [attempt] = (await store.get(["r"]))["r"].attempts
+        [attempt] = (await get_runs(store, ["r"]))["r"].attempts
         assert (attempt.log, attempt.detail) == (("line",), None)

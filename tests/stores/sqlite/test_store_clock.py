@@ -17,6 +17,7 @@ from mainspring.core.clock import EPOCH, CarriedClock, SteadyClock, SystemClock
 from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FakeClock
+from mainspring.testing.store_calls import get_runs
 from tests.support.servers.clocks import SteppedClock
 from tests.support.sqlite_store import START, a_claim, a_run, opened
 
@@ -93,7 +94,7 @@ async def test_retries_of_a_former_boot_keep_their_time(
         await retry_in(store, "present", 30)
         booted.step((START - EPOCH).total_seconds())
         assert await store.claim(a_claim()) == []
-        runs = await store.get(["former", "present"])
+        runs = await get_runs(store, ["former", "present"])
         assert runs["former"].run_at == START + timedelta(seconds=30)
         assert runs["present"].run_at == START + timedelta(seconds=40)
         booted.step(3600)  # from here on all is known to this boot
@@ -199,6 +200,7 @@ import asyncio, sys
 from datetime import timedelta
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.protocol import Held, RunQuery
+from mainspring.testing.store_calls import get_runs
 from tests.support.sqlite_store import a_claim, a_run, opened
 
 async def main():
@@ -209,7 +211,7 @@ async def main():
         for line in sys.stdin:
             page = await store.find(RunQuery(lapsed=True))
             mine = await store.renew([Held(held.id, held.token)], timedelta(minutes=10))
-            left = (await store.get(["one"]))["one"].lease_until - await store.now()
+            left = (await get_runs(store, ["one"]))["one"].lease_until - await store.now()
             print(len(page.items), len(mine), round(left.total_seconds() / 60), flush=True)
 
 asyncio.run(main())

@@ -23,6 +23,7 @@ from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
 from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.testing.store_calls import get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -96,7 +97,7 @@ async def test_runs_of_a_claim_that_nobody_awaits_go_back(tmp_path: Path) -> Non
         claim.cancel()
         await second.let_go()
         await store.renew([Held("none", 1)], timedelta(seconds=1))  # behind the giving back
-        [run] = (await store.get(["one"])).values()
+        [run] = (await get_runs(store, ["one"])).values()
         assert (run.state, run.attempt, run.token) == (State.PENDING, 0, 1)
 
 
@@ -119,7 +120,7 @@ async def test_it_serves_several_loops(tmp_path: Path) -> None:
         def elsewhere(name: str) -> None:
             async def use() -> None:
                 await store.add([a_run(f"{name}-{n}") for n in range(10)])
-                assert len(await store.get([f"{name}-{n}" for n in range(10)])) == 10
+                assert len(await get_runs(store, [f"{name}-{n}" for n in range(10)])) == 10
 
             asyncio.run(use())
 
@@ -273,7 +274,7 @@ async def test_another_processs_write_wakes_and_is_seen(tmp_path: Path) -> None:
             woken = asyncio.create_task(store.wait(60))
             await asyncio.sleep(0)
             ours.send(run_id)
-            while run_id not in await store.get([run_id]):
+            while run_id not in await get_runs(store, [run_id]):
                 assert await woken
                 woken = asyncio.create_task(store.wait(60))
             woken.cancel()
@@ -313,7 +314,7 @@ async def finish(store: SqliteStore, runs: list[Run]) -> None:
 async def test_four_processes_share_the_work_and_keep_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with opened(path) as store:
-        await store.put_job(a_job("job", concurrency=4))
+        await put_job(store, a_job("job", concurrency=4))
         await store.add([a_run(f"run-{n}") for n in range(200)])
         pipes = [SPAWN.Pipe() for _ in range(4)]
         processes = [SPAWN.Process(target=claiming, args=(path, theirs)) for _, theirs in pipes]

@@ -173,7 +173,7 @@ class Watcher:
             waiting.popleft()
             if kept is None:
                 self._mirror._jobs.pop(job_id, None)
-                self._monitor.observe("", "drop_job")
+                self._monitor.observe("", "put_jobs")
             else:
                 self._mirror._jobs[job_id] = read_job(kept)
                 self._monitor.observe(*kept["signed"].split())

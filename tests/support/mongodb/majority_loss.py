@@ -21,6 +21,7 @@ from mainspring.core.policy import Overlap
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Claim, Firing, JobQuery
+from mainspring.testing.store_calls import get_runs, put_job
 from tests.support.servers.mongodb import Mongod, ReplicaSet, with_database
 from tests.support.servers.server import wait_for
 
@@ -120,7 +121,7 @@ class _Account:
         self.told += [("ended", run.id, None) for run, mine in zip(runs, kept, strict=True) if mine]
 
     async def _cancel(self, *ids: str) -> None:
-        found = await self.store.get(ids)
+        found = await get_runs(self.store, ids)
         now = await self.store.now()
         wishes = [transitions.cancelled(run, now, "no more") for run in found.values()]
         for run_id, done in zip(found, await self.store.commit(wishes), strict=True):
@@ -131,7 +132,7 @@ class _Account:
         now = await self.store.now()
         job = Job(id=name, handler="none", created_at=now, updated_at=now, next_run_at=now)
         self._first_versions[name] = job.next_version()
-        if await self.store.put_job(job):
+        if await put_job(self.store, job):
             self.told.append(("put", name, None))
 
     async def _fire(self, name: str) -> None:
@@ -158,7 +159,7 @@ class _Account:
             self.told.append(("fired", slot.id, None))
 
     async def lost(self) -> list[Told]:
-        runs = await self.store.get(run_id for _, run_id, _ in self.told)
+        runs = await get_runs(self.store, [run_id for _, run_id, _ in self.told])
         jobs = {job.id for job in (await self.store.jobs(JobQuery())).items}
         ended = {run_id for kind, run_id, _ in self.told if kind == "ended"}
 

@@ -70,9 +70,7 @@ INVARIANTS = {
     "engine": "no error but the store's reaches the engine's loops",
 }
 
-MUTATORS = frozenset(
-    {"add", "claim", "renew", "commit", "prune", "put_jobs", "put_job", "drop_job", "fire"}
-)
+MUTATORS = frozenset({"add", "claim", "renew", "commit", "prune", "put_jobs", "fire"})
 TICK = timedelta(microseconds=1)
 LATE = timedelta(seconds=8)
 """What delays on the way may add to the time of a firing."""

@@ -36,8 +36,9 @@ from mainspring.stores.copy.reader import (
     jobs_like,
     page_of,
     patiently,
+    runs_by_id,
 )
-from mainspring.stores.protocol import LEADER, JobQuery, RunQuery, Store
+from mainspring.stores.protocol import LEADER, JobQuery, JobWrite, RunQuery, Store
 
 __all__ = ["Copied", "Look", "copy", "look"]
 
@@ -151,14 +152,14 @@ class _Copy:
             changed = [job for job in jobs if job.id in there and there[job.id] != job]
             for job in changed:
                 _refuse_newer(f"job {job.id}", "version", there[job.id].version, job.version)
-                await patiently(self._target.drop_job, job.id)
+                await patiently(self._target.put_jobs, [JobWrite.drop(job.id)])
             missing = [job for job in jobs if job.id not in there or job in changed]
-            await patiently(self._target.add_jobs, missing)
+            await patiently(self._target.put_jobs, [JobWrite.add(job) for job in missing])
             self.copied.jobs += len(jobs)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:
         """Write a page, oldest first. Those whose key is another's now come last."""
-        there = await patiently(self._target.get, [run.id for run in runs])
+        there = await runs_by_id(self._target, [run.id for run in runs])
         stale = [(there[run.id], run) for run in runs if run.id in there]
         self.copied.mended += await self._mend(stale)
         refused = await self._add([run for run in runs if run.id not in there])
@@ -172,7 +173,7 @@ class _Copy:
         """Live runs whose key was held when their turn came: its holder has been mended since."""
         for at in range(0, len(self._deferred), PAGE):
             ids = self._deferred[at : at + PAGE]
-            runs = await patiently(self._source.get, ids)
+            runs = await runs_by_id(self._source, ids)
             for run in await self._add(list(runs.values())):
                 raise CopyRefused(
                     f"run {run.id} cannot be copied: its dedupe key {run.dedupe_key!r} is held by"
@@ -208,7 +209,7 @@ class _Copy:
             for kept, run, unlike in differ
         ]
         await patiently(self._target.commit, changes)
-        now = await patiently(self._target.get, [run.id for _, run, _ in differ])
+        now = await runs_by_id(self._target, [run.id for _, run, _ in differ])
         for _, run, _ in differ:
             if run.id not in now or _unlike(now[run.id], run):
                 raise CopyRefused(
@@ -313,7 +314,7 @@ async def _refuse_strangers(source: Store, target: Store) -> None:
     while True:
         runs, cursor = await page_of(target, cursor)
         ids = frozenset(run.id for run in runs)
-        _refuse_stranger("run", ids - (await patiently(source.get, ids)).keys())
+        _refuse_stranger("run", ids - (await runs_by_id(source, ids)).keys())
         if cursor is None:
             return
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from mainspring.core.model import Note, replace
 from mainspring.errors import CopyRefused
 from mainspring.stores.copy.reader import all_notes, patiently, same_notes
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import NoteWrite, Store
 
 __all__ = ["copy_notes", "refuse_strange_notes", "verify_notes"]
 
@@ -33,7 +33,8 @@ async def copy_notes(source: Store, target: Store) -> int:
                     " there. Name an empty target"
                 )
             version = kept.version if kept else 0
-            await patiently(target.put_note, replace(note, version=version))
+            write = NoteWrite.put(replace(note, version=version))
+            await patiently(target.put_notes, [write])
         count += len(notes)
     return count
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
 from mainspring.core.model import Job, Note, Run, State
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
-__all__ = ["PAGE", "all_jobs", "all_notes", "jobs_like", "page_of", "patiently", "same_notes"]
+__all__ = [
+    "PAGE",
+    "all_jobs",
+    "all_notes",
+    "jobs_like",
+    "page_of",
+    "patiently",
+    "runs_by_id",
+    "same_notes",
+]
 
 T = TypeVar("T")
 
@@ -26,6 +36,14 @@ async def page_of(store: Store, cursor: str | None, *states: State) -> tuple[lis
     query = RunQuery(cursor=cursor, limit=PAGE, states=frozenset(states) or None)
     page = await patiently(store.find, query)
     return page.items, page.cursor
+
+
+async def runs_by_id(store: Store, ids: Iterable[str]) -> dict[str, Run]:
+    """The runs of these ids that exist, in the order of the ids."""
+    wanted = list(ids)
+    page = await patiently(store.find, RunQuery(ids=frozenset(wanted)))
+    found = {run.id: run for run in page.items}
+    return {run_id: found[run_id] for run_id in wanted if run_id in found}
 
 
 async def jobs_like(store: Store, query: JobQuery) -> list[Job]:
@@ -44,15 +62,14 @@ async def all_jobs(store: Store) -> AsyncIterator[list[Job]]:
 
 
 async def all_notes(store: Store) -> AsyncIterator[list[Note]]:
-    for kind in await patiently(store.note_kinds):
-        cursor: str | None = None
-        while True:
-            query = NoteQuery(kind=kind, cursor=cursor, limit=PAGE)
-            page = await patiently(store.notes, query)
-            if page.items:
-                yield page.items
-            if (cursor := page.cursor) is None:
-                break
+    """Page by page, each of one kind."""
+    cursor: str | None = None
+    while True:
+        page = await patiently(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
+        for _, notes in groupby(page.items, key=lambda note: note.kind):
+            yield list(notes)
+        if (cursor := page.cursor) is None:
+            return
 
 
 async def same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:

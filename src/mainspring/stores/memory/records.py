@@ -10,7 +10,7 @@ from mainspring.core import codec
 from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.transitions import Change
 from mainspring.stores.cursors import cursor_number
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, NoteWrite
 
 __all__ = [
     "brief",
@@ -23,6 +23,7 @@ __all__ = [
     "storable",
     "storable_change",
     "storable_job",
+    "storable_note",
     "takes",
     "through_codec",
     "waits_for",
@@ -76,6 +77,12 @@ def storable(run: Run) -> Run:
 def storable_job(job: Job) -> Job:
     metadata = through_codec(dict(job.metadata))
     return replace(job, payload=through_codec(job.payload), metadata=metadata)
+
+
+def storable_note(write: NoteWrite) -> NoteWrite:
+    if write.note is None:
+        return write
+    return replace(write, note=replace(write.note, value=through_codec(write.note.value)))
 
 
 def storable_change(change: Change) -> Change:

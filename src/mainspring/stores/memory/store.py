@@ -28,6 +28,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.transitions import Change
+from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.memory import records
 from mainspring.stores.memory.handler_transaction import MemoryTransaction
 from mainspring.stores.notifier import Waiters
@@ -42,6 +43,7 @@ from mainspring.stores.protocol import (
     JobQuery,
     JobWrite,
     NoteQuery,
+    NoteWrite,
     Renewed,
     RunQuery,
     ended,
@@ -205,12 +207,11 @@ class MemoryStore:
         self._waiters.wake()
         return done
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        hand_out = records.brief if brief else records.handed_out
-        return {i: hand_out(self._runs[i]) for i in ids if i in self._runs}
-
     @_whole
     async def find(self, query: RunQuery) -> Page[Run]:
+        hand_out = records.brief if query.brief else records.handed_out
+        if query.ids is not None:
+            return Page([hand_out(run) for run in self._look_up(query.ids)])
         now = self._now()
         before = records.cursor(query.cursor)
         found = [
@@ -229,8 +230,10 @@ class MemoryStore:
         ][: query.limit]
         full = found and len(found) == query.limit
         cursor = str(self._number[found[-1].id]) if full else None
-        hand_out = records.brief if query.brief else records.handed_out
         return Page([hand_out(run) for run in found], cursor)
+
+    def _look_up(self, ids: Iterable[str]) -> list[Run]:
+        return [self._runs[run_id] for run_id in ids if run_id in self._runs]
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = self._now()
@@ -306,47 +309,38 @@ class MemoryStore:
             return True
         return self._jobs.pop(write.id, None) is not None
 
-    async def put_job(self, job: Job) -> bool:
-        [done] = await self.put_jobs([JobWrite.put(job)])
-        return done
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        return await self.put_jobs([JobWrite.add(job) for job in jobs])
-
-    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        [done] = await self.put_jobs([JobWrite.drop(job_id, version)])
-        return done
-
     async def notes(self, query: NoteQuery) -> Page[Note]:
         now = self._now()
+        behind = query.cursor and tuple(read_note_cursor(query.cursor))
         found = sorted(
-            name
+            (kind, name)
             for (kind, name), note in self._notes.items()
-            if kind == query.kind
+            if (query.kind is None or kind == query.kind)
             and not records.over(note, now)
             and (query.names is None or name in query.names)
-            and (query.cursor is None or name > query.cursor)
+            and (not behind or (kind, name) > behind)
         )[: query.limit]
-        full = found and len(found) == query.limit
-        return Page([self._notes[query.kind, name] for name in found], found[-1] if full else None)
+        page = [self._notes[key] for key in found]
+        return Page(page, note_cursor(page[-1]) if page and len(page) == query.limit else None)
 
     @_whole
-    async def put_note(self, note: Note) -> int | None:
-        stored = self._notes.get((note.kind, note.name))
-        live = stored is not None and not records.over(stored, self._now())
-        if (stored.version if stored and live else 0) != note.version:
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        now = self._now()
+        writes = [records.storable_note(write) for write in writes]
+        return [self._put_note(write, now) for write in writes]
+
+    def _put_note(self, write: NoteWrite, now: datetime) -> int | None:
+        key = (write.kind, write.name)
+        stored = self._notes.get(key)
+        version = 0 if stored is None or records.over(stored, now) else stored.version
+        if write.expected_version not in (None, version):
             return None
+        if write.note is None:
+            return None if self._notes.pop(key, None) is None else 0
+        # The number of a note that has expired grows on: no writer meets the same version twice.
         version = (stored.version if stored else 0) + 1
-        value = records.through_codec(note.value)
-        self._notes[note.kind, note.name] = replace(note, value=value, version=version)
+        self._notes[key] = replace(write.note, version=version)
         return version
-
-    async def note_kinds(self) -> list[str]:
-        return sorted({kind for kind, _ in self._notes})
-
-    @_whole
-    async def drop_note(self, kind: str, name: str) -> bool:
-        return self._notes.pop((kind, name), None) is not None
 
     @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:

@@ -233,7 +233,7 @@ async def _as_stored(db: Database, plans: Sequence[_Plan], *, whole: bool) -> di
     known = [made for plan in plans for made in plan.made] if whole else []
     stored = {made["_id"]: read_run(made) for made in known}
     runs = {run.id: run for plan in plans for run in plan.runs if run.id not in stored}
-    stored |= await get(db, runs)
+    stored |= {run.id: run for run in await get(db, runs)}
     await add(db, [run for run_id, run in runs.items() if run_id not in stored])  # swept away
     return runs | stored
 
@@ -445,10 +445,10 @@ async def _replace(db: Database, ids: Sequence[str], reason: str) -> list[Run]:
             transitions.request_cancel(run, reason)
             if run.state is State.RUNNING
             else transitions.cancelled(run, now, reason)
-            for run in found.values()
+            for run in found
             if run.state in LIVE and not run.cancel_requested
         ]
         done = await commit(db, changes)
-        gone += ended(list(found.values()), changes, done)
+        gone += ended(found, changes, done)
         ids = [change.id for change, kept in zip(changes, done, strict=True) if not kept]
     return gone

@@ -13,26 +13,31 @@ from pymongo.errors import DuplicateKeyError
 
 from mainspring.core import codec
 from mainspring.core.model import Note, Page
+from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.server_clock import read_moment
-from mainspring.stores.protocol import NoteQuery
+from mainspring.stores.protocol import NoteQuery, NoteWrite
 
-__all__ = ["drop", "find", "kinds", "put"]
+__all__ = ["find", "put"]
+
+TRIES = 10
 
 
 async def find(db: Database, query: NoteQuery) -> Page[Note]:
     if query.limit <= 0:
         return Page([])
-    name: Document = {}
+    where: Document = {"$expr": {"$not": [_over(db)]}}
+    if query.kind is not None:
+        where["kind"] = {"$eq": query.kind}
     if query.names is not None:
-        name["$in"] = list(query.names)
+        where["name"] = {"$in": list(query.names)}
     if query.cursor is not None:
-        name["$gt"] = query.cursor
-    where: Document = {"kind": {"$eq": query.kind}, "$expr": {"$not": [_over(db)]}}
-    if name:
-        where["name"] = name
-    found = await db.notes.find(where).sort("name", 1).limit(query.limit).to_list(query.limit)
+        kind, name = read_note_cursor(query.cursor)
+        behind = {"kind": {"$eq": kind}, "name": {"$gt": name}}
+        where["$or"] = [behind, {"kind": {"$gt": kind}}] if query.kind is None else [behind]
+    walk = db.notes.find(where).sort([("kind", 1), ("name", 1)]).limit(query.limit)
+    found = await walk.to_list(query.limit)
     notes = [
         Note(
             kind=kept["kind"],
@@ -43,16 +48,37 @@ async def find(db: Database, query: NoteQuery) -> Page[Note]:
         )
         for kept in found
     ]
-    full = len(notes) == query.limit
-    return Page(notes, notes[-1].name if full else None)
+    return Page(notes, note_cursor(notes[-1]) if len(notes) == query.limit else None)
 
 
-async def kinds(db: Database) -> list[str]:
-    found: list[str] = await db.notes.distinct("kind")
-    return sorted(found)
+async def put(db: Database, write: NoteWrite) -> int | None:
+    made = None if write.note is None else _document(write.note)
+    for _ in range(TRIES if write.expected_version is None else 1):
+        version = await _put(db, write, made)
+        if version is not None:
+            return version
+    return None
 
 
-async def put(db: Database, note: Note) -> int | None:
+async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | None:
+    expected, by_id = write.expected_version, {"_id": _id(write.kind, write.name)}
+    shown = {"version": 1, "over": _over(db)}
+    seen = await db.notes.find_one(by_id, shown)
+    live = 0 if seen is None or seen["over"] else seen["version"]
+    if expected not in (None, live):
+        return None
+    if seen is None:
+        return None if made is None else await _insert(db, made)
+    same = {**by_id, "version": seen["version"]}
+    if made is None:
+        return 0 if (await db.notes.delete_one(same)).deleted_count else None
+    # The number of a note that has expired grows on: no writer meets the same version twice.
+    version = int(seen["version"]) + 1
+    done = await db.notes.replace_one(same, {**made, "version": version})
+    return version if done.matched_count else None
+
+
+def _document(note: Note) -> Document:
     made: Document = {
         "_id": _id(note.kind, note.name),
         "kind": note.kind,
@@ -61,16 +87,7 @@ async def put(db: Database, note: Note) -> int | None:
     }
     if note.expires_at is not None:
         made["expires_at"] = to_us(note.expires_at)
-    shown = {"version": 1, "over": _over(db)}
-    seen = await db.notes.find_one({"_id": made["_id"]}, shown)
-    if seen is None:
-        return await _insert(db, made) if note.version == 0 else None
-    if (0 if seen["over"] else seen["version"]) != note.version:
-        return None
-    same = {"_id": made["_id"], "version": seen["version"]}
-    version = int(seen["version"]) + 1
-    done = await db.notes.replace_one(same, {**made, "version": version})
-    return version if done.matched_count else None
+    return made
 
 
 async def _insert(db: Database, made: Document) -> int | None:
@@ -79,10 +96,6 @@ async def _insert(db: Database, made: Document) -> int | None:
     except DuplicateKeyError:
         return None
     return 1
-
-
-async def drop(db: Database, kind: str, name: str) -> bool:
-    return (await db.notes.delete_one({"_id": _id(kind, name)})).deleted_count > 0
 
 
 def _id(kind: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads: get, find, counts, jobs."""
+"""Reads: find, counts, jobs."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ COUNTING = 60.0
 (bench/sizing.py)."""
 
 
-async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-    """An end, and the wish for one, is told when a majority has it: who hears of it asks no more.
-    Until then the run is what it was before. What else is told may be newer than that."""
-    wanted = list(dict.fromkeys(ids))
+async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[Run]:
+    """A run that has ended, or is to be cancelled, is read as a majority has it: the reader of an
+    end does not look again, so the end must not be rolled back by a failover. What else is read
+    may be newer than that."""
+    wanted = sorted(ids)
     found: dict[str, Document] = {}
     for part in chunks(wanted):
         found |= await _whole(db.runs, part, brief)
     ended = [run_id for run_id, run in found.items() if _is_ending(run)]
     for part in chunks(ended):
         found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part, brief)
-    return {i: read_run(found[i], brief=brief) for i in wanted if i in found}
+    return [read_run(run, brief=brief) for run in found.values()]
 
 
 async def _whole(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
@@ -77,6 +78,8 @@ def _is_ending(run: Document) -> bool:
 async def find(db: Database, query: RunQuery) -> Page[Run]:
     """Newest first: by `created_at`, then id. Each state is a walk of its own, and the server
     merges them."""
+    if query.ids is not None:
+        return Page(await get(db, query.ids, brief=query.brief))
     if query.limit <= 0 or (query.states is not None and not query.states):
         return Page([])
     if query.lapsed:

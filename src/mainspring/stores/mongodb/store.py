@@ -46,6 +46,7 @@ from mainspring.stores.protocol import (
     JobQuery,
     JobWrite,
     NoteQuery,
+    NoteWrite,
     Renewed,
     RunQuery,
 )
@@ -160,10 +161,6 @@ class MongoStore:
         self._ring(new=any(change.set.get("state") not in FINISHED for change in changes_))
         return done
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        with translating():
-            return await queries.get(self._db, ids, brief=brief)
-
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
             if query.lapsed:  # the keeper's look for what the dead have left
@@ -199,32 +196,13 @@ class MongoStore:
         self._ring()
         return done
 
-    async def put_job(self, job: Job) -> bool:
-        [done] = await self.put_jobs([JobWrite.put(job)])
-        return done
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        return await self.put_jobs([JobWrite.add(job) for job in jobs])
-
-    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        [done] = await self.put_jobs([JobWrite.drop(job_id, version)])
-        return done
-
     async def notes(self, query: NoteQuery) -> Page[Note]:
         with translating():
             return await notes.find(self._db, query)
 
-    async def put_note(self, note: Note) -> int | None:
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
         with translating():
-            return await notes.put(self._db, note)
-
-    async def note_kinds(self) -> list[str]:
-        with translating():
-            return await notes.kinds(self._db)
-
-    async def drop_note(self, kind: str, name: str) -> bool:
-        with translating():
-            return await notes.drop(self._db, kind, name)
+            return [await notes.put(self._db, write) for write in writes]
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():

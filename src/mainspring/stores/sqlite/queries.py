@@ -1,4 +1,4 @@
-"""Reads: get, find, counts, jobs. Each works on a snapshot of its own."""
+"""Reads: find, counts, jobs. Each works on a snapshot of its own."""
 
 from __future__ import annotations
 
@@ -27,15 +27,10 @@ from mainspring.stores.sqlite.codec import (
 )
 from mainspring.stores.sqlite.row_batches import not_blob, one_value
 
-__all__ = ["counts", "find", "get", "jobs", "next_due"]
+__all__ = ["counts", "find", "jobs", "next_due"]
 
 _LAST = 2**63 - 1
 _STATES = frozenset(map(str, State))
-
-
-def get(connection: sqlite3.Connection, ids: list[str], brief: bool) -> dict[str, Run]:
-    found = runs_by_id(connection, ids, brief=brief)
-    return {run_id: found[run_id] for run_id in ids if run_id in found}
 
 
 # -- find -----------------------------------------------------------------------------------
@@ -53,6 +48,8 @@ _UNTRIED = (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
 
 
 def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]:
+    if query.ids is not None:
+        return Page(list(runs_by_id(connection, list(query.ids), brief=query.brief).values()))
     if query.limit <= 0:
         return Page([])
     before = _cursor(query.cursor)

@@ -30,6 +30,7 @@ from mainspring.stores.protocol import (
     JobQuery,
     JobWrite,
     NoteQuery,
+    NoteWrite,
     Renewed,
     RunQuery,
 )
@@ -151,9 +152,6 @@ class SqliteStore:
         done: list[bool] = await self._write(committing.commit, items)
         return done
 
-    async def get(self, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
-        return await self._open_session().reader.read(queries.get, list(ids), brief)
-
     async def find(self, query: RunQuery) -> Page[Run]:
         session = self._open_session()
         reader = session.slow_reader if queries.by_time(query) else session.reader
@@ -183,30 +181,14 @@ class SqliteStore:
         done: list[bool] = await self._write(put, items)
         return done
 
-    async def put_job(self, job: Job) -> bool:
-        [done] = await self.put_jobs([JobWrite.put(job)])
-        return done
-
-    async def add_jobs(self, jobs: Sequence[Job]) -> list[bool]:
-        return await self.put_jobs([JobWrite.add(job) for job in jobs])
-
-    async def drop_job(self, job_id: str, version: int | None = None) -> bool:
-        [done] = await self.put_jobs([JobWrite.drop(job_id, version)])
-        return done
-
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return await self._open_session().reader.read(notes.find, query, NOW)
 
-    async def put_note(self, note: Note) -> int | None:
-        [version] = await self._write(notes.put, [note], wakes=False)
-        return None if version is None else int(version)
-
-    async def note_kinds(self) -> list[str]:
-        return await self._open_session().reader.read(notes.kinds)
-
-    async def drop_note(self, kind: str, name: str) -> bool:
-        [done] = await self._write(notes.drop, [(kind, name)], wakes=False)
-        return bool(done)
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        versions: list[int | None] = await self._write(
+            notes.put, [notes.NoteRow.of(write) for write in writes], wakes=False
+        )
+        return versions
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         [fired] = await self._write(firing.fire, [list(firings)])

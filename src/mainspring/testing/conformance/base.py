@@ -37,6 +37,7 @@ from mainspring.stores.protocol import (
     Store,
 )
 from mainspring.testing.fake_clock import FakeClock
+from mainspring.testing.store_calls import drop_job, get_runs, put_job
 
 __all__ = ["Repair", "Suite"]
 
@@ -146,13 +147,13 @@ class Suite:
         """Make or change a job's policy, and read it back."""
         found = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
         job = found[0] if found else self.job(job_id, next_run_at=self.start)
-        assert await store.put_job(replace(job, policy=Policy.make(job.policy, **policy)))
+        assert await put_job(store, replace(job, policy=Policy.make(job.policy, **policy)))
         return (await store.jobs(JobQuery(ids=frozenset({job_id})))).items[0]
 
     async def make_anew(self, store: Store, job_id: str = "job", **fields: Any) -> Job:
         """Drop a job, make another one under its id a tick later, and read it back."""
-        assert await store.drop_job(job_id)
-        assert await store.put_job(self.job(job_id, created_at=self.at(1), **fields))
+        assert await drop_job(store, job_id)
+        assert await put_job(store, self.job(job_id, created_at=self.at(1), **fields))
         return await self.read_job(store, job_id)
 
     async def claim(self, store: Store, limit: int = 100, **fields: Any) -> list[Run]:
@@ -178,10 +179,10 @@ class Suite:
         return await store.renew([Held(r.id, r.token) for r in runs], self.ticks(lease))
 
     async def one(self, store: Store, run_id: str = "run") -> Run:
-        return (await store.get([run_id]))[run_id]
+        return (await get_runs(store, [run_id]))[run_id]
 
     async def states(self, store: Store, *ids: str) -> list[State | None]:
-        found = await store.get(ids)
+        found = await get_runs(store, ids)
         return [found[i].state if i in found else None for i in ids]
 
     async def all_ids(self, store: Store, **query: Any) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import put_job
 
 __all__ = ["Electing", "Waking"]
 
@@ -84,7 +85,7 @@ class Waking(Suite):
         assert await self.woken(store, store.commit([change])) is True
 
     async def test_a_changed_job_wakes(self, store: Store) -> None:
-        assert await self.woken(store, store.put_job(self.job())) is True
+        assert await self.woken(store, put_job(store, self.job())) is True
 
     async def test_every_waiter_wakes(self, store: Store) -> None:
         waiting = [asyncio.create_task(store.wait(self.patience)) for _ in range(3)]

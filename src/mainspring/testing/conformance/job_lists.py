@@ -7,6 +7,7 @@ from typing import Any
 from mainspring.core.model import Page
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import put_job
 
 __all__ = ["ListingJobs"]
 
@@ -18,7 +19,7 @@ class ListingJobs(Suite):
 
     async def test_pages_by_number_and_how_many_there_are(self, store: Store) -> None:
         for name in ("c", "a", "e", "b", "d"):
-            await store.put_job(self.job(name))
+            await put_job(store, self.job(name))
         assert await self.listed(store) == (["a", "b", "c", "d", "e"], None)
         pages = [
             await self.listed(store, offset=offset, limit=2, counted=True)
@@ -28,14 +29,14 @@ class ListingJobs(Suite):
 
     async def test_switched_on_or_off(self, store: Store) -> None:
         for name in ("a", "b", "c"):
-            await store.put_job(self.job(name, enabled=name != "b"))
+            await put_job(store, self.job(name, enabled=name != "b"))
         assert await self.listed(store, enabled=True, counted=True) == (["a", "c"], 2)
         assert await self.listed(store, enabled=False, counted=True) == (["b"], 1)
 
     async def test_a_part_of_the_id_or_the_description(self, store: Store) -> None:
-        await store.put_job(self.job("Mail.daily", description="Sends (all) letters"))
-        await store.put_job(self.job("report", description="100% of the DAILY ärger"))
-        await store.put_job(self.job("other"))
+        await put_job(store, self.job("Mail.daily", description="Sends (all) letters"))
+        await put_job(store, self.job("report", description="100% of the DAILY ärger"))
+        await put_job(store, self.job("other"))
         assert await self.listed(store, text="daily", counted=True) == (["Mail.daily", "report"], 2)
         assert (await self.listed(store, text="(ALL)"))[0] == ["Mail.daily"]
         assert (await self.listed(store, text="100%"))[0] == ["report"]

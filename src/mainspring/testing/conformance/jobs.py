@@ -1,4 +1,4 @@
-"""`jobs`, `put_jobs`, `put_job`, `drop_job`, `fire`."""
+"""`jobs`, `put_jobs`, `fire`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mainspring.core.policy import Overlap, Policy
 from mainspring.stores import protocol as protocol
 from mainspring.stores.protocol import JobQuery, JobWrite, Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import add_jobs, drop_job, get_runs, put_job
 
 __all__ = ["Firing", "KeepingJobs", "WritingManyJobs"]
 
@@ -111,53 +112,53 @@ class KeepingJobs(Suite):
 
     async def test_a_new_job_has_its_first_version(self, store: Store) -> None:
         job = self.job(payload={"a": 1})
-        assert await store.put_job(job) is True
+        assert await put_job(store, job) is True
         assert await self.read_job(store) == replace(job, version=job.next_version())
 
     async def test_a_second_new_one_of_the_same_id_loses(self, store: Store) -> None:
-        await store.put_job(self.job(description="first"))
-        assert await store.put_job(self.job(description="second")) is False
+        await put_job(store, self.job(description="first"))
+        assert await put_job(store, self.job(description="second")) is False
         assert (await self.read_job(store)).description == "first"
 
     async def test_compare_and_set(self, store: Store) -> None:
-        await store.put_job(self.job())
+        await put_job(store, self.job())
         read = await self.read_job(store)
-        assert await store.put_job(replace(read, description="mine")) is True
-        assert await store.put_job(replace(read, description="theirs")) is False
+        assert await put_job(store, replace(read, description="mine")) is True
+        assert await put_job(store, replace(read, description="theirs")) is False
         job = await self.read_job(store)
         assert (job.description, job.version) == ("mine", read.version + 1)
 
     async def test_an_update_of_a_job_that_is_gone_loses(self, store: Store) -> None:
-        assert await store.put_job(self.job(version=3)) is False
+        assert await put_job(store, self.job(version=3)) is False
         assert await self.ids(store) == []
 
     async def test_drop(self, store: Store) -> None:
-        await store.put_job(self.job())
+        await put_job(store, self.job())
         await store.add([self.run()])
-        assert await store.drop_job("job") is True
-        assert await store.drop_job("job") is False
+        assert await drop_job(store, "job") is True
+        assert await drop_job(store, "job") is False
         assert await self.ids(store) == []
         assert await self.states(store, "run") == [State.PENDING]
 
     async def test_drop_at_the_version_it_was_read_at(self, store: Store) -> None:
         read = await self.put(store)
-        await store.put_job(replace(read, description="edited"))
-        assert await store.drop_job("job", read.version) is False
+        await put_job(store, replace(read, description="edited"))
+        assert await drop_job(store, "job", read.version) is False
         assert (await self.read_job(store)).description == "edited"
-        assert await store.drop_job("job", read.version + 1) is True
-        assert await store.drop_job("job", read.version + 1) is False
+        assert await drop_job(store, "job", read.version + 1) is True
+        assert await drop_job(store, "job", read.version + 1) is False
         assert await self.ids(store) == []
 
     async def test_a_firing_comes_before_a_drop_too(self, store: Store) -> None:
         read = await self.put(store)
         assert (await self.fire(store, read, self.start)).done
-        assert await store.drop_job("job", read.version) is False
+        assert await drop_job(store, "job", read.version) is False
         assert await self.ids(store) == ["job"]
 
     async def test_a_dropped_id_can_be_used_again(self, store: Store) -> None:
-        await store.put_job(self.job())
-        await store.drop_job("job")
-        assert await store.put_job(self.job(description="again")) is True
+        await put_job(store, self.job())
+        await drop_job(store, "job")
+        assert await put_job(store, self.job(description="again")) is True
         assert (await self.read_job(store)).description == "again"
 
     async def test_a_write_meant_for_a_job_that_was_dropped_leaves_the_one_made_since(
@@ -166,40 +167,40 @@ class KeepingJobs(Suite):
         """An edit writes the whole definition: the removed job would be back."""
         read = await self.put(store)
         await self.make_anew(store, description="new")
-        assert await store.put_job(replace(read, enabled=False)) is False
+        assert await put_job(store, replace(read, enabled=False)) is False
         assert await store.put_jobs([JobWrite.put(read), JobWrite.drop("job", read.version)]) == [
             False,
             False,
         ]
-        assert await store.drop_job("job", read.version) is False
+        assert await drop_job(store, "job", read.version) is False
         job = await self.read_job(store)
         assert (job.description, job.enabled) == ("new", True)
 
     async def test_jobs_from_elsewhere_keep_their_version(self, store: Store) -> None:
         moved = [self.job("a", version=7, payload={"a": 1}), self.job("b", version=1)]
-        assert await store.add_jobs(moved) == [True, True]
+        assert await add_jobs(store, moved) == [True, True]
         assert (await store.jobs(JobQuery())).items == moved
-        assert await store.put_job(replace(moved[0], description="edited")) is True
+        assert await put_job(store, replace(moved[0], description="edited")) is True
         assert (await self.read_job(store, "a")).version == 8
 
     async def test_a_job_from_elsewhere_takes_no_ones_place(self, store: Store) -> None:
-        await store.put_job(self.job(description="here"))
+        await put_job(store, self.job(description="here"))
         moved = [self.job(description="moved", version=9), self.job("other", version=2)]
-        assert await store.add_jobs(moved) == [False, True]
-        assert await store.add_jobs(moved) == [False, False]
+        assert await add_jobs(store, moved) == [False, True]
+        assert await add_jobs(store, moved) == [False, False]
         job = await self.read_job(store)
         assert (job.description, job.version) == ("here", self.job().next_version())
 
     async def test_the_limit_of_a_job_from_elsewhere_holds(self, store: Store) -> None:
         await store.add(self.runs("early", "late"))
-        await store.add_jobs([self.job(version=5, policy=Policy(concurrency=1))])
+        await add_jobs(store, [self.job(version=5, policy=Policy(concurrency=1))])
         await store.add(self.runs("later"))
         assert len(await self.claim(store)) == 1
 
     async def test_by_id_in_pages(self, store: Store) -> None:
         names = ["b", "a-2", "a", "B", "a.1", "c:x", "_z", "10", "9"]
         for name in names:
-            await store.put_job(self.job(name))
+            await put_job(store, self.job(name))
         assert await self.ids(store) == sorted(names)
         for limit in (1, 2, 4, 9):
             seen: list[str] = []
@@ -213,14 +214,14 @@ class KeepingJobs(Suite):
 
     async def test_by_ids(self, store: Store) -> None:
         for name in "abc":
-            await store.put_job(self.job(name))
+            await put_job(store, self.job(name))
         assert await self.ids(store, ids=frozenset({"c", "a", "nowhere"})) == ["a", "c"]
         assert await self.ids(store, ids=frozenset()) == []
 
     async def test_by_tag(self, store: Store) -> None:
-        await store.put_job(self.job("a", tags=("mail", "daily")))
-        await store.put_job(self.job("b", tags=("daily-report",)))
-        await store.put_job(self.job("c", tags=("Daily", "☃", 'qu"ote', "100%")))
+        await put_job(store, self.job("a", tags=("mail", "daily")))
+        await put_job(store, self.job("b", tags=("daily-report",)))
+        await put_job(store, self.job("c", tags=("Daily", "☃", 'qu"ote', "100%")))
         assert await self.ids(store, tag="daily") == ["a"]
         assert await self.ids(store, tag="☃") == ["c"]
         assert await self.ids(store, tag='qu"ote') == ["c"]
@@ -237,21 +238,21 @@ class KeepingJobs(Suite):
 
     async def test_due_earliest_first(self, store: Store) -> None:
         for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):
-            await store.put_job(self.job(name, next_run_at=self.at(at)))
-        await store.put_job(self.job("never", next_run_at=None))
-        await store.put_job(self.job("paused", next_run_at=self.at(2), enabled=False))
+            await put_job(store, self.job(name, next_run_at=self.at(at)))
+        await put_job(store, self.job("never", next_run_at=None))
+        await put_job(store, self.job("paused", next_run_at=self.at(2), enabled=False))
         due = self.at(10)
         assert await self.ids(store, due=due) == ["early", "middle", "late", "edge"]
         assert await self.ids(store, due=due, limit=2) == ["early", "middle"]
         assert await self.ids(store, due=self.at(0)) == []
 
     async def test_due_follows_the_job(self, store: Store) -> None:
-        await store.put_job(self.job(next_run_at=self.at(1)))
+        await put_job(store, self.job(next_run_at=self.at(1)))
         job = await self.read_job(store)
-        await store.put_job(replace(job, enabled=False))
+        await put_job(store, replace(job, enabled=False))
         assert await self.ids(store, due=self.at(5)) == []
         job = await self.read_job(store)
-        await store.put_job(replace(job, enabled=True, next_run_at=self.at(9)))
+        await put_job(store, replace(job, enabled=True, next_run_at=self.at(9)))
         assert await self.ids(store, due=self.at(5)) == []
         assert await self.ids(store, due=self.at(9)) == ["job"]
 
@@ -278,7 +279,7 @@ class Firing(Suite):
     async def test_a_job_that_was_changed_does_not_fire(self, store: Store) -> None:
         """Paused, say, after it was read."""
         job = await self.put(store)
-        await store.put_job(replace(job, enabled=False, next_run_at=None))
+        await put_job(store, replace(job, enabled=False, next_run_at=None))
         assert (await self.fire(store, job, self.start)).done is False
         assert await self.all_ids(store) == []
         assert (await self.read_job(store)).next_run_at is None
@@ -295,7 +296,7 @@ class Firing(Suite):
 
     async def test_a_job_that_is_gone_does_not_fire(self, store: Store) -> None:
         job = await self.put(store)
-        await store.drop_job("job")
+        await drop_job(store, "job")
         assert (await self.fire(store, job, self.start)).done is False
         assert await self.all_ids(store) == []
 
@@ -347,7 +348,7 @@ class Firing(Suite):
         assert slot.finished_at is not None
         assert before <= slot.finished_at <= await store.now()
         assert (rest.state, rest.reason) == (State.SKIPPED, "upstream skipped")
-        assert await store.get([slot.id, rest.id]) == {slot.id: slot, rest.id: rest}
+        assert await get_runs(store, [slot.id, rest.id]) == {slot.id: slot, rest.id: rest}
         assert (await self.read_job(store)).next_run_at == self.at(60)
 
     @pytest.mark.parametrize("state", [State.WAITING, State.PENDING, State.RUNNING])
@@ -450,13 +451,13 @@ class Firing(Suite):
             )
             for n in range(2)
         ]
-        assert await store.put_job(job)
+        assert await put_job(store, job)
         assert [one.done for one in await store.fire(firings)] == [False, False]
         assert (await self.read_job(store)).next_run_at == job.next_run_at
 
     async def test_each_firing_stands_alone(self, store: Store) -> None:
         jobs = [await self.put(store, name) for name in ("a", "b", "c")]
-        await store.drop_job("b")
+        await drop_job(store, "b")
         firings = [
             protocol.Firing(
                 job_id=job.id,

@@ -11,6 +11,7 @@ from mainspring.core.model import Note, Run, State, replace
 from mainspring.core.policy import Policy
 from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import drop_job, drop_note, put_job, put_note
 
 __all__ = ["Naming"]
 
@@ -65,8 +66,8 @@ class Naming(Suite):
         """Ids, tags, metadata, limits, and the words to look for."""
         limit = Policy.make(concurrency=1, concurrency_key="shared")
         odd_job = self.job(odd, tags=(odd,), metadata={odd: 1}, policy=limit)
-        assert await store.put_job(odd_job)
-        assert await store.put_job(self.job("plain", description=f"so {odd} is"))
+        assert await put_job(store, odd_job)
+        assert await put_job(store, self.job("plain", description=f"so {odd} is"))
         for query, found in (
             (JobQuery(ids=frozenset({odd})), [odd]),
             (JobQuery(tag=odd), [odd]),
@@ -80,32 +81,33 @@ class Naming(Suite):
         assert (kept.metadata, kept.policy) == ({odd: 1}, limit)
         await store.add([self.odd_run(odd, n) for n in range(2)])
         assert len(await self.claim(store, handlers=frozenset({odd}))) == 1
-        assert await store.drop_job(odd)
+        assert await drop_job(store, odd)
 
     @_each
     async def test_odd_names_of_notes_and_terms(self, store: Store, odd: str) -> None:
-        assert await store.put_note(Note(kind=odd, name=odd, value={odd: 1})) == 1
+        assert await put_note(store, Note(kind=odd, name=odd, value={odd: 1})) == 1
         [note] = (await store.notes(NoteQuery(kind=odd, names=frozenset({odd})))).items
         assert (note.name, note.value) == (odd, {odd: 1})
-        assert (await store.notes(NoteQuery(kind=odd, cursor=odd))).items == []
-        assert await store.note_kinds() == [odd]
-        assert await store.drop_note(odd, odd)
+        page = await store.notes(NoteQuery(kind=odd, limit=1))
+        assert (await store.notes(NoteQuery(kind=odd, cursor=page.cursor))).items == []
+        assert [note.kind for note in (await store.notes(NoteQuery())).items] == [odd]
+        assert await drop_note(store, odd, odd)
         assert await store.elect(odd, odd, self.ticks(5)) == 1
         assert await store.elect(odd, "another", self.ticks(5)) is None
 
     async def test_a_name_with_a_nul_finds_no_other(self, store: Store) -> None:
         """No name holds one (the scheduler refuses it), and none may be taken for its beginning."""
         nul = "plain\0x"
-        await store.put_job(self.job("plain", tags=("plain",)))
-        await store.put_note(Note(kind="key", name="plain", value=1))
+        await put_job(store, self.job("plain", tags=("plain",)))
+        await put_note(store, Note(kind="key", name="plain", value=1))
         await store.add([self.run("plain")])
         [run] = await self.claim(store)
         assert await store.commit([transitions.succeeded(run, await store.now(), None)]) == [True]
         for query in (JobQuery(ids=frozenset({nul})), JobQuery(tag=nul), JobQuery(text=nul)):
             assert (await store.jobs(query)).items == []
         assert (await store.notes(NoteQuery(kind="key", names=frozenset({nul})))).items == []
-        assert not await store.drop_note("key", nul)
-        assert not await store.drop_job(nul)
+        assert not await drop_note(store, "key", nul)
+        assert not await drop_job(store, nul)
         assert await self.states(store, nul, "plain") == [None, State.SUCCEEDED]
         assert await store.drop_runs([nul]) == 0
         both = JobQuery(ids=frozenset({nul, "plain"}))

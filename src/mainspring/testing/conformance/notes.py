@@ -1,12 +1,13 @@
-"""`notes`, `note_kinds`, `put_note`, `drop_note`."""
+"""`notes` and `put_notes`."""
 
 from __future__ import annotations
 
 import asyncio
 
 from mainspring.core.model import Note, replace
-from mainspring.stores.protocol import NoteQuery, Store
+from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import drop_note, put_note
 
 __all__ = ["Noting"]
 
@@ -28,23 +29,38 @@ class Noting(Suite):
     async def test_a_note_is_given_back_as_it_was_put(self, store: Store) -> None:
         value = {"$set": {"a.b": [1, None, "\u00e9\0"]}, "scopes": ["read"]}
         note = Note(kind="key", name="a", value=value, expires_at=self.at(10))
-        assert await store.put_note(note) == 1
+        assert await put_note(store, note) == 1
         assert await self.note(store) == replace(note, version=1)
         assert await self.note(await self.peer(store)) == replace(note, version=1)
 
     async def test_kinds_are_apart(self, store: Store) -> None:
         for kind in ("key", "other"):
-            await store.put_note(Note(kind=kind, name="a", value=kind))
+            await put_note(store, Note(kind=kind, name="a", value=kind))
         found = await self.note(store, kind="other")
         assert found is not None
         assert found.value == "other"
         assert await self.names(store) == ["a"]
         assert await self.names(store, "neither") == []
-        assert await store.note_kinds() == ["key", "other"]
+
+    async def test_notes_of_every_kind_come_by_kind_and_name(self, store: Store) -> None:
+        keys = [(kind, name) for kind in ("a", "b", "ba") for name in ("", "x", "y")]
+        for kind, name in reversed(keys):
+            await put_note(store, Note(kind=kind, name=name, value=1))
+        for limit in (1, 2, 9, 10):
+            found: list[tuple[str, str]] = []
+            cursor: str | None = None
+            while True:
+                page = await store.notes(NoteQuery(limit=limit, cursor=cursor))
+                found += [(note.kind, note.name) for note in page.items]
+                if (cursor := page.cursor) is None:
+                    break
+            assert found == keys
+        some = await store.notes(NoteQuery(names=frozenset({"x", "nowhere"})))
+        assert [(one.kind, one.name) for one in some.items] == [(k, "x") for k in ("a", "b", "ba")]
 
     async def test_by_name_in_pages(self, store: Store) -> None:
         for name in ("c", "a", "e", "b", "d"):
-            await store.put_note(Note(kind="key", name=name, value=1))
+            await put_note(store, Note(kind="key", name=name, value=1))
         for limit in (1, 2, 5, 6):
             assert await self.names(store, limit=limit) == ["a", "b", "c", "d", "e"]
         some = await store.notes(NoteQuery(kind="key", names=frozenset({"b", "d", "x"})))
@@ -52,11 +68,11 @@ class Noting(Suite):
 
     async def test_a_write_names_the_version_it_saw(self, store: Store) -> None:
         first = Note(kind="key", name="a", value=1)
-        assert await store.put_note(replace(first, version=3)) is None
-        assert await store.put_note(first) == 1
-        assert await store.put_note(first) is None
-        assert await store.put_note(replace(first, value=2, version=1)) == 2
-        assert await store.put_note(replace(first, value=3, version=1)) is None
+        assert await put_note(store, replace(first, version=3)) is None
+        assert await put_note(store, first) == 1
+        assert await put_note(store, first) is None
+        assert await put_note(store, replace(first, value=2, version=1)) == 2
+        assert await put_note(store, replace(first, value=3, version=1)) is None
         found = await self.note(store)
         assert found is not None
         assert (found.value, found.version) == (2, 2)
@@ -64,39 +80,68 @@ class Noting(Suite):
     async def test_of_many_at_once_one_wins(self, store: Store) -> None:
         peers = [store, await self.peer(store)]
         notes = [Note(kind="key", name="a", value=n) for n in range(8)]
-        puts = (peers[n % 2].put_note(note) for n, note in enumerate(notes))
+        puts = (put_note(peers[n % 2], note) for n, note in enumerate(notes))
         assert sorted(await asyncio.gather(*puts), key=str) == [1, *[None] * 7]
 
     async def test_an_expired_note_is_gone_by_the_stores_clock(self, store: Store) -> None:
         note = Note(kind="key", name="a", value="old", expires_at=self.at(5))
-        await store.put_note(note)
+        await put_note(store, note)
         await self.pass_ticks(5)
         assert await self.note(store) is None
         assert await self.names(store) == []
 
     async def test_an_expired_note_makes_way_and_its_number_grows_on(self, store: Store) -> None:
         note = Note(kind="key", name="a", value="old", expires_at=self.at(5))
-        await store.put_note(note)
+        await put_note(store, note)
         await self.pass_ticks(5)
         fresh = Note(kind="key", name="a", value="new")
-        assert await store.put_note(replace(fresh, version=1)) is None
-        assert await store.put_note(fresh) == 2
+        assert await put_note(store, replace(fresh, version=1)) is None
+        assert await put_note(store, fresh) == 2
         found = await self.note(store)
         assert found is not None
         assert (found.value, found.expires_at) == ("new", None)
 
     async def test_a_dropped_note_is_gone(self, store: Store) -> None:
-        await store.put_note(Note(kind="key", name="a", value=1))
-        assert await store.drop_note("other", "a") is False
-        assert await store.drop_note("key", "a") is True
-        assert await store.drop_note("key", "a") is False
+        await put_note(store, Note(kind="key", name="a", value=1))
+        assert await drop_note(store, "other", "a") is False
+        assert await drop_note(store, "key", "a") is True
+        assert await drop_note(store, "key", "a") is False
         assert await self.note(store) is None
 
+    async def test_a_delete_may_name_the_version_it_saw(self, store: Store) -> None:
+        await put_note(store, Note(kind="key", name="a", value=1))
+        assert await store.put_notes([NoteWrite.drop("key", "a", 2)]) == [None]
+        assert await self.note(store) is not None
+        assert await store.put_notes([NoteWrite.drop("key", "a", 1)]) == [0]
+        assert await self.note(store) is None
+
+    async def test_a_write_without_an_expected_version_replaces_any(self, store: Store) -> None:
+        for version in (1, 2, 3):
+            note = Note(kind="key", name="a", value=version)
+            assert await store.put_notes([NoteWrite("key", "a", None, note)]) == [version]
+            assert await self.note(store) == replace(note, version=version)
+
+    async def test_writes_of_one_call_are_done_in_order_and_each_by_itself(
+        self, store: Store
+    ) -> None:
+        first, other = (Note(kind="key", name=name, value=1) for name in "ab")
+        writes = [
+            NoteWrite.put(first),
+            NoteWrite.put(first),
+            NoteWrite.put(other),
+            NoteWrite.put(replace(first, value=2, version=1)),
+            NoteWrite.drop("key", "a", 2),
+            NoteWrite.put(first),
+        ]
+        assert await store.put_notes(writes) == [1, None, 1, 2, 0, 1]
+        assert await self.names(store) == ["a", "b"]
+        assert await store.put_notes([]) == []
+
     async def test_pruning_takes_expired_notes_and_no_others(self, store: Store) -> None:
-        await store.put_note(Note(kind="key", name="a", value=1, expires_at=self.at(5)))
-        await store.put_note(Note(kind="key", name="b", value=1, expires_at=self.at(90)))
-        await store.put_note(Note(kind="key", name="c", value=1))
+        await put_note(store, Note(kind="key", name="a", value=1, expires_at=self.at(5)))
+        await put_note(store, Note(kind="key", name="b", value=1, expires_at=self.at(90)))
+        await put_note(store, Note(kind="key", name="c", value=1))
         await self.pass_ticks(6)
         assert await store.prune(self.start, 10) == 0
-        assert await store.drop_note("key", "a") is False
+        assert await drop_note(store, "key", "a") is False
         assert await self.names(store) == ["b", "c"]

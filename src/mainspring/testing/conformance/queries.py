@@ -12,6 +12,7 @@ from mainspring.core.model import LIVE, Run, State, replace
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import get_runs
 
 __all__ = ["Counting", "Finding", "Pruning"]
 
@@ -26,13 +27,16 @@ class Finding(Suite):
 
     async def test_get_gives_those_that_exist(self, store: Store) -> None:
         await store.add(self.runs("a", "b", "c"))
-        found = await store.get(["c", "nowhere", "a", "a"])
+        found = await get_runs(store, ["c", "nowhere", "a", "a"])
         assert {run_id: run.id for run_id, run in found.items()} == {"a": "a", "c": "c"}
-        assert await store.get([]) == {}
+        assert await get_runs(store, []) == {}
 
-    async def test_get_takes_any_iterable(self, store: Store) -> None:
-        await store.add(self.runs("a", "b"))
-        assert set(await store.get(run_id for run_id in ("a", "b"))) == {"a", "b"}
+    async def test_a_look_up_by_ids_gives_them_all_in_one_page(self, store: Store) -> None:
+        ids = [f"r{n}" for n in range(30)]
+        await store.add(self.runs(*ids))
+        page = await store.find(RunQuery(ids=frozenset([*ids, "nowhere"]), limit=10))
+        assert sorted(run.id for run in page.items) == sorted(ids)
+        assert page.cursor is None
 
     async def test_newest_first(self, store: Store) -> None:
         newest = await self.fill(store, 20)
@@ -144,7 +148,7 @@ class Finding(Suite):
             transitions.released(untouched, self.start, began=False),
         ]
         assert all(await store.commit(changes))
-        over = (await store.get(["late", "back"])).values()
+        over = (await get_runs(store, ["late", "back"])).values()
         assert all(await store.commit([transitions.revived(run, self.start) for run in over]))
         late = await self.one(store, "late")
         assert await store.commit([transitions.skipped(late, self.start, "expired")]) == [True]
@@ -200,7 +204,7 @@ class Brief(Suite):
         assert whole.attempts
         brief = replace(whole, payload=None, result=None, attempts=(), brief=True)
         assert (await store.find(RunQuery(brief=True))).items == [brief]
-        assert await store.get(["run", "nowhere"], brief=True) == {"run": brief}
+        assert await get_runs(store, ["run", "nowhere"], brief=True) == {"run": brief}
         assert (await store.find(RunQuery())).items == [whole]
 
     async def test_a_brief_run_never_overwrites_attempts(self, store: Store) -> None:
@@ -250,7 +254,7 @@ class Following(Suite):
 
     async def test_what_no_longer_waits_is_not_among_them(self, store: Store) -> None:
         await self._workflows(store)
-        [run] = (await store.get(["after_a"])).values()
+        [run] = (await get_runs(store, ["after_a"])).values()
         freed = transitions.unblocked(run, await store.now(), {"a": State.SUCCEEDED})
         assert freed is not None
         assert await store.commit([freed]) == [True]

@@ -13,6 +13,7 @@ from mainspring.core.model import (
 from mainspring.core.policy import Delivery
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
+from mainspring.testing.store_calls import drop_job, put_job
 
 __all__ = ["Racing"]
 
@@ -23,7 +24,7 @@ class Racing(Suite):
         await store.add([self.run()])
         [run] = await self.claim(peer)
         assert await self.one(store) == run
-        await store.put_job(self.job())
+        await put_job(store, self.job())
         assert [job.id for job in (await peer.jobs(JobQuery())).items] == ["job"]
 
     async def test_racing_claims_take_no_run_twice(self, store: Store) -> None:
@@ -66,7 +67,7 @@ class Racing(Suite):
         peer = await self.peer(store)
         job = await self.put(store)
         writes = [
-            client.put_job(replace(job, description=f"{n}"))
+            put_job(client, replace(job, description=f"{n}"))
             for n in range(10)
             for client in (store, peer)
         ]
@@ -79,8 +80,8 @@ class Racing(Suite):
         for n in range(10):
             job = await self.put(store, f"j{n}")
             edited, dropped = await asyncio.gather(
-                store.put_job(replace(job, description="edited")),
-                peer.drop_job(job.id, job.version),
+                put_job(store, replace(job, description="edited")),
+                drop_job(peer, job.id, job.version),
             )
             assert edited != dropped
             left = await store.jobs(JobQuery(ids=frozenset({job.id})))
