@@ -85,14 +85,14 @@ async def _pruned(store: MemoryStore) -> None:
 
 async def _census(scheduler: Scheduler) -> Counter[str]:
     """Objects of the engine's kinds, and what both loops still have on their lists."""
-    assert scheduler._portal is not None
+    assert scheduler._engine_loop is not None
     for _ in range(3):
         await asyncio.sleep(0.02)
         gc.collect()
     found: Counter[str] = Counter(
         type(one).__name__ for one in gc.get_objects() if type(one) in WATCHED
     )
-    loops: list[Any] = [asyncio.get_running_loop(), scheduler._portal.loop]
+    loops: list[Any] = [asyncio.get_running_loop(), scheduler._engine_loop.loop]
     for name, loop in zip(("home", "engine"), loops, strict=True):
         found[f"{name} timers"] = sum(not timer.cancelled() for timer in loop._scheduled)
         found[f"{name} all timers"] = max(0, len(loop._scheduled) - 150)  # asyncio sweeps at 100

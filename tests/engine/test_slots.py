@@ -66,7 +66,7 @@ async def killed(scheduler: Scheduler) -> AsyncIterator[Scheduler]:
         assert scheduler._engine is not None
         for task in [*scheduler._engine._tasks]:
             task.cancel()
-        scheduler._engine = scheduler._portal = None
+        scheduler._engine = scheduler._engine_loop = None
 
 
 async def runs(scheduler: Scheduler, job: str) -> list[Run]:

@@ -10,7 +10,7 @@ import pytest
 from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, replace
-from mainspring.engine import leader
+from mainspring.engine import sweeper
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
@@ -253,7 +253,7 @@ async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that dies between the end of a run and the look for its followers."""
-    monkeypatch.setattr(leader, "WAITING_SWEEP", 0.2)
+    monkeypatch.setattr(sweeper, "WAITING_SWEEP", 0.2)
     store = MemoryStore()
     scheduler = Scheduler(store)
 

@@ -20,12 +20,14 @@ from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.executors.loop import Home
 from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
-from mainspring.engine.leader import Keeper
+from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.operations import Control
 from mainspring.engine.run_waiters import Awaited
 from mainspring.engine.settings import Settings
+from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wait_for_store
+from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.telemetry import Tracing
 from mainspring.engine.worker import Worker
 from mainspring.errors import RecordUnreadable
@@ -36,6 +38,9 @@ __all__ = ["Engine"]
 log = logging.getLogger("mainspring")
 
 CANCEL_AGAIN_AFTER = 0.5
+
+RETIRE_SECONDS = 2.0
+"""How long a stop waits for a firing that is under way."""
 
 
 class Engine:
@@ -73,9 +78,19 @@ class Engine:
         self._draining: asyncio.Future[None] | None = None
         self.worker = Worker(self._context, self._finished)
         self.live_workers = LiveWorkers(self._context, store_url)
-        self.keeper = Keeper(self._context, self._finished, self.live_workers)
+        self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
+        self.sweeper = Sweeper(self._context, self.leader, self._finished)
+        self.slot_firer = SlotFirer(
+            self._context,
+            self.live_workers,
+            leads=lambda: self.leader.leads,
+            finished=self._finished,
+            unblock=self.sweeper.run_ended,
+        )
         self.awaited = Awaited(self._context.store)
-        self.control = Control(self._context, self.worker, self.keeper, self.awaited)
+        self.control = Control(
+            self._context, self.worker, self.slot_firer, self.sweeper, self.awaited
+        )
         self.bulk = Bulk(self._context, self.control)
 
     @property
@@ -143,9 +158,9 @@ class Engine:
                 self.worker.leases.renewing,
                 self.worker.leases.guarding,
                 self.worker.leases.watching,
-                self.keeper.electing,
-                self.keeper.firing,
-                self.keeper.sweeping,
+                self.leader.electing,
+                self.slot_firer.firing,
+                self.sweeper.sweeping,
                 self.live_workers.announcing,
             ):
                 self._go(part)
@@ -179,9 +194,23 @@ class Engine:
         await asyncio.shield(self._draining)
 
     async def _drain(self, graceful: bool, timeout: float) -> None:
-        await self.keeper.retire()  # first: nobody here would run what it fires
+        await self._retire()  # first: nobody here would run what it fires
         await self.worker.drain(graceful=graceful, timeout=timeout)
         await self._flush()
+
+    async def _retire(self) -> None:
+        """Fire no more slots and let another node lead: this process takes no more runs.
+
+        Returns once a firing under way has ended; if the store is away, after a few seconds.
+        """
+        if self.leader.retired:
+            return
+        self.leader.retire()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETIRE_SECONDS):
+                await self.slot_firer.stop()
+                with self._context.outages.suppressed("elect"):
+                    await self.leader.resign()
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
@@ -198,11 +227,11 @@ class Engine:
             await asyncio.wait(left, timeout=CANCEL_AGAIN_AFTER)
         await self.worker.close()
         try:
-            await self.keeper.free_last()
+            await self.sweeper.release_last()
         except Exception as error:
             log.warning("could not look for runs that waited; the next leader does: %s", error)
         try:
-            await self.keeper.resign()
+            await self.leader.resign()
             if context.settings.workers > 0:
                 await self.live_workers.withdraw()
         except Exception as error:
@@ -240,12 +269,12 @@ class Engine:
         while True:
             if await self._context.retrying_store.wait(poll):
                 self.worker.wake()
-                self.keeper.wake()
+                self.slot_firer.wake()
                 self.awaited.wake()
 
     def _finished(self, run_id: str) -> None:
         self.awaited.finished(run_id)
-        self.keeper.unblock(run_id)
+        self.sweeper.run_ended(run_id)
 
     def _go(self, part: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(self._always(part)))

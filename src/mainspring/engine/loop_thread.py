@@ -1,4 +1,4 @@
-"""The engine's own thread and event loop, and the way in from any other.
+"""The engine's own thread and event loop, calls into it from other threads, and a timed wait.
 
 A handler that blocks its loop never stops the renewals, because they are not on that loop.
 Inline (tests, simulation) there is no thread: everything is on the caller's loop.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from mainspring.errors import NotStarted
 
-__all__ = ["LoopThread", "Portal", "soon"]
+__all__ = ["EngineLoop", "LoopThread", "call_soon", "wait_for_event"]
 
 log = logging.getLogger("mainspring")
 
@@ -48,7 +49,7 @@ class LoopThread:
         self._thread.join(timeout=10)
 
 
-class Portal:
+class EngineLoop:
     """Runs coroutines on the engine's loop for callers on any loop, or on none."""
 
     def __init__(self, *, inline: bool) -> None:
@@ -78,8 +79,20 @@ class Portal:
             await asyncio.get_running_loop().run_in_executor(None, self._host.close)
 
 
-def soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
-    """Hand a call to a loop in another thread; a loop that is closed has nobody to tell."""
+async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event, at most so long; return whether it is set.
+
+    A caller clears the event before it reads what the event is about, so it misses no change.
+    """
+    if seconds > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+    return event.is_set()
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function on a loop of another thread; do nothing if that loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:

@@ -31,9 +31,10 @@ from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EngineContext
-from mainspring.engine.leader import Keeper
 from mainspring.engine.run_waiters import Awaited
+from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
+from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.engine.workflow import refuse_disorder, upstream_of
 from mainspring.errors import (
@@ -69,11 +70,17 @@ Adapt = Callable[[Job, Job], Job]
 
 class Control:
     def __init__(
-        self, engine: EngineContext, worker: Worker, keeper: Keeper, awaited: Awaited
+        self,
+        engine: EngineContext,
+        worker: Worker,
+        slot_firer: SlotFirer,
+        sweeper: Sweeper,
+        awaited: Awaited,
     ) -> None:
         self._engine = engine
         self._worker = worker
-        self._keeper = keeper
+        self._slot_firer = slot_firer
+        self._sweeper = sweeper
         self._awaited = awaited
 
     # Runs
@@ -108,7 +115,7 @@ class Control:
         added = await self._engine.store.add(_flat(instances))
         if options.after:  # it may have ended before its follower was there to be found
             with contextlib.suppress(StoreError):  # it is added; the next sweep frees it
-                await self._keeper.free_followers(options.upstream())
+                await self._sweeper.release_followers(options.upstream())
         stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
         for one in answers:
@@ -135,7 +142,7 @@ class Control:
         """A cancel was committed: the run has ended, or is to be told to."""
         if after.finished:
             self._awaited.finished(after.id)
-            self._keeper.unblock(after.id)
+            self._sweeper.run_ended(after.id)
             self._engine.emit("run.cancelled", after)
         else:
             self._worker.leases.heed([after])
@@ -434,7 +441,7 @@ class Control:
                 self._engine.emit("job.updated", job_id=write.id, job=write.job)
         removed = {write.id for write in writes if write.job is None}
         if len(removed) < len(writes):
-            self._keeper.changed()
+            self._slot_firer.jobs_changed()
         if not removed:
             return
         counts = (await self._engine.store.counts()).runs
@@ -488,7 +495,7 @@ class Control:
             for run, change, kept in zip(left, changes, done, strict=True):
                 if kept:
                     self._awaited.finished(run.id)
-                    self._keeper.unblock(run.id)
+                    self._sweeper.run_ended(run.id)
                     self._engine.emit("run.cancelled", change.after(run))
 
     async def _refuse_reorder(self, job: Job) -> None:
@@ -548,7 +555,7 @@ class Control:
     def _changed(self, job: Job, event: str) -> Job:
         job = replace(job, version=job.next_version())
         self._engine.jobs.forget(job.id)
-        self._keeper.changed()
+        self._slot_firer.jobs_changed()
         self._engine.emit(event, job_id=job.id, job=job)
         return job
 

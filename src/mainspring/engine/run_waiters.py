@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 
 from mainspring.core.model import Run
-from mainspring.engine.rest import rest
+from mainspring.engine.loop_thread import wait_for_event
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.protocol import RunQuery, Store
 
@@ -64,7 +64,7 @@ class Awaited:
                         run = await self.look(run_id)
                         if run.finished:
                             return run
-                    await rest(changed, POLL)
+                    await wait_for_event(changed, POLL)
         except TimeoutError:
             run = await self.look(run_id)  # a timeout of zero only looks
             if run.finished:

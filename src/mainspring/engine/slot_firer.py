@@ -7,6 +7,7 @@ process could not renew its leases meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from datetime import datetime, timedelta
 from mainspring.core.model import Job, Page, Run, State
 from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
+from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.slots import Gap, plan
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import Fired, Firing, JobQuery
@@ -26,8 +28,12 @@ log = logging.getLogger("mainspring")
 FOLLOWER_GRACE = timedelta(seconds=2)
 """How late a slot must be before a node that does not lead fires it, unless the leader is away."""
 
+HINT_REST = 0.1
+"""Least seconds between two searches that hints cause: hints come with every commit anywhere, and
+most of them are about something else. The next slot is known, and its search never waits."""
+
 FOLLOWER_REST = 1.0
-"""Seconds that such a node waits after another node was quicker."""
+"""The same for a node that does not lead, and its pause after another node was quicker."""
 
 SMALLEST_CHUNK, FIRST_CHUNK, LARGEST_CHUNK = 10, 100, 400
 """Runs to make in one transaction."""
@@ -83,26 +89,64 @@ class SlotFirer:
     def __init__(
         self,
         engine: EngineContext,
+        live_workers: LiveWorkers,
+        leads: Callable[[], bool],
         finished: Callable[[str], None],
         unblock: Callable[[str], None],
-        leads: Callable[[], bool],
-        live_workers: LiveWorkers,
     ) -> None:
         self._engine = engine
+        self._live_workers = live_workers
+        self._leads = leads
         self._finished = finished
         self._unblock = unblock
-        self._leads = leads
-        self._live_workers = live_workers
+        self._hinted = asyncio.Event()
+        self._changed = asyncio.Event()
         self._stopped = False
+        self._ended = asyncio.Event()
+        self._ended.set()
         self._chunk = FIRST_CHUNK
         self._more_due = False
         self._leader_is_away = False
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
         self._catch_up: _CatchUp | None = None
 
-    def stop(self) -> None:
-        """Send no more firings to the store."""
+    def wake(self) -> None:
+        """Look soon: another process may have changed a job."""
+        self._hinted.set()
+
+    def jobs_changed(self) -> None:
+        """Look at once: this process has changed a job, or leads from now on."""
+        self._changed.set()
+        self._hinted.set()
+
+    async def firing(self) -> None:
+        """Fire slots when they are due, until `stop`."""
+        self._ended.clear()
+        try:
+            while not self._stopped:
+                self._hinted.clear()
+                self._changed.clear()
+                # After a failure the slots are planned again: by then they may count as missed.
+                seconds = await self._engine.retrying_store.repeat("fire", self.fire_due)
+                await self._rest(seconds)
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Send no more firings to the store. Returns once a firing under way has ended."""
         self._stopped = True
+        self.jobs_changed()
+        await self._ended.wait()
+
+    async def _rest(self, seconds: float) -> None:
+        if self._stopped:
+            return
+        if seconds <= 0:
+            await asyncio.sleep(0)  # claims and renewals come between two chunks
+        else:
+            pause = HINT_REST if self._leads() else FOLLOWER_REST
+            await wait_for_event(self._changed, min(seconds, pause))
+            await wait_for_event(self._hinted, seconds - pause)
 
     async def fire_due(self) -> float:
         """Fire one chunk of what is due. Returns the seconds until the next look: 0 if more may

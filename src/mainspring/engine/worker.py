@@ -25,8 +25,8 @@ from mainspring.engine.executors.dispatcher import Runner
 from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import Transacting
 from mainspring.engine.leases import Leases
+from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.outcome import LEAST_SNOOZE, Verdict, judge
-from mainspring.engine.rest import rest
 from mainspring.engine.slots import is_orphan
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Tracing
@@ -132,12 +132,12 @@ class Worker:
             self._short = room <= found
             if room <= 0:
                 poll = self._settings.poll.total_seconds()
-                await rest(self._wake, min(poll, pause) if pause > 0 else poll)
+                await wait_for_event(self._wake, min(poll, pause) if pause > 0 else poll)
             elif busy and not found:
                 took = self._engine.clock.monotonic() - self._looked
                 pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
                 self._search_at = self._engine.clock.monotonic() + pause
-            elif not self._short and not (found and await rest(self._wake, BUSY_SECONDS)):
+            elif not self._short and not (found and await wait_for_event(self._wake, BUSY_SECONDS)):
                 await self._sleep_until_due()
         unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
         for work in [*unbegun, *self._active]:
@@ -229,7 +229,7 @@ class Worker:
         seconds = self._settings.poll.total_seconds()
         if self._due is not None:
             seconds = min(seconds, (self._due - self._engine.time.now()).total_seconds())
-        await rest(self._wake, max(seconds, 0.001))
+        await wait_for_event(self._wake, max(seconds, 0.001))
 
     def _since_looked(self) -> timedelta:
         """How long ago the last claim was, and a bit: one may be longer on its way than another.
@@ -528,7 +528,7 @@ class Worker:
         ends = self._engine.clock.monotonic() + timeout
         while self._active and (left := ends - self._engine.clock.monotonic()) > 0:
             self._wake.clear()
-            await rest(self._wake, max(left, 0.001))
+            await wait_for_event(self._wake, max(left, 0.001))
 
     def _note_pace(self, works: list[Work]) -> None:
         """A running mean of what handlers take, which sets how far ahead to claim. It begins with a

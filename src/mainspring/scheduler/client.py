@@ -37,7 +37,7 @@ from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
-from mainspring.engine.loop_thread import LoopThread, Portal
+from mainspring.engine.loop_thread import EngineLoop, LoopThread
 from mainspring.engine.run_log import log_runs
 from mainspring.engine.settings import Settings
 from mainspring.engine.worker_ids import make_worker_id
@@ -107,7 +107,7 @@ class Client:
             self._registry.add(WebhookHandler(self.webhooks, self, self._clock))
         self._events = Events()
         log_runs(self._events, lambda: self._settings.log_each_run)
-        self._portal: Portal | None = None
+        self._engine_loop: EngineLoop | None = None
         self._pid = 0  # the process in which it was started
         self._engine: Engine | None = None
         self._stopping: concurrent.futures.Future[None] | None = None
@@ -150,7 +150,7 @@ class Client:
     @property
     def is_leader(self) -> bool:
         """Whether this process fires the schedules' slots; never true of a client."""
-        return self._engine is not None and self._engine.keeper.leads
+        return self._engine is not None and self._engine.leader.leads
 
     def on(self, event: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` (sync or async) with each `Event` of that name in this process. Returns
@@ -515,7 +515,7 @@ class Client:
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop."""
-        return await self._open_portal().call(coroutine)
+        return await self._open_engine_loop().call(coroutine)
 
     def _running(self) -> Engine:
         self._refuse_fork()
@@ -523,25 +523,25 @@ class Client:
             raise NotStarted(self._how_to_start)
         return self._engine
 
-    def _open_portal(self) -> Portal:
+    def _open_engine_loop(self) -> EngineLoop:
         self._running()
-        assert self._portal is not None
-        return self._portal
+        assert self._engine_loop is not None
+        return self._engine_loop
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
         """Run a coroutine on the engine's loop from plain code (see `WaitFor`)."""
         try:
             refuse_running_loop(called, instead)
-            portal = self._open_portal()
+            engine_loop = self._open_engine_loop()
         except BaseException:
             coroutine.close()
             raise
-        return portal.call_blocking(coroutine)
+        return engine_loop.call_blocking(coroutine)
 
     @property
     def _is_forked(self) -> bool:
         """Whether it was started in another process, of which this one is a fork."""
-        return self._portal is not None and self._pid != os.getpid()
+        return self._engine_loop is not None and self._pid != os.getpid()
 
     def _refuse_fork(self) -> None:
         if self._is_forked:
@@ -559,17 +559,17 @@ class Client:
         """Start the engine on its own loop; it stores `jobs` first. Async handlers, listeners and
         hooks run on `program_loop`."""
         self._refuse_fork()
-        if self._portal is not None:
+        if self._engine_loop is not None:
             raise InvalidState(f"the {self._name} is running already")
-        self._portal = Portal(inline=self._inline)
+        self._engine_loop = EngineLoop(inline=self._inline)
         self._pid = os.getpid()
         self._program_loop = program_loop
         self._events.deliver_on(program_loop)
         try:
-            self._engine = await self._portal.call(self._started_engine(program_loop, jobs))
+            self._engine = await self._engine_loop.call(self._started_engine(program_loop, jobs))
         except BaseException:
-            await self._portal.close()
-            self._portal = None
+            await self._engine_loop.close()
+            self._engine_loop = None
             raise
 
     async def _started_engine(
@@ -593,17 +593,17 @@ class Client:
             return
         while self._stopping is not None:  # another caller's stop is under way
             await asyncio.shield(asyncio.wrap_future(self._stopping))
-        if self._engine is None or self._portal is None:
+        if self._engine is None or self._engine_loop is None:
             return
-        engine, portal = self._engine, self._portal
+        engine, engine_loop = self._engine, self._engine_loop
         stopping = self._stopping = concurrent.futures.Future()
         try:
-            await portal.call(engine.stop(graceful=graceful, timeout=seconds))
-            self._engine = self._portal = None
+            await engine_loop.call(engine.stop(graceful=graceful, timeout=seconds))
+            self._engine = self._engine_loop = None
             await asyncio.sleep(0)
             await self._events.drained()
-            await portal.call(self.webhooks.close())
-            await portal.close()
+            await engine_loop.call(self.webhooks.close())
+            await engine_loop.close()
         finally:
             self._stopping = None
             stopping.set_result(None)

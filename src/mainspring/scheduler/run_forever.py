@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, Protocol
 
-from mainspring.engine.loop_thread import soon
+from mainspring.engine.loop_thread import call_soon
 
 __all__ = ["run_until_signal"]
 
@@ -79,7 +79,7 @@ async def run_until_signal(
 
     def end_if_blocked(drained: object) -> None:
         timer = end_after(BLOCKED_END, "a handler blocks the event loop and does not stop")
-        soon(loop, timer.cancel)
+        call_soon(loop, timer.cancel)
 
     def end_anyway(why: str) -> None:
         log.error("%s; the process ends now", why)

@@ -172,7 +172,7 @@ class Scheduler(Client):
 
     def configure(self, **choices: Unpack[Choices]) -> Self:
         """Change settings before the start, as an operator may; None changes nothing."""
-        if self._portal is not None:
+        if self._engine_loop is not None:
             raise InvalidState("the scheduler is running: configure it before start")
         self._settings = self._settings.changed(**choices)
         return self
@@ -188,11 +188,11 @@ class Scheduler(Client):
     def drain_soon(self, seconds: float) -> concurrent.futures.Future[None] | None:
         """Begin to drain, from a signal handler, also while a handler blocks the program's loop.
         None where nothing has started."""
-        if self._engine is None or self._portal is None or self._is_forked:
+        if self._engine is None or self._engine_loop is None or self._is_forked:
             return None
         drain = self._engine.drain(timeout=seconds)
         try:
-            return asyncio.run_coroutine_threadsafe(drain, self._portal.loop)
+            return asyncio.run_coroutine_threadsafe(drain, self._engine_loop.loop)
         except RuntimeError:  # the engine's loop was closed just now
             drain.close()
             return None
@@ -252,9 +252,9 @@ class Scheduler(Client):
     def _store_if_started(self, draft: Job) -> None:
         """Store a job that was decorated after the start. Later calls wait for it (`_call`)."""
         self._refuse_fork()
-        if self._engine is not None and self._portal is not None:
+        if self._engine is not None and self._engine_loop is not None:
             coroutine = self._engine.control.define_late(draft)
-            self._late_jobs.add(asyncio.run_coroutine_threadsafe(coroutine, self._portal.loop))
+            self._late_jobs.add(asyncio.run_coroutine_threadsafe(coroutine, self._engine_loop.loop))
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:

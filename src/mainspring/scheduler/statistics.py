@@ -104,7 +104,7 @@ async def stats(engine: Engine, settings: Settings) -> Stats:
         due=sum(due.count for due in counts.due.values()),
         running_here=engine.worker.running,
         workers=settings.workers,
-        is_leader=engine.keeper.leads,
+        is_leader=engine.leader.leads,
     )
 
 
@@ -124,7 +124,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         running_here=engine.worker.running,
         workers=settings.workers,
         stuck_threads=engine.worker.stuck,
-        is_leader=engine.keeper.leads,
+        is_leader=engine.leader.leads,
         jobs_without_worker=orphaned,
     )
 

@@ -28,10 +28,10 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.executors.loop import Home
 from mainspring.engine.handler_transaction import Transacting
 from mainspring.engine.job_cache import JobCache
-from mainspring.engine.leader import Keeper
 from mainspring.engine.leases import Leases
 from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.suspects import Suspects
+from mainspring.engine.sweeper import Sweeper
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.memory import records as values
@@ -254,7 +254,7 @@ def _rescued_by_age() -> Patches:
 
 
 def _rescued_by_own_clock() -> Patches:
-    async def rescue(self: Keeper) -> None:
+    async def rescue(self: Sweeper) -> None:
         engine = self._engine
         running = await engine.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
         now = engine.clock.now()
@@ -268,7 +268,7 @@ def _rescued_by_own_clock() -> Patches:
         ]
         await self._committed(lapsed, changes)
 
-    return [patch.object(Keeper, "_rescue", rescue)]
+    return [patch.object(Sweeper, "_rescue", rescue)]
 
 
 def _rescued_as_any() -> Patches:
@@ -428,10 +428,10 @@ def _registered_afresh() -> Patches:
 
 
 def _drains_and_fires() -> Patches:
-    async def retire(self: Keeper) -> None:
+    async def retire(self: Engine) -> None:
         return None
 
-    return [patch.object(Keeper, "retire", retire)]
+    return [patch.object(Engine, "_retire", retire)]
 
 
 def _forgotten_is_removed() -> Patches:

@@ -21,7 +21,7 @@ from mainspring.engine.executors.threads import Threads
 from mainspring.engine.executors.timeouts import Deadlines
 from mainspring.engine.fork_guard import end_if_forked
 from mainspring.engine.hooks import Hook, call_hook, start_hook
-from mainspring.engine.loop_thread import soon
+from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Tracing, traced
 
@@ -190,7 +190,7 @@ class Runner:
         except BaseException as error:
             problem = Problem.of(error)
         end_if_forked(pid, problem)
-        soon(self._loop, self._thread_over, work, result, problem)
+        call_soon(self._loop, self._thread_over, work, result, problem)
 
     def _thread_over(self, work: Work, result: Any, problem: Problem | None) -> None:
         if work.ended:  # it was given up before; only its place comes back

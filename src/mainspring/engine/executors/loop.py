@@ -29,7 +29,7 @@ from mainspring.engine.attempt import Problem, Stop, Work
 from mainspring.engine.executors.timeouts import Deadlines
 from mainspring.engine.fork_guard import end_if_forked
 from mainspring.engine.hooks import call_hook
-from mainspring.engine.loop_thread import soon
+from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Tracing, traced
 
@@ -151,7 +151,7 @@ class Home:
         if self.loop is self._engine_loop:
             call(*arguments)
         else:
-            soon(self.loop, call, *arguments)
+            call_soon(self.loop, call, *arguments)
 
     def _collect(self) -> None:
         self._collecting = False
@@ -318,7 +318,7 @@ class Home:
 
     def _on_engine(self, call: Callable[..., None], *arguments: Any) -> None:
         if self.loop is not self._engine_loop:
-            soon(self._engine_loop, call, *arguments)
+            call_soon(self._engine_loop, call, *arguments)
         elif not self._engine_loop.is_closed():
             self._engine_loop.call_soon(call, *arguments)
 

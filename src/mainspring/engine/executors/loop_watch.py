@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from mainspring.engine.executors.loop import Home
-from mainspring.engine.loop_thread import soon
+from mainspring.engine.loop_thread import call_soon
 
 __all__ = ["LoopWatch"]
 
@@ -44,7 +44,7 @@ class LoopWatch:
             if not self._home.dealt:
                 continue
             answered = asyncio.Event()
-            soon(self._home.loop, soon, engine, answered.set)
+            call_soon(self._home.loop, call_soon, engine, answered.set)
             try:
                 async with asyncio.timeout(BLOCKED_AFTER):
                     await answered.wait()

@@ -1,0 +1,222 @@
+"""Rescues runs with lapsed leases, releases waiting runs, and prunes history.
+
+Any node may do any of it at any time, because every write is conditional. The leader rescues a bit
+more often, and only it prunes and looks through all waiting runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from mainspring.core import transitions
+from mainspring.core.model import Page, Run, State, replace
+from mainspring.core.policy import Delivery
+from mainspring.core.transitions import Change
+from mainspring.engine.context import EVENT_OF, EngineContext
+from mainspring.engine.leader import Leader
+from mainspring.engine.loop_thread import wait_for_event
+from mainspring.engine.worker_ids import host_was_restarted
+from mainspring.errors import StoreError
+from mainspring.stores.protocol import RunQuery
+
+__all__ = ["Sweeper"]
+
+log = logging.getLogger("mainspring")
+
+LEADER_SWEEP = 2.0
+FOLLOWER_SWEEP = 3.0
+"""Seconds between two searches for lapsed leases: a rescue comes within lease + 5 s either way."""
+
+WAITING_SWEEP = 10.0
+"""Seconds between two searches through all waiting runs, by the leader. Each process releases the
+runs that wait for those which it has ended; this finds what a process left that died in between."""
+
+PRUNE_EVERY = 60.0
+
+WORKFLOW_REST = 0.02
+"""Least seconds between two searches for released runs, while any run waits."""
+
+REST = 0.1
+"""The same while none waits."""
+
+BATCH = 1000
+
+
+class Sweeper:
+    """`finished(run_id)` is called for runs that a sweep has ended."""
+
+    def __init__(
+        self, engine: EngineContext, leader: Leader, finished: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._leader = leader
+        self._finished = finished
+        self._run_ended = asyncio.Event()
+        self._ended: dict[str, None] = {}  # runs whose followers are to be released, in order
+        self._any_waiting = False
+
+    def run_ended(self, run_id: str) -> None:
+        """Release the runs that wait for this one, with the next sweep."""
+        self._ended[run_id] = None
+        self._run_ended.set()
+
+    async def sweeping(self) -> None:
+        """Rescue, release and prune, each at its own interval, until the engine stops."""
+        monotonic = self._engine.clock.monotonic
+        rescued_at, pruned_at, swept_at = -FOLLOWER_SWEEP, monotonic(), -WAITING_SWEEP
+        while True:
+            every = LEADER_SWEEP if self._leader.leads else FOLLOWER_SWEEP
+            if monotonic() - rescued_at >= every:
+                rescued_at = monotonic()
+                with self._engine.outages.suppressed("rescue"):
+                    await self._rescue()
+            if self._leader.leads and monotonic() - swept_at >= WAITING_SWEEP:
+                swept_at = monotonic()
+                with self._engine.outages.suppressed("unblock"):
+                    await self._release_all()
+            with self._engine.outages.suppressed("unblock"):
+                await self._release_followers()
+            if self._leader.leads and monotonic() - pruned_at >= PRUNE_EVERY:
+                pruned_at = monotonic()
+                with self._engine.outages.suppressed("prune"):
+                    await self._prune()
+            elif not self._leader.leads:
+                self._engine.outages.succeeded("prune")  # the leader does it
+            await asyncio.sleep(WORKFLOW_REST if self._any_waiting else REST)
+            await wait_for_event(self._run_ended, rescued_at + every - monotonic())
+
+    async def _rescue(self) -> None:
+        """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
+        must not hide the others: so this reads all pages."""
+        cursor = None
+        while True:
+            look = RunQuery(lapsed=True, limit=BATCH, cursor=cursor)
+            page: Page[Run] = await self._engine.store.find(look)
+            if page.items:
+                await self._rescue_these(page.items)
+            if (cursor := page.cursor) is None:
+                return
+
+    async def _rescue_these(self, found: list[Run]) -> None:
+        now = await self._engine.store.now()
+        jobs = await self._engine.jobs.get({run.job_id for run in found})
+        lapsed: dict[str, Run] = {}
+        changes = []
+        for run in found:
+            job = jobs[run.job_id]
+            if job is not None and job.unreadable is not None:
+                continue  # its delivery is not known: it waits until the job is readable
+            # A removed job's run becomes pending, and is cancelled when it is claimed.
+            delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
+            lapsed[run.id] = run
+            unbegun = transitions.never_began(run, job)
+            blameless = host_was_restarted(run.worker, self._engine.settings.worker_id)
+            changes.append(
+                transitions.rescued(run, now, delivery, unbegun=unbegun, blameless=blameless)
+            )
+        for run in await self._committed(list(lapsed.values()), changes):
+            log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
+            self._engine.emit("run.rescued", run)
+            if run.finished:
+                self._engine.emit(EVENT_OF[run.state], run)
+
+    async def _release_all(self) -> None:
+        """Look through all waiting runs, for those that a process left which died."""
+        self._any_waiting = await self._release_found(RunQuery(states=frozenset({State.WAITING})))
+
+    async def _release_followers(self) -> None:
+        """Release the runs that wait for those which have ended since the last sweep."""
+        self._run_ended.clear()
+        ended = list(self._ended)[:BATCH]
+        if ended:
+            self._any_waiting = await self.release_followers(ended)
+            for run_id in ended:
+                self._ended.pop(run_id, None)
+        if self._ended:
+            self._run_ended.set()
+
+    async def release_last(self) -> None:
+        """Release the followers of the last runs of a process that stops."""
+        if self._ended:
+            await self.release_followers(self._ended)
+
+    async def release_followers(self, upstream: Iterable[str]) -> bool:
+        """Release the runs that wait for these and for nothing else; return whether any wait."""
+        return await self._release_found(RunQuery(upstream=frozenset(upstream)))
+
+    async def _release_found(self, query: RunQuery) -> bool:
+        found, cursor = False, None
+        while True:
+            page: Page[Run] = await self._engine.store.find(
+                replace(query, brief=True, limit=BATCH, cursor=cursor)
+            )
+            found = found or bool(page.items)
+            await self._release(page.items)
+            if (cursor := page.cursor) is None:
+                return found
+
+    async def _release(self, waiting: list[Run]) -> None:
+        waiting = [run for run in waiting if run.unreadable is None]
+        if not waiting:
+            return
+        names = {name for run in waiting for name in run.after}
+        upstream = await self._engine.store.find(RunQuery(ids=frozenset(names), brief=True))
+        known = {run.id: run.state for run in upstream.items}
+        now = self._engine.time.now()
+        pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
+        runs = [run for run, change in pairs if change is not None]
+        changes = [change for _, change in pairs if change is not None]
+        skipped = [
+            run.id for run in await self._committed(runs, changes) if run.state is State.SKIPPED
+        ]
+        if skipped and self._engine.events.wanted("run.skipped"):
+            page = await self._engine.store.find(RunQuery(ids=frozenset(skipped)))
+            for run in page.items:
+                self._engine.emit("run.skipped", run)
+
+    async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
+        """Commit the changes; return the runs that have changed by it, as they are now."""
+        if not changes:
+            return []
+        done = await self._commit(changes)
+        after = [
+            change.after(run) for run, change, kept in zip(runs, changes, done, strict=True) if kept
+        ]
+        for run in after:
+            if run.finished:
+                self._finished(run.id)
+        return after
+
+    async def _commit(self, changes: list[Change]) -> list[bool]:
+        """Commit the changes together, or one by one where that fails: one run that cannot be
+        written (an open transaction has locked it, say) must not hold up the others. Raises where
+        none can be written."""
+        store = self._engine.store
+        try:
+            return await store.commit(changes)
+        except StoreError:
+            if len(changes) == 1:
+                raise
+        answers = await asyncio.gather(
+            *(store.commit([change]) for change in changes), return_exceptions=True
+        )
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        if len(failed) == len(changes) or not all(isinstance(e, StoreError) for e in failed):
+            raise failed[0]
+        done = []
+        for change, answer in zip(changes, answers, strict=True):
+            if isinstance(answer, BaseException):
+                log.warning("run %s cannot be written for now: %s", change.id, answer)
+                answer = [False]
+            done += answer
+        return done
+
+    async def _prune(self) -> None:
+        # Read the runs that were set aside as unreadable: they may be readable after a repair.
+        await self._engine.store.find(RunQuery(set_aside=True, limit=BATCH))
+        before = await self._engine.store.now() - self._engine.settings.retention
+        pruned = BATCH
+        while pruned == BATCH:  # in steps, so that other writes come between
+            pruned = await self._engine.store.prune(before, BATCH)
