@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core.model import Run
+from mainspring.core.model import Run, replace
 from mainspring.engine import suspects
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
@@ -20,12 +20,13 @@ from tests.support.simulation.machines import Machine, MachineLoop, machines_of
 class Cluster:
     """Workers on one store; who dies is started again a second later, as by a supervisor."""
 
-    def __init__(self, workers: int, seed: int) -> None:
+    def __init__(self, machines: int, seed: int, *, workers: int = 10) -> None:
         self.store = MemoryStore(VirtualClock())
         self.starts: Counter[str] = Counter()
         self.at_work: dict[Machine, set[str]] = {}
         self._rng = random.Random(seed)
-        self._machines = [self._boot() for _ in range(workers)]
+        self._workers = workers
+        self._machines = [self._boot() for _ in range(machines)]
 
     def _boot(self) -> Machine:
         machine = Machine("worker")
@@ -41,6 +42,7 @@ class Cluster:
             clock=VirtualClock(),
             rng=random.Random(self._rng.getrandbits(32)),
             lease="6s",
+            workers=self._workers,
         )
 
         async def begin(ctx: RunContext) -> None:
@@ -72,6 +74,11 @@ class Cluster:
                     if machine.dead:
                         self._machines[number] = self._boot()
         return self.store._runs
+
+
+def make_suspects(cluster: Cluster, runs: list[Run]) -> None:
+    for run in runs:
+        cluster.store._runs[run.id] = replace(cluster.store._runs[run.id], lapses=2)
 
 
 def producer(store: Any) -> Scheduler:
@@ -148,10 +155,7 @@ def test_a_suspect_waits_for_a_busy_worker_and_is_run_in_the_end() -> None:
         while cluster.starts[busy.id] == 0:
             await asyncio.sleep(1)
         suspect = await client.enqueue("harmless", {"seconds": 0})
-        run = cluster.store._runs[suspect.id]
-        cluster.store._runs[suspect.id] = type(run)(
-            **{name: getattr(run, name) for name in run.__struct_fields__} | {"lapses": 2}
-        )
+        make_suspects(cluster, [suspect])
         for _ in range(60):  # they go on meanwhile
             one = await client.enqueue("harmless", {"seconds": 0.1})
             await client.wait(one.id, 60)
@@ -159,5 +163,36 @@ def test_a_suspect_waits_for_a_busy_worker_and_is_run_in_the_end() -> None:
         assert cluster.starts[suspect.id] == 0
         runs = await cluster.work_off()
         assert (runs[suspect.id].state, runs[suspect.id].lapses) == (State.SUCCEEDED, 2)
+
+    run_virtual(main, make_loop=MachineLoop)
+
+
+@pytest.mark.parametrize("workers", [1, 10])
+def test_many_harmless_suspects_stop_a_worker_only_one_at_a_time(workers: int) -> None:
+    """Ten reports of five seconds were beside a killer, twice. A tick of each second goes on."""
+
+    async def main() -> None:
+        cluster = Cluster(1, seed=1, workers=workers)
+        client = producer(cluster.store)
+        await client.start()
+        await asyncio.sleep(1)
+        reports = await client.enqueue_many("harmless", [{"seconds": 5}] * 10, delay="2s")
+        make_suspects(cluster, reports)
+        loop = asyncio.get_running_loop()
+        ticks: list[asyncio.Task[float]] = []
+
+        async def tick() -> float:
+            began = loop.time()
+            await client.wait((await client.enqueue("harmless", {"seconds": 0})).id, 300)
+            return loop.time() - began
+
+        while any(not cluster.store._runs[run.id].finished for run in reports):
+            ticks.append(loop.create_task(tick()))
+            await asyncio.sleep(1)
+        waits = await asyncio.gather(*ticks)
+        assert max(waits) < 10  # one report, and a second that the next one may be waiting
+        assert sum(wait < 1 for wait in waits) > len(waits) / 3
+        assert all(cluster.store._runs[run.id].state is State.SUCCEEDED for run in reports)
+        assert len(waits) < 200  # they are run soon, too
 
     run_virtual(main, make_loop=MachineLoop)

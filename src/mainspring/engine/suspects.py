@@ -3,6 +3,10 @@
 Two workers have died with such a run. It may have killed them, or it was beside one that did. Where
 nothing else runs in the process, the next death tells which:
 docs/decisions/0012-who-killed-the-worker.md.
+
+A turn of suspects begins when one comes, and ends when one has run or none could. Then the other
+runs have at least as long as the turn took: suspects that are left, or come meanwhile, are given
+back until then. So many suspects that find the worker idle do not stop it one after the other.
 """
 
 from __future__ import annotations
@@ -27,17 +31,23 @@ a handler of an hour must not stop everything else for an hour."""
 LEAST_WAIT, LONGEST_WAIT = 1.0, 300.0
 WAITS_OF_ITS_AGE = 0.1
 """A suspect that finds others at work holds back what has not begun, for a tenth of the time that
-it has been due, between `LEAST_WAIT` and `LONGEST_WAIT` seconds. Then it is given back for a while.
-So a suspect that waits costs a busy worker a tenth of its time at most, and never stops it for
-hours. It runs once the worker finds itself idle within such a wait."""
+it has been due, between `LEAST_WAIT` and `LONGEST_WAIT` seconds. It runs once the worker finds
+itself idle within such a wait."""
 
 AWAY = 9
-"""It is given back for so many times its wait."""
+"""A wait in vain is followed by so many times its length in which the worker takes no suspect. So
+suspects that wait cost a busy worker a tenth of its time at most."""
+
+LEAST_TURN = 1.0
+"""Seconds for which short suspects run one after the other in the same turn."""
+
+LEAST_AWAY = 0.1
+"""Seconds that a suspect is given back for: not claimed and given back in a circle."""
 
 
 class Suspects:
     """Used on the engine's loop. `go_on()` is called when others may begin again, and
-    `give_back(work, until)` for a suspect that found no moment to run alone."""
+    `give_back(work, until)` for a suspect that is to come again in a later turn."""
 
     def __init__(
         self,
@@ -53,6 +63,8 @@ class Suspects:
         self._begun: Work | None = None
         self._alone = False
         self._timer: asyncio.TimerHandle | None = None
+        self._turn_began = 0.0
+        self._next_turn = 0.0  # not before this time of the loop's clock
 
     @property
     def waiting(self) -> list[Work]:
@@ -64,6 +76,23 @@ class Suspects:
         return self._alone or bool(self._waiting)
 
     def add(self, work: Work) -> None:
+        begins_turn = not self.hold_back
+        if begins_turn and (left := self._next_turn - _loop_time()) > 0:
+            self._put_off(work, left)
+            return
+        self._waiting.append(work)
+        if begins_turn:
+            # Also beside a suspect that has outlived its time alone: it may run for hours.
+            self._turn_began = _loop_time()
+            self._set_timer(self._patience())
+
+    def next(self, *, idle: bool) -> Work | None:
+        """The suspect that is to begin now, if nothing else runs."""
+        if not idle or self._begun is not None or not self._waiting:
+            return None
+        work = self._begun = self._waiting.popleft()
+        self._alone = True
+        self._set_timer(ALONE_AT_MOST)
         log.warning(
             "run %s of job %s was held by %d workers that died; it runs alone now, so that it can"
             " be seen whether it is to blame",
@@ -71,31 +100,20 @@ class Suspects:
             work.run.job_id,
             work.run.lapses,
         )
-        self._waiting.append(work)
-        if not self._alone and len(self._waiting) == 1:
-            # Also beside a suspect that has outlived its time alone: it may run for hours.
-            self._set_timer(self._patience())
-
-    def next(self, *, idle: bool) -> Work | None:
-        """The suspect that is to begin now, if nothing else runs."""
-        if not idle or self._begun is not None or not self._waiting:
-            return None
-        self._begun = self._waiting.popleft()
-        self._alone = True
-        self._set_timer(ALONE_AT_MOST)
-        return self._begun
+        return work
 
     def over(self, work: Work) -> None:
         """A work has ended, or was taken back before it began."""
         if work is self._begun:
-            self._begun = None
-            self._alone = False
+            ran_alone, self._begun, self._alone = self._alone, None, False
+            if ran_alone and (self._turn_took() >= LEAST_TURN or not self._waiting):
+                self._end_turn(others_have=self._turn_took())
+            elif self._waiting:
+                self._set_timer(self._patience())
         elif work in self._waiting:
             self._waiting.remove(work)
-        else:
-            return
-        if self._begun is None:
-            self._set_timer(self._patience() if self._waiting else None)
+            if not self.hold_back:
+                self._set_timer(None)
 
     def _patience(self) -> float:
         now = self._time.now()
@@ -108,14 +126,27 @@ class Suspects:
             self._timer = None
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, self._waited_enough, seconds)
+            self._timer = loop.call_later(seconds, self._time_is_up)
 
-    def _waited_enough(self, seconds: float) -> None:
-        self._timer = None
-        self._alone = False
-        until = self._time.now() + timedelta(seconds=seconds * AWAY)
-        while self._waiting:
-            work = self._waiting.popleft()
-            log.info("run %s could not run alone; it is tried again later", work.run.id)
-            self._give_back(work, until)
+    def _time_is_up(self) -> None:
+        ran_alone, self._alone = self._alone, False
+        self._end_turn(others_have=self._turn_took() * (1 if ran_alone else AWAY))
         self._go_on()
+
+    def _turn_took(self) -> float:
+        return _loop_time() - self._turn_began
+
+    def _end_turn(self, *, others_have: float) -> None:
+        self._set_timer(None)
+        self._next_turn = _loop_time() + others_have
+        while self._waiting:
+            self._put_off(self._waiting.popleft(), others_have)
+
+    def _put_off(self, work: Work, seconds: float) -> None:
+        log.info("run %s cannot run alone now; it is tried again later", work.run.id)
+        until = self._time.now() + timedelta(seconds=max(seconds, LEAST_AWAY))
+        self._give_back(work, until)
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

@@ -49,6 +49,7 @@ INVARIANTS = {
     "begin": "what may begin once, or may kill its worker, is begun on record, and lost only then",
     "poison": "a lapse is held against a run only if its handler began; a killer is soon found",
     "suspects": "a run that may kill its worker has the worker to itself",
+    "turns": "after such a run of a second or more, the others have the worker for as long",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
     "slots": "every slot of a schedule is accounted for by exactly one record",
@@ -93,6 +94,7 @@ class _Handling:
     author: str
     machine: Machine
     claimed_at: float
+    began_at: float
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class Monitor:
     _active: dict[str, dict[int, _Handling]] = field(default_factory=lambda: defaultdict(dict))
     _starts: Counter[str] = field(default_factory=Counter)
     _stopped: Counter[str] = field(default_factory=Counter)
+    _next_turn: dict[str, float] = field(default_factory=dict)
     _revived: Counter[str] = field(default_factory=Counter)
     _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
     _first: dict[str, datetime] = field(default_factory=dict)
@@ -175,7 +178,7 @@ class Monitor:
         if key not in self._claimed:
             self.fail("start", f"{run_id} began under token {token}, which nobody claimed")
             return
-        handling = _Handling(author, machine, self._claimed[key])
+        handling = _Handling(author, machine, self._claimed[key], self.last_began[author])
         if not _was_frozen(handling) and self._leases[key] <= now:
             self.fail("start", f"{run_id} began {now - self._leases[key]} after its lease")
         if run.token == token and run.run_at > now:
@@ -209,6 +212,9 @@ class Monitor:
         if beside and held:
             self.fail("suspects", f"{run.id} began on {author} beside {beside}")
         self.counted["suspect began"] += suspect
+        early = self._next_turn.get(author, 0.0) - self.last_began[author]
+        if suspect and held and early > 0:
+            self.fail("turns", f"{run.id} began on {author} {early} s before its turn")
         if run.job_id == "killer":
             self.counted["killer began"] += 1
             killed = self._starts[run.id] - self._stopped[run.id]
@@ -227,6 +233,10 @@ class Monitor:
         self.note(handling.author, f"{outcome} {_short(run_id)} t{token}")
         self.counted[outcome] += 1
         self._stopped[run_id] += outcome == "stopped"
+        now = asyncio.get_running_loop().time()
+        took = now - handling.began_at
+        if took >= 1 and self._is_suspect(run_id, token):
+            self._next_turn[handling.author] = now + took
         if outcome == "returned":
             self._returned.add((run_id, token))
         self._check_overrun(handling, (run_id, token), self.clock.now())

@@ -305,6 +305,24 @@ def _suspects_in_company() -> Patches:
     return [patch.object(Suspects, "next", next_at_once)]
 
 
+def _suspects_in_a_row() -> Patches:
+    right = Suspects._end_turn
+
+    def end_turn(self: Suspects, *, others_have: float) -> None:
+        right(self, others_have=0.0)
+
+    return [patch.object(Suspects, "_end_turn", end_turn)]
+
+
+def _turns_far_apart() -> Patches:
+    right = Suspects._end_turn
+
+    def end_turn(self: Suspects, *, others_have: float) -> None:
+        right(self, others_have=others_have * 1000)
+
+    return [patch.object(Suspects, "_end_turn", end_turn)]
+
+
 def _begins_unrecorded() -> Patches:
     def begin(self: Completer, work: Any, recorded: Callable[[bool], None]) -> None:
         self._queue(transitions.beginning(work.run), lambda kept: None)
@@ -493,6 +511,10 @@ def _bugs() -> Iterator[Planted]:
               patches=_killers_at_large)  # fmt: skip
     yield bug("suspects in company", "a suspect begins beside others", "suspects",
               patches=_suspects_in_company)  # fmt: skip
+    yield bug("suspects in a row", "suspects run one after the other and stop all else", "turns",
+              patches=_suspects_in_a_row)  # fmt: skip
+    yield bug("turns far apart", "suspects that are left after a turn wait for hours", "lost",
+              patches=_turns_far_apart)  # fmt: skip
     yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("given again though begun", "a begin that is on record is not looked at",
