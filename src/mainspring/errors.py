@@ -32,6 +32,7 @@
     └── StoreError
         ├── StoreUnavailable             away for now: worth another try
         │   └── StoreFileChanged           its file was deleted, moved or replaced while in use
+        ├── StoreMissing                 nothing of Mainspring is there, and nothing may be made
         ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
         └── StoreTooNew                  written by a newer Mainspring
 
@@ -78,6 +79,7 @@ __all__ = [
     "StoreDamaged",
     "StoreError",
     "StoreFileChanged",
+    "StoreMissing",
     "StoreTooNew",
     "StoreUnavailable",
     "TransactionAborted",
@@ -279,6 +281,10 @@ class StoreUnavailable(StoreError):
 class StoreFileChanged(StoreUnavailable):
     """The SQLite file was deleted, moved or replaced while it was in use. Nothing is written until
     the same file is back in its place."""
+
+
+class StoreMissing(StoreError):
+    """Nothing of Mainspring is in the store, and it was opened to be used, not to be made."""
 
 
 class StoreDamaged(StoreError):

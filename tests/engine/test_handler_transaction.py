@@ -21,7 +21,7 @@ from mainspring.errors import (
     TransactionExpired,
 )
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import Store, StoreInfo
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
 from mainspring.testing.store_calls import put_job
 from tests.support.engine import Heard, ended, opened
@@ -448,7 +448,8 @@ async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -
 
 async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions() -> None:
     class Plain(MemoryStore):
-        no_transactions = "none here"
+        def info(self) -> StoreInfo:
+            return replace(super().info(), no_transactions="none here")
 
     store = Plain()
     scheduler = Scheduler(store)
@@ -480,7 +481,8 @@ def test_what_cannot_be_is_refused_when_the_job_is_made() -> None:
 
 async def test_a_store_without_transactions_says_so_at_the_start() -> None:
     class Plain(MemoryStore):
-        no_transactions = "this store keeps its things on paper"
+        def info(self) -> StoreInfo:
+            return replace(super().info(), no_transactions="this store keeps its things on paper")
 
     scheduler = Scheduler(Plain())
 

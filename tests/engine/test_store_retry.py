@@ -16,6 +16,7 @@ from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Store
 from mainspring.testing import FaultyStore, ScriptedFaults
+from mainspring.testing.store_calls import get_runs
 from tests.support.engine import LONG, Heard, Weather, ended, opened, until
 from tests.support.scheduler_fixtures import Make
 
@@ -232,7 +233,7 @@ async def test_scheduler_stops_although_the_driver_turns_a_cancellation_into_an_
         await scheduler.stop()
     assert store.swallowed > 0
     assert not scheduler.started
-    assert (await store.get([run.id]))[run.id].result == "done"
+    assert (await get_runs(store, [run.id]))[run.id].result == "done"
 
 
 class Hushed(MemoryStore):

@@ -17,7 +17,6 @@ from mainspring.testing import (
     Deadlock,
     FakeClock,
     FaultyStore,
-    Injection,
     RandomFaults,
     ScriptedFaults,
     SimulationLimit,
@@ -272,21 +271,6 @@ class TestFaultyStore:
             return fine
 
         assert run_virtual(outcomes(1)) == run_virtual(outcomes(1)) != run_virtual(outcomes(2))
-
-    def test_methods_beyond_the_protocol_meet_the_plan_too(self) -> None:
-        class Extended(MemoryStore):
-            label = "mine"
-
-            async def compact(self, level: int) -> int:
-                return level
-
-        async def main() -> None:
-            store = FaultyStore(Extended(), ScriptedFaults({"compact": [Injection(delay=9)]}))
-            assert store.label == "mine"
-            assert await store.compact(level=4) == 4
-            assert asyncio.get_running_loop().time() == 9
-
-        run_virtual(main)
 
 
 def test_the_kit_needs_no_pytest() -> None:

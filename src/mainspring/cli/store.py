@@ -58,7 +58,7 @@ def indexes(
 ) -> None:
     """Print the script that makes a MongoDB store's collections and indexes by hand."""
     found = find_store(Where.of(store, app))
-    script = getattr(found.store, "index_script", None)
+    script = found.store.info().setup_script
     if script is None:
         raise CommandError(
             f"{found.name} makes its indexes itself: there is no script for it",
@@ -67,9 +67,9 @@ def indexes(
         )
     output = Output(as_json=json)
     if json:
-        output.document({"script": script()})
+        output.document({"script": script})
     else:
-        output.line(script().rstrip("\n"))
+        output.line(script.rstrip("\n"))
 
 
 @group.command(

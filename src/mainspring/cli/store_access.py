@@ -96,9 +96,7 @@ def check_exists(found: Found) -> None:
 
 
 def check_shared(found: Found) -> None:
-    from mainspring.stores.memory import MemoryStore
-
-    if isinstance(found.store, MemoryStore):
+    if not found.store.info().shared:
         raise CommandError(
             "a memory:// store lives in the process that made it: no command can reach it",
             code=BAD_INPUT,

@@ -11,6 +11,7 @@ from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import Where
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import Found, database_file, find_store
+from mainspring.errors import StoreMissing
 
 if TYPE_CHECKING:
     from mainspring.stores.copy import Look
@@ -27,12 +28,14 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
     here, there = _named(source, "FROM"), _named(target, "TO")
     if _place(source) == _place(target):
         raise CommandError("FROM and TO are the same store", code=BAD_INPUT)
-    if not await _exists(here.store):
+    try:
+        await here.store.open(create=False)
+    except StoreMissing as missing:
         raise CommandError(
             f"there is nothing of Mainspring's in {here.name}",
             code=BAD_INPUT,
             advice="FROM comes first, then TO",
-        )
+        ) from missing
     async with _opened(here.store):
         if dry_run:
             seen = await look(here.store)
@@ -104,9 +107,7 @@ def _shown(runs: Any) -> list[tuple[str, str | None]]:
 
 def _named(url: str, which: str) -> Found:
     found = find_store(Where(url, None))
-    from mainspring.stores.memory import MemoryStore
-
-    if isinstance(found.store, MemoryStore):
+    if not found.store.info().shared:
         raise CommandError(
             f"{which} is memory://, which lives in the process that made it",
             code=BAD_INPUT,
@@ -127,24 +128,19 @@ def _place(url: str) -> object:
     return frozenset(hosts.split(",")), address.database, address.prefix
 
 
-async def _exists(store: Store) -> bool:
-    """Whether opening it would find something, or make it."""
-    exists: bool = await store.exists()  # type: ignore[attr-defined]
-    return exists
-
-
 async def _holding(store: Store) -> Look:
     from mainspring.stores.copy import Look, look
 
-    if not await _exists(store):
+    try:
+        async with _opened(store, create=False):
+            return await look(store)
+    except StoreMissing:
         return Look()
-    async with _opened(store):
-        return await look(store)
 
 
 @contextlib.asynccontextmanager
-async def _opened(store: Store) -> AsyncIterator[None]:
-    await store.open()
+async def _opened(store: Store, *, create: bool = True) -> AsyncIterator[None]:
+    await store.open(create=create)
     try:
         yield
     finally:

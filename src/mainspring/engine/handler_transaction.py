@@ -73,8 +73,8 @@ class Transacting:
             raise InvalidState(f"run {run.id} was completed by its transaction: it has had its one")
         if self._work.context.in_transaction:
             raise InvalidState(f"run {run.id} is in a transaction already: they do not nest")
-        if store.no_transactions is not None:
-            raise InvalidState(f"there is no transaction here: {store.no_transactions}")
+        if (why := store.info().no_transactions) is not None:
+            raise InvalidState(f"there is no transaction here: {why}")
         self._unless_stopped()
         held = Held(run.id, run.token)
         self._transaction = store.transaction(held, self._limit, blocking=blocking)

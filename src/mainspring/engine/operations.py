@@ -540,7 +540,7 @@ class Control:
         return runs
 
     def _refuse_effect_once(self, job: Job) -> None:
-        why = self._engine.store.no_transactions
+        why = self._engine.store.info().no_transactions
         if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
             raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -53,6 +54,7 @@ __all__ = [
     "Renewed",
     "RunQuery",
     "Store",
+    "StoreInfo",
     "Transaction",
     "ended",
     "overlapped",
@@ -246,6 +248,22 @@ class Counts(Struct, frozen=True):
         return sum(by_state.get(state, 0) for by_state in self.runs.values())
 
 
+class StoreInfo(Struct, frozen=True, kw_only=True):
+    """What a store is and can do. `location` is its URL without secrets."""
+
+    kind: str
+    location: str
+    file: Path | None = None
+    """The database file of an embedded store. Other files may be kept beside it."""
+    shared: bool = True
+    """Whether another process can open the same data."""
+    no_transactions: str | None = None
+    """Why `transaction` cannot be used; None where it can. Known once the store is open."""
+    setup_script: str | None = None
+    """What `open` makes, as a script for an operator who would rather make it by hand; None where
+    there is no such script."""
+
+
 class Transaction(Protocol):
     """A handler's own writes and the completion of its run, as one.
 
@@ -284,12 +302,18 @@ class Transaction(Protocol):
 class Store(Protocol):
     """Where jobs and runs are kept. See the module's rules."""
 
-    async def open(self) -> None:
-        """Connect, and make or migrate what is needed. Again after `close`: allowed."""
+    async def open(self, *, create: bool = True) -> None:
+        """Connect, and make or migrate what is needed. An open store may be opened again, which
+        does nothing, and so may a closed one. `create=False`: raise `StoreMissing` where nothing
+        is there, and make nothing."""
         ...
 
     async def close(self) -> None:
         """Finish what was accepted and let go. A closed store may be closed again."""
+        ...
+
+    def info(self) -> StoreInfo:
+        """What the store is and can do. Needs no open store and does no I/O."""
         ...
 
     async def now(self) -> datetime:
@@ -395,11 +419,6 @@ class Store(Protocol):
 
     async def wait(self, timeout: float) -> bool:
         """Return early (True) when something may have changed. A hint, never a promise."""
-        ...
-
-    @property
-    def no_transactions(self) -> str | None:
-        """Why there can be no transaction here, once the store is open; None where there can."""
         ...
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:

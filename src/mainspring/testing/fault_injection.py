@@ -7,7 +7,6 @@ sees `StoreUnavailable` cannot tell which it was, and must be able to send every
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from mainspring.stores.protocol import (
     Renewed,
     RunQuery,
     Store,
+    StoreInfo,
     Transaction,
 )
 
@@ -171,19 +171,11 @@ class FaultyStore:
         self.injected[method, error] += 1
         raise StoreUnavailable(f"injected: {method} failed ({error})")
 
-    def __getattr__(self, name: str) -> Any:
-        """What a store has beyond the protocol: coroutine methods meet the plan as well."""
-        found = getattr(self.store, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
+    def info(self) -> StoreInfo:
+        return self.store.info()
 
-        async def faulty(*args: Any, **options: Any) -> Any:
-            return await self._call(name, lambda: found(*args, **options))
-
-        return faulty
-
-    async def open(self) -> None:
-        return await self._call("open", lambda: self.store.open())
+    async def open(self, *, create: bool = True) -> None:
+        return await self._call("open", lambda: self.store.open(create=create))
 
     async def close(self) -> None:
         return await self._call("close", lambda: self.store.close())
@@ -238,10 +230,6 @@ class FaultyStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._call("wait", lambda: self.store.wait(timeout))
-
-    @property
-    def no_transactions(self) -> str | None:
-        return self.store.no_transactions
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
         inner = self.store.transaction(held, limit, blocking=blocking)

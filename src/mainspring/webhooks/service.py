@@ -283,14 +283,12 @@ def _of(job: Job) -> Webhook:
 
 def _files(store: Store) -> tuple[Path, Path] | tuple[None, None]:
     """The key file of an embedded store, beside its database, and its former name."""
-    path = getattr(store, "path", None)
-    return (None, None) if path is None else key_files(path)
+    file = store.info().file
+    return (None, None) if file is None else key_files(file)
 
 
 def _keys_of(store: Store) -> list[str]:
-    """A key for a memory store, which lives as long as the store."""
-    from mainspring.stores.memory import MemoryStore
-
-    if not isinstance(store, MemoryStore):
+    """A key for a store that no other process can open: the key lives as long as the store."""
+    if store.info().shared:
         return []
     return [_MEMORY_KEYS.setdefault(store, new_key())]

@@ -89,7 +89,7 @@ def by_hand(servers: ReplicaSet, script: str, database: str) -> None:
 
 async def test_indexes_by_hand_and_a_role_that_may_make_none(guarded: ReplicaSet) -> None:
     url = "mongodb://h/byhand"
-    by_hand(guarded, MongoStore(url).index_script(), "byhand")
+    by_hand(guarded, MongoStore(url).info().setup_script or "", "byhand")
     with guarded.client() as client:
         client["byhand"].create_collection("effects")
         where = {"db": "byhand", "collection": ""}

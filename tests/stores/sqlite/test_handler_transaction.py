@@ -212,7 +212,9 @@ async def test_a_transaction_that_is_cancelled_while_it_waits_leaves_the_writer_
     session.execute("INSERT INTO effects VALUES ('third')")
     assert await committed(store, third, second)
     assert kept(tmp_path) == [("third",)]
-    states = {run_id: run.state for run_id, run in (await store.get(["run", "second"])).items()}
+    states = {
+        run_id: run.state for run_id, run in (await get_runs(store, ["run", "second"])).items()
+    }
     assert states == {"run": State.RUNNING, "second": State.SUCCEEDED}
 
 

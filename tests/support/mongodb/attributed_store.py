@@ -47,8 +47,8 @@ class SignedStore(MongoStore):
         self._author = author
         self._breaks = breaks
 
-    async def open(self) -> None:
-        await super().open()
+    async def open(self, *, create: bool = True) -> None:
+        await super().open(create=create)
         session = self._open_session()
         db = session.db
         if not isinstance(db, _Database):

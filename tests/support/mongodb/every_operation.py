@@ -89,7 +89,7 @@ async def _work(store: Any) -> None:
         if not blocking:
             await written
         assert await handling.commit(transitions.succeeded(run, now, None)) is True
-    assert store.no_transactions is None
+    assert store.info().no_transactions is None
     ends = [transitions.succeeded(run, now, run.id) for run in held[2:5]]
     assert await store.commit([*ends, transitions.released(held[5], now, began=True)]) == [True] * 4
     assert len(await get_runs(store, names)) == 8

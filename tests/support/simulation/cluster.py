@@ -66,7 +66,7 @@ class Wire:
 
     def __getattr__(self, name: str) -> Any:
         work = getattr(self._store, name)
-        if name in ("wait", "no_transactions"):  # a hint that reaches nobody is no hint
+        if name in ("wait", "info"):  # a hint that reaches nobody is no hint
             return work
         if name == "transaction":
             sent = dict.fromkeys(("begin", "commit", "rollback"), self._sent)

@@ -46,6 +46,7 @@ from mainspring.stores.protocol import (
     NoteWrite,
     Renewed,
     RunQuery,
+    StoreInfo,
     ended,
     overlapped,
 )
@@ -95,11 +96,14 @@ class MemoryStore:
         self.data: dict[Any, Any] = {}
         self._guard = Lock()
 
-    async def open(self) -> None:
+    async def open(self, *, create: bool = True) -> None:
         """Nothing to connect to."""
 
     async def close(self) -> None:
         """What was kept stays, so that a restart can be simulated."""
+
+    def info(self) -> StoreInfo:
+        return StoreInfo(kind="memory", location="memory://", shared=False)
 
     async def now(self) -> datetime:
         return self._now()
@@ -368,8 +372,6 @@ class MemoryStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._waiters.wait(timeout)
-
-    no_transactions: str | None = None
 
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False

@@ -1,4 +1,4 @@
-"""Collections and indexes: made at the start, or by hand from `index_script()`."""
+"""Collections and indexes: made at the start, or by hand by `setup_script`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = [
     "SHARDED",
     "VERSION",
     "Index",
-    "index_script",
     "is_there",
     "make_wakeups",
     "prepare",
+    "setup_script",
     "stands_alone",
 ]
 
@@ -182,7 +182,7 @@ async def _existing(database: Database) -> dict[str, dict[str, Any]]:
     return found
 
 
-def index_script(database: str, prefix: str) -> str:
+def setup_script(database: str, prefix: str) -> str:
     """What `prepare` makes, for mongosh; and, as comments, how a cluster shards it."""
     lines = [
         f"// Mainspring's collections and indexes in {database!r}, for mongosh. Safe to run again.",

@@ -22,7 +22,7 @@ from mainspring.core import transitions
 from mainspring.core.clock import Clock
 from mainspring.core.model import FINISHED, Job, Note, Page, Run
 from mainspring.core.transitions import Change
-from mainspring.errors import InvalidInput, MainspringError, StoreError
+from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
 from mainspring.stores.mongodb import claim as claims
 from mainspring.stores.mongodb import commit as changes
 from mainspring.stores.mongodb import insert, notes, queries, schema
@@ -49,10 +49,16 @@ from mainspring.stores.protocol import (
     NoteWrite,
     Renewed,
     RunQuery,
+    StoreInfo,
 )
 from mainspring.stores.url_redaction import without_password
 
 __all__ = ["MongoStore"]
+
+_ALONE = (
+    "MongoDB has transactions on a replica set or a sharded cluster only, and this server stands"
+    " alone (a replica set of one member is enough)"
+)
 
 
 @dataclass(slots=True)
@@ -80,25 +86,24 @@ class MongoStore:
     def __repr__(self) -> str:
         return f"MongoStore({without_password(self.address.url)!r})"
 
-    def index_script(self) -> str:
-        """What `open` makes, for an operator who would rather make it by hand."""
-        return schema.index_script(self.address.database, self.address.prefix)
+    def info(self) -> StoreInfo:
+        return StoreInfo(
+            kind="mongodb",
+            location=without_password(self.address.url),
+            no_transactions=_ALONE if self._session is not None and self._session.alone else None,
+            setup_script=schema.setup_script(self.address.database, self.address.prefix),
+        )
 
-    async def exists(self) -> bool:
-        """Whether jobs and runs are kept there already; never makes anything."""
-        db = self._connect()
-        try:
-            with translating():
-                return await schema.is_there(db)
-        finally:
-            await db.client.close()
-
-    async def open(self) -> None:
+    async def open(self, *, create: bool = True) -> None:
         if self._session is not None:
             return
         db = self._connect()
         try:
             with translating():
+                if not create and not await schema.is_there(db):
+                    raise StoreMissing(
+                        f"there is nothing of Mainspring's in {self.info().location}"
+                    )
                 await schema.prepare(db)
                 alone = await schema.stands_alone(db)
         except BaseException:
@@ -216,15 +221,6 @@ class MongoStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().bell.wait(timeout)
-
-    @property
-    def no_transactions(self) -> str | None:
-        if self._session is None or not self._session.alone:
-            return None
-        return (
-            "MongoDB has transactions on a replica set or a sharded cluster only, and this server"
-            " stands alone (a replica set of one member is enough)"
-        )
 
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False

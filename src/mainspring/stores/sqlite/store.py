@@ -19,7 +19,7 @@ from mainspring.core import transitions
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Job, Note, Page, Run
 from mainspring.core.transitions import Change
-from mainspring.errors import StoreError
+from mainspring.errors import StoreError, StoreMissing
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -33,6 +33,7 @@ from mainspring.stores.protocol import (
     NoteWrite,
     Renewed,
     RunQuery,
+    StoreInfo,
 )
 from mainspring.stores.sqlite import commit as committing
 from mainspring.stores.sqlite import jobs as firing
@@ -76,18 +77,15 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._session: _Session | None = None
 
-    @property
-    def path(self) -> Path:
-        return self._path
+    def info(self) -> StoreInfo:
+        return StoreInfo(kind="sqlite", location=f"sqlite:///{self._path}", file=self._path)
 
-    async def exists(self) -> bool:
-        """Whether jobs and runs are kept there already; never makes anything."""
-        return await asyncio.to_thread(exists, self._path.absolute())
-
-    async def open(self) -> None:
+    async def open(self, *, create: bool = True) -> None:
         if self._session is not None:
             return
         path = self._path.absolute()
+        if not create and not await asyncio.to_thread(exists, path):
+            raise StoreMissing(f"there is no Mainspring database at {path}")
         if path in _open_at_fork:
             raise StoreError(
                 f"{path} was open in the process that this one was forked from, so SQLite cannot"
@@ -200,8 +198,6 @@ class SqliteStore:
 
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().writer.bell.wait(timeout)
-
-    no_transactions: str | None = None
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Turn:
         ask = self._open_session().writer.ask_turn
