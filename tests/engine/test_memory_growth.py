@@ -18,7 +18,7 @@ from mainspring.engine.attempt import Problem, Work
 from mainspring.engine.outcome import Verdict
 from mainspring.stores.memory import MemoryStore
 
-BATCH = 2_000
+BATCH = 1_000
 ROUNDS = 5
 WATCHED = (Attempt, Change, Problem, Run, RunContext, Verdict, Work, asyncio.TimerHandle)
 

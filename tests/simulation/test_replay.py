@@ -14,7 +14,7 @@ from tests.support.simulation.scenario import simulate
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 12])
+@pytest.mark.parametrize("seed", [1, 12])
 def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
     first, second = simulate(seed, trace=True), simulate(seed, trace=True)
     assert first.lines

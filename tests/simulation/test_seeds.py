@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.simulation.scenario import simulate
 
-SEEDS = 300
-STRESSED = 60
+SEEDS = 150
+STRESSED = 30
 CHUNK = 15
 
 MET = (

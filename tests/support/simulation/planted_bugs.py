@@ -64,6 +64,10 @@ class Planted:
     patches: Callable[[], Patches] = list
     stress: bool = False
     """Whether it takes the harder world to show itself soon."""
+    focus: str | None = None
+    """The job that shows it, if that is rare otherwise."""
+    calm: bool = True
+    """Whether it can show itself after the faults have stopped; if not, the hunt skips that."""
 
 
 def hunt(bug: Planted, most: int = MOST_SEEDS) -> Report | None:
@@ -71,7 +75,13 @@ def hunt(bug: Planted, most: int = MOST_SEEDS) -> Report | None:
     with contextlib.ExitStack() as stack:
         _apply(stack, bug)
         for seed in range(most):
-            report = simulate(seed, make_store=bug.make_store, stress=bug.stress)
+            report = simulate(
+                seed,
+                make_store=bug.make_store,
+                stress=bug.stress,
+                focus=bug.focus,
+                calm=bug.calm,
+            )
             if report.violations:
                 return report
     return None
@@ -544,7 +554,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
               make_store=EffectFirst)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
-              "effect", make_store=EffectUnfenced)  # fmt: skip
+              "effect", make_store=EffectUnfenced, stress=True, focus="exact",
+              calm=False)  # fmt: skip
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",

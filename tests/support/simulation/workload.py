@@ -36,6 +36,8 @@ class Workload:
     monitor: Monitor
     rng: random.Random
     stress: bool = False
+    focus: str | None = None
+    """A job of which the client enqueues as many runs as of all others together."""
     pace: float = 1.0
     """How long handlers and delays take, where time is real: less than they otherwise do."""
     schedules: Sequence[str] = SCHEDULES
@@ -202,6 +204,8 @@ class Client:
             for name, policy in workload.jobs.items()
             if "schedule" not in policy and name != "killer"
         ]
+        if workload.focus is not None:
+            self._queued += [workload.focus] * len(self._queued)
         self._slotted = [name for name, policy in workload.jobs.items() if "schedule" in policy]
 
     async def act(self) -> None:
