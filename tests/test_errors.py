@@ -64,6 +64,6 @@ def test_errors_carry_their_facts() -> None:
     assert errors.JobNotFound("j1").job_id == "j1"
     owned = errors.JobOwnedByCode("j1")
     assert (owned.job_id, "change it there" in str(owned)) == ("j1", True)
-    assert errors.InvalidSchedule("no", field="hour").field == "hour"
+    assert errors.InvalidSchedule("no", part="hour").part == "hour"
     assert errors.Retry(after=timedelta(seconds=5)).after == timedelta(seconds=5)
     assert str(errors.Retry()) == "the handler asked for another try"

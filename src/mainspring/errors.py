@@ -94,18 +94,39 @@ class MainspringError(Exception):
 
 
 class InvalidInput(MainspringError, ValueError):
-    """What was given cannot be used; nothing was changed."""
+    """What was given cannot be used; nothing was changed.
+
+    `field` names the argument at fault as the library takes it, with a dot before a part of it:
+    `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
+    be. Each is None where it is not known, and `given` also where the value may be a secret.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        given: object = None,
+        allowed: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.given = given
+        self.allowed = allowed
 
 
 class InvalidSchedule(InvalidInput):
     """A schedule that cannot be read, or that can never fire.
 
-    `field` names the part at fault (`"hour"`), where there is one.
+    `field` is `"schedule"`, `"timezone"` or `"jitter"`. `part` names the part of the schedule at
+    fault (`"hour"`), where there is one.
     """
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
+    def __init__(
+        self, message: str, *, field: str | None = "schedule", part: str | None = None
+    ) -> None:
+        super().__init__(message, field=field)
+        self.part = part
 
 
 class InvalidPayload(InvalidInput):
@@ -113,7 +134,10 @@ class InvalidPayload(InvalidInput):
 
 
 class InvalidArguments(InvalidInput, TypeError):
-    """The handler does not take these arguments."""
+    """The handler does not take these arguments. `field` is `"payload"`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="payload")
 
 
 class UnknownOption(InvalidInput):
@@ -123,22 +147,28 @@ class UnknownOption(InvalidInput):
         self, unknown: Iterable[str], allowed: Iterable[str], what: str = "option"
     ) -> None:
         self.unknown = sorted(unknown)
-        self.allowed = sorted(allowed)
-        told = ", ".join(f"{name!r}{self._advice(name)}" for name in self.unknown)
+        allowed = sorted(allowed)
+        told = ", ".join(f"{name!r}{_advice(name, allowed)}" for name in self.unknown)
         plural = "s" if len(self.unknown) > 1 else ""
-        super().__init__(f"unknown {what}{plural} {told}; {what}s are {', '.join(self.allowed)}")
+        super().__init__(
+            f"unknown {what}{plural} {told}; {what}s are {', '.join(allowed)}",
+            field=self.unknown[0],
+            allowed=allowed,
+        )
 
     def add_advice(self, advice: str) -> None:
         self.args = (f"{self}. {advice[:1].upper()}{advice[1:]}",)
 
-    def _advice(self, name: str) -> str:
-        name = name.lower()
-        found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
-        near = next(
-            (ours for ours in found if ours in self.allowed),
-            next(iter(difflib.get_close_matches(name, self.allowed, n=1)), None),
-        )
-        return "" if near is None else f" (did you mean {near!r}?)"
+
+def _advice(name: str, allowed: list[str]) -> str:
+    """The option that was probably meant."""
+    name = name.lower()
+    found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
+    near = next(
+        (ours for ours in found if ours in allowed),
+        next(iter(difflib.get_close_matches(name, allowed, n=1)), None),
+    )
+    return "" if near is None else f" (did you mean {near!r}?)"
 
 
 _OTHER_NAMES = {

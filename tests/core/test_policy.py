@@ -123,7 +123,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"queue": None}, "queue is 1 to 200 printable characters, not None"),
     ({"concurrency": 0}, "concurrency is 1 or more, not 0"),
     ({"concurrency": "5"}, "concurrency is a whole number, not '5'"),
-    ({"concurrency_key": "k"}, "concurrency_key needs a concurrency to go with it"),
+    (
+        {"concurrency_key": "k"},
+        "concurrency_key needs a concurrency: how many runs that share the key may run at once",
+    ),
     ({"concurrency": 1, "concurrency_key": ""}, "concurrency_key is 1 to 200 printable"),
     ({"overlap": "never"}, "overlap is one of skip, queue, replace, allow, not 'never'"),
     ({"misfire": "twice"}, "misfire is one of once, skip, all, not 'twice'"),
@@ -134,7 +137,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         'delivery="at_most_once" starts a run once: it takes no retries',
     ),
     ({"isolation": "vm"}, "isolation is one of auto, thread, process, not 'vm'"),
-    ({"memory_limit": "1GB"}, 'memory_limit can only be kept with isolation="process"'),
+    (
+        {"memory_limit": "1GB"},
+        'memory_limit needs isolation="process": only a process has memory of its own',
+    ),
     ({"memory_limit": "lots"}, "memory_limit is bytes or text like '512MiB' or '2GB', not 'lots'"),
     ({"memory_limit": "5 parsecs"}, "memory_limit is bytes or text"),
     ({"memory_limit": "inf"}, "memory_limit is bytes or text"),

@@ -271,7 +271,7 @@ async def test_what_a_webhook_job_cannot_have() -> None:
         for policy, why in [
             ({"payload": {"a": 1}}, "give it there, not as payload"),
             ({"isolation": "process"}, "needs no isolation"),
-            ({"delivery": "effect_once"}, "no share in our transactions"),
+            ({"delivery": "effect_once"}, "takes no part in transactions"),
             ({"timeout": None}, "timeout is at most"),
             ({"timeout": "2h"}, "timeout is at most"),
             ({"handler": "other"}, "a handler, or a webhook"),

@@ -27,8 +27,11 @@ _LONGEST_TEXT = 64
 _ALLOWED = 'a text such as "30s", "1h30m", "2d" or "PT5M", a number of seconds, or a timedelta'
 
 
-def duration(value: str | int | float | timedelta, *, what: str = "duration") -> timedelta:
-    """Read a span of time, zero or longer; `what` names it in the error.
+def duration(
+    value: str | int | float | timedelta, *, what: str = "duration", field: str | None = None
+) -> timedelta:
+    """Read a span of time, zero or longer. The error names it as `what`; its `field` is that of the
+    argument, where it is not called so.
 
     Raises `InvalidInput` for anything else: a number without a unit in a text, a negative or
     endless span, one too long for a `timedelta` (about 2.7 million years).
@@ -36,11 +39,11 @@ def duration(value: str | int | float | timedelta, *, what: str = "duration") ->
     try:
         span = _read(value)
     except (OverflowError, ValueError):
-        raise _refused(what, value, "it is too long") from None
+        raise _refused(what, field, value, "it is too long") from None
     if span is None:
-        raise _refused(what, value)
+        raise _refused(what, field, value)
     if span < timedelta(0):
-        raise _refused(what, value, "it is negative")
+        raise _refused(what, field, value, "it is negative")
     return span
 
 
@@ -113,10 +116,15 @@ def _total(parts: list[tuple[str, str]]) -> timedelta | None:
     return timedelta(microseconds=whole) + timedelta(microseconds=broken)
 
 
-def _refused(what: str, value: object, why: str | None = None) -> InvalidInput:
+def _refused(what: str, field: str | None, value: object, why: str | None = None) -> InvalidInput:
     given = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
     reason = f" ({why})" if why else ""
     advice = ""
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(\.\d+)?\s*", value):
         advice = f'; a text needs a unit: "{value.strip()}s"'
-    return InvalidInput(f"{what} {given} cannot be used{reason}: give {_ALLOWED}{advice}")
+    return InvalidInput(
+        f"{what} {given} cannot be used{reason}: give {_ALLOWED}{advice}",
+        field=field or what,
+        given=value,
+        allowed=_ALLOWED,
+    )

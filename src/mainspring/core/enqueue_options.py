@@ -28,18 +28,26 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
-            raise InvalidInput("give delay or at, not both")
+            raise InvalidInput("give delay or at, not both", field="at")
         if self.dedupe_for is not None and self.dedupe_key is None:
-            raise InvalidInput("dedupe_for needs a dedupe_key to hold")
+            raise InvalidInput("dedupe_for needs a dedupe_key", field="dedupe_for")
         if self.at is not None and not isinstance(self.at, datetime):
-            raise InvalidInput(f"at is a datetime, not {self.at!r}")
+            raise InvalidInput(f"at is a datetime, not {self.at!r}", field="at", given=self.at)
         keys = self.dedupe_key
         for key in keys if isinstance(keys, list) else [] if keys is None else [keys]:
             if not isinstance(key, str) or not 1 <= len(key) <= 500:
-                raise InvalidInput(f"a dedupe_key is text of 1 to 500 characters, not {key!r}")
-            check_key(key, "a dedupe_key")
+                raise InvalidInput(
+                    f"a dedupe_key is text of 1 to 500 characters, not {key!r}",
+                    field="dedupe_key",
+                    given=key,
+                )
+            check_key(key, "a dedupe_key", "dedupe_key")
         if not isinstance(self.after, str | list | tuple | None):
-            raise InvalidInput(f"after takes a run id or a list of them, not {self.after!r}")
+            raise InvalidInput(
+                f"after takes a run id or a list of them, not {self.after!r}",
+                field="after",
+                given=self.after,
+            )
         given = {"priority": self.priority, "queue": self.queue}
         Policy.make(**{name: value for name, value in given.items() if value is not None})
 
@@ -69,7 +77,9 @@ class Options:
         try:
             return at.astimezone(UTC)
         except OverflowError:
-            raise InvalidInput(f"at {self.at} lies outside the calendar") from None
+            raise InvalidInput(
+                f"at {self.at} lies outside the calendar", field="at", given=self.at
+            ) from None
 
     def held_until(self, now: datetime) -> datetime | None:
         held = self.dedupe_for
@@ -79,11 +89,14 @@ class Options:
         """A dedupe key for each of so many payloads."""
         if not isinstance(self.dedupe_key, list):
             if self.dedupe_key is not None and count > 1:
-                raise InvalidInput("give a list of dedupe keys, one for each payload")
+                raise InvalidInput(
+                    "give a list of dedupe keys, one for each payload", field="dedupe_key"
+                )
             return [self.dedupe_key] * count
         if len(self.dedupe_key) != count:
             raise InvalidInput(
-                f"{len(self.dedupe_key)} dedupe keys were given for {count} payloads"
+                f"{len(self.dedupe_key)} dedupe keys were given for {count} payloads",
+                field="dedupe_key",
             )
         return list(self.dedupe_key)
 
@@ -95,4 +108,6 @@ def _later(now: datetime, span: Span, what: str) -> datetime:
     try:
         return now + duration(span, what=what)
     except OverflowError:
-        raise InvalidInput(f"{what} {span!r} ends outside the calendar") from None
+        raise InvalidInput(
+            f"{what} {span!r} ends outside the calendar", field=what, given=span
+        ) from None

@@ -50,7 +50,7 @@ class Handler:
 
     def __init__(self, name: str, function: Callable[..., Any], hooks: Hooks | None = None) -> None:
         if not callable(function):
-            raise InvalidInput(f"a handler is a callable, not {function!r}")
+            raise InvalidInput(f"a handler is a callable, not {function!r}", field="handler")
         self.name = name
         self.function = function
         self.hooks = hooks or Hooks()
@@ -65,7 +65,8 @@ class Handler:
             if parameter.kind in _POSITIONAL:
                 raise InvalidInput(
                     f"handler {name!r} takes {parameter}: arguments are stored by name, so give"
-                    " its parameters names that can be passed as keywords"
+                    " its parameters names that can be passed as keywords",
+                    field="handler",
                 )
         self._signature = inspect.Signature(parameters)
         self._names = frozenset(
@@ -205,7 +206,9 @@ class Registry:
 def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
-        raise InvalidInput(f"{function!r} has no name of its own: give the job one with id=…")
+        raise InvalidInput(
+            f"{function!r} has no name of its own: give the job one with id=…", field="id"
+        )
     return name
 
 

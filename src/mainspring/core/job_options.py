@@ -50,7 +50,9 @@ JobRef = str | JobLike
 def job_id_of(job: JobRef) -> str:
     name = getattr(job, "id", job)
     if not isinstance(name, str):
-        raise InvalidInput(f"a job is named by its id or its decorated function, not {job!r}")
+        raise InvalidInput(
+            f"a job is named by its id or its decorated function, not {job!r}", field="job"
+        )
     return name
 
 

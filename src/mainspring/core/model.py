@@ -281,23 +281,31 @@ class Note(Struct, frozen=True, kw_only=True):
 def check_job_id(job_id: object) -> str:
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise InvalidInput(
-            f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}"
+            f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}",
+            field="id",
+            given=job_id,
         )
     if job_id in (".", ".."):
         raise InvalidInput(
             f"a job id cannot be {job_id!r}: in an address it means a folder, so no client could"
-            " reach the job"
+            " reach the job",
+            field="id",
+            given=job_id,
         )
     return job_id
 
 
-def check_key(text: str, what: str) -> str:
+def check_key(text: str, what: str, field: str | None = None) -> str:
     """Refuse text that cannot be a key: SQLite's JSON ends a text at a NUL, and no store can encode
     a lone surrogate."""
     if "\0" in text:
-        raise InvalidInput(f"{what} cannot contain the character NUL, as {text!r} does")
+        raise InvalidInput(
+            f"{what} cannot contain the character NUL, as {text!r} does", field=field, given=text
+        )
     if not text.isascii() and text != text.encode(errors="replace").decode():
-        raise InvalidInput(f"{what} cannot contain invalid Unicode, as {text!r} does")
+        raise InvalidInput(
+            f"{what} cannot contain invalid Unicode, as {text!r} does", field=field, given=text
+        )
     return text
 
 

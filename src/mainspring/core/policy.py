@@ -84,12 +84,20 @@ class Backoff:
 
     def __post_init__(self) -> None:
         _set(self, "kind", _choice(BackoffKind, self.kind, "backoff"))
-        _set(self, "delay", duration(self.delay, what="backoff delay"))
-        _set(self, "cap", duration(self.cap, what="backoff cap"))
+        _set(self, "delay", duration(self.delay, what="backoff delay", field="backoff.delay"))
+        _set(self, "cap", duration(self.cap, what="backoff cap", field="backoff.cap"))
         if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
-            raise InvalidInput(f"a backoff factor is 1 or more, not {self.factor!r}")
+            raise InvalidInput(
+                f"a backoff factor is 1 or more, not {self.factor!r}",
+                field="backoff.factor",
+                given=self.factor,
+            )
         if not isinstance(self.jitter, bool | int | float) or not 0 <= self.jitter <= 1:
-            raise InvalidInput(f"backoff jitter is True, False or 0 to 1, not {self.jitter!r}")
+            raise InvalidInput(
+                f"backoff jitter is True, False or 0 to 1, not {self.jitter!r}",
+                field="backoff.jitter",
+                given=self.jitter,
+            )
         # A number from here on: True equals 1, which would be a spread of 100 %.
         _set(self, "jitter", 0.1 if self.jitter is True else float(self.jitter))
 
@@ -118,8 +126,8 @@ class Breaker:
     reset: Span = timedelta(seconds=60)
 
     def __post_init__(self) -> None:
-        _whole(self.failures, "breaker failures", 1)
-        _set(self, "reset", duration(self.reset, what="breaker reset"))
+        _whole(self.failures, "breaker failures", 1, field="breaker.failures")
+        _set(self, "reset", duration(self.reset, what="breaker reset", field="breaker.reset"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +143,8 @@ class Misfire:
 
     def __post_init__(self) -> None:
         _set(self, "kind", _choice(MisfireKind, self.kind, "misfire"))
-        _set(self, "grace", duration(self.grace, what="misfire grace"))
-        _whole(self.limit, "misfire limit", 1)
+        _set(self, "grace", duration(self.grace, what="misfire grace", field="misfire.grace"))
+        _whole(self.limit, "misfire limit", 1, field="misfire.limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +178,9 @@ class Policy:
             raise UnknownOption(unknown, _READERS)
         policy = base or cls()
         if "retry_delay" in given and isinstance(given.get("backoff"), Backoff):
-            raise InvalidInput("give retry_delay or a Backoff with its delay, not both")
+            raise InvalidInput(
+                "give retry_delay or a Backoff with its delay, not both", field="retry_delay"
+            )
         values = {name: read(given[name]) for name, read in _READERS.items() if name in given}
         retry_delay = values.pop("retry_delay", None)
         policy = replace(policy, **values)
@@ -224,17 +234,27 @@ def _choice(kind: type[E], given: object, what: str) -> E:
     try:
         return kind(given)  # type: ignore[arg-type]
     except ValueError:
-        allowed = ", ".join(kind)
-        raise InvalidInput(f"{what} is one of {allowed}, not {given!r}") from None
+        raise InvalidInput(
+            f"{what} is one of {', '.join(kind)}, not {given!r}",
+            field=what,
+            given=given,
+            allowed=[choice.value for choice in kind],
+        ) from None
 
 
-def _whole(given: object, what: str, least: int, most: int | None = None) -> int:
+def _whole(
+    given: object, what: str, least: int, most: int | None = None, *, field: str | None = None
+) -> int:
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
     if isinstance(given, bool) or not isinstance(given, int):
-        raise InvalidInput(f"{what} is a whole number, not {given!r}")
+        raise _refused(field or what, given, f"{what} is a whole number", allowed)
     if given < least or (most is not None and given > most):
-        span = f"{least} or more" if most is None else f"{least} to {most}"
-        raise InvalidInput(f"{what} is {span}, not {given!r}")
+        raise _refused(field or what, given, f"{what} is {allowed}", allowed)
     return given
+
+
+def _refused(field: str, given: object, rule: str, allowed: object = None) -> InvalidInput:
+    return InvalidInput(f"{rule}, not {given!r}", field=field, given=given, allowed=allowed)
 
 
 def _is_number(given: object) -> bool:
@@ -243,7 +263,7 @@ def _is_number(given: object) -> bool:
 
 def _items(given: Any, what: str) -> list[Any]:
     if not isinstance(given, Iterable):
-        raise InvalidInput(f"{what} takes one name or a list of them, not {given!r}")
+        raise _refused(what, given, f"{what} takes one name or a list of them")
     return list(given)
 
 
@@ -252,19 +272,19 @@ def _positive(given: Any, what: str) -> timedelta | None:
         return None
     span = duration(given, what=what)
     if not span:
-        raise InvalidInput(f"{what} is longer than zero (or None for none), not {given!r}")
+        raise _refused(what, given, f"{what} is longer than zero (or None for none)")
     return span
 
 
 def _name(given: object, what: str) -> str:
     if not isinstance(given, str) or not 1 <= len(given) <= 200 or not given.isprintable():
-        raise InvalidInput(f"{what} is 1 to 200 printable characters, not {given!r}")
+        raise _refused(what, given, f"{what} is 1 to 200 printable characters")
     return given
 
 
 def _flag(given: object, what: str) -> bool:
     if not isinstance(given, bool):
-        raise InvalidInput(f"{what} is True or False, not {given!r}")
+        raise _refused(what, given, f"{what} is True or False", (True, False))
     return given
 
 
@@ -278,7 +298,7 @@ def _kinds(given: Any, what: str) -> tuple[str, ...]:
         elif isinstance(item, str) and item:
             names.append(item)
         else:
-            raise InvalidInput(f"{what} takes error classes or their names, not {item!r}")
+            raise _refused(what, item, f"{what} takes error classes or their names")
     return tuple(names)
 
 
@@ -298,8 +318,8 @@ def _size(given: Any) -> int | None:
         try:
             size = int(float(number) * (_SIZES[unit] if unit else 1))
         except (ValueError, KeyError, OverflowError):
-            raise InvalidInput(
-                f"memory_limit is bytes or text like '512MiB' or '2GB', not {given!r}"
+            raise _refused(
+                "memory_limit", given, "memory_limit is bytes or text like '512MiB' or '2GB'"
             ) from None
         return _whole(size, "memory_limit", 1)
     return _whole(given, "memory_limit", 1)
@@ -346,11 +366,19 @@ _READERS: dict[str, Any] = {
 
 def _consistent(policy: Policy) -> Policy:
     if policy.concurrency_key is not None and policy.concurrency is None:
-        raise InvalidInput("concurrency_key needs a concurrency to go with it")
+        raise InvalidInput(
+            "concurrency_key needs a concurrency: how many runs that share the key may run at once",
+            field="concurrency_key",
+        )
     if policy.memory_limit is not None and policy.isolation is not Isolation.PROCESS:
-        raise InvalidInput('memory_limit can only be kept with isolation="process"')
+        raise InvalidInput(
+            'memory_limit needs isolation="process": only a process has memory of its own',
+            field="memory_limit",
+        )
     if policy.delivery is Delivery.AT_MOST_ONCE and policy.retries:
-        raise InvalidInput('delivery="at_most_once" starts a run once: it takes no retries')
+        raise InvalidInput(
+            'delivery="at_most_once" starts a run once: it takes no retries', field="retries"
+        )
     return policy
 
 

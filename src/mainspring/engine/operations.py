@@ -542,7 +542,9 @@ class Control:
     def _refuse_effect_once(self, job: Job) -> None:
         why = self._engine.store.info().no_transactions
         if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
-            raise InvalidInput(f'job {job.id!r} cannot have delivery="effect_once": {why}')
+            raise InvalidInput(
+                f'job {job.id!r} cannot have delivery="effect_once": {why}', field="delivery"
+            )
 
     async def _stored(self, job_id: str) -> Job | None:
         page = await self._engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))

@@ -91,7 +91,7 @@ class Settings:
 
 def _workers(given: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
-        raise InvalidInput(f"workers is 0 to 10000, not {given!r}")
+        raise InvalidInput(f"workers is 0 to 10000, not {given!r}", field="workers", given=given)
     return given
 
 
@@ -99,7 +99,9 @@ def _leader_election(given: bool) -> bool:
     if not isinstance(given, bool):
         raise InvalidInput(
             f"leader_election is True or False, not {given!r}: the leader is elected in the"
-            " scheduler's own store, and no other service takes part"
+            " scheduler's own store, and no other service takes part",
+            field="leader_election",
+            given=given,
         )
     return given
 
@@ -116,12 +118,12 @@ def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
 def _lease(given: Span) -> timedelta:
     lease = duration(given, what="lease")
     if lease < timedelta(seconds=1):
-        raise InvalidInput(f"the shortest lease is 1 s, not {given!r}")
+        raise InvalidInput(f"the shortest lease is 1 s, not {given!r}", field="lease", given=given)
     return lease
 
 
 def _poll(given: Span) -> timedelta:
     poll = duration(given, what="poll")
     if not timedelta(milliseconds=10) <= poll <= timedelta(minutes=1):
-        raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}")
+        raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}", field="poll", given=given)
     return poll

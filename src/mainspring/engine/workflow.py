@@ -46,7 +46,9 @@ def _refuse_unknown(job_id: str, after: Collection[str], known: Collection[str])
         if name not in known:
             raise InvalidInput(
                 f"job {job_id!r} comes after {name!r}, and there is no such job. Check the name; if"
-                " another program defines it, start that one first"
+                " another program defines it, start that one first",
+                field="after",
+                given=name,
             )
 
 
@@ -60,7 +62,8 @@ def _refuse_circle(job_id: str, order: Order) -> None:
                 circle = " → ".join(reversed([*way, job_id]))
                 raise InvalidInput(
                     f"job {job_id!r} would come after itself ({circle}): none of these could ever"
-                    " run"
+                    " run",
+                    field="after",
                 )
             if name not in seen:
                 seen.add(name)
@@ -74,5 +77,6 @@ def _refuse_two_roots(job_id: str, order: Order, known: Collection[str]) -> None
         raise InvalidInput(
             f"job {job_id!r} comes after jobs that begin apart ({', '.join(roots)}): no workflow"
             f" instance holds them all, so it would never run. Let {roots[1]!r} come after"
-            f" {roots[0]!r}, or both after one job that begins the workflow"
+            f" {roots[0]!r}, or both after one job that begins the workflow",
+            field="after",
         )

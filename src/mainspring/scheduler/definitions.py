@@ -9,7 +9,7 @@ from typing import Any
 
 from mainspring.core import codec, schedules
 from mainspring.core.clock import EPOCH
-from mainspring.core.durations import duration, warn_of_bare_number
+from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.job_options import JobChanges, JobOptions, option_names
 from mainspring.core.model import (
@@ -115,7 +115,7 @@ def new_job(
     if webhook is not None and handler in (None, HANDLER):
         handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
     elif webhook is not None or handler in (None, HANDLER):
-        raise InvalidInput("give a job a handler, or a webhook=… to call")
+        raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
     found = _handler(registry, handler, elsewhere=elsewhere)
     return draft_job(job_id, found, Owner.API, default_zone, **given)
 
@@ -211,7 +211,8 @@ def _handler(registry: Registry, asked: Any, *, elsewhere: bool) -> Handler | st
 def _other_kind(job: Job) -> InvalidInput:
     kind = "a webhook job" if job.webhook is not None else "a job with a Python handler"
     return InvalidInput(
-        f"job {job.id!r} is {kind}, and a job's kind cannot change: remove it and add a new one"
+        f"job {job.id!r} is {kind}, and a job's kind cannot change. Remove it and add a new one",
+        field="handler",
     )
 
 
@@ -219,7 +220,9 @@ def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -
     """What was given as a schedule: in its own zone, else in the job's, else in the default."""
     if spec is None:
         if jitter is not None:
-            raise InvalidInput("jitter spreads a schedule's slots: it needs a schedule")
+            raise InvalidInput(
+                "jitter spreads a schedule's slots, and there is no schedule", field="jitter"
+            )
         return None
     schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
     if jitter is not None:
@@ -262,27 +265,34 @@ def _about(given: dict[str, Any]) -> dict[str, Any]:
         made["description"] = str(given["description"] or "")
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
-        made["tags"] = tuple(check_key(str(tag), "a tag") for tag in tags)
+        made["tags"] = tuple(check_key(str(tag), "a tag", "tags") for tag in tags)
     if "metadata" in given:
         if not isinstance(given["metadata"], Mapping):
-            raise InvalidInput(f"metadata is an object, not {given['metadata']!r}")
+            raise InvalidInput(
+                f"metadata is an object, not {given['metadata']!r}",
+                field="metadata",
+                given=given["metadata"],
+            )
         made["metadata"] = codec.decode(codec.encode(dict(given["metadata"]), what="metadata"))
     return made
 
 
 def _check(job: Job, handler: Handler | None) -> None:
     if not isinstance(job.enabled, bool):
-        raise InvalidInput(f"enabled is True or False, not {job.enabled!r}")
+        raise InvalidInput(
+            f"enabled is True or False, not {job.enabled!r}", field="enabled", given=job.enabled
+        )
     codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
         _check_effect_once(job, handler)
     if job.schedule is not None and job.policy.after:
         raise InvalidInput(
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
-            " it can have one or the other"
+            " it can have one or the other",
+            field="after",
         )
     if job.id in job.policy.after:
-        raise InvalidInput(f"job {job.id!r} cannot come after itself")
+        raise InvalidInput(f"job {job.id!r} cannot come after itself", field="after")
     if job.webhook is not None:
         _check_webhook(job)
     if handler is None:
@@ -302,25 +312,40 @@ def _check_effect_once(job: Job, handler: Handler | None) -> None:
     if job.policy.isolation is Isolation.PROCESS:
         raise InvalidInput(
             f"job {job.id!r}: a transaction cannot be shared with another process, so"
-            ' delivery="effect_once" and isolation="process" do not go together'
+            ' delivery="effect_once" and isolation="process" do not go together',
+            field="delivery",
         )
     if handler is not None and not handler.takes_context:
         raise InvalidInput(
             f'job {job.id!r}: with delivery="effect_once" the handler writes inside'
-            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`"
+            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`",
+            field="delivery",
         )
 
 
 def _check_webhook(job: Job) -> None:
     timeout = job.policy.timeout
     if timeout is None or timeout > LONGEST_WEBHOOK:
-        raise InvalidInput(f"a webhook's timeout is at most {LONGEST_WEBHOOK}, not {timeout}")
+        raise InvalidInput(
+            f"a webhook's timeout is at most {humanize(LONGEST_WEBHOOK)}, not"
+            f" {'None' if timeout is None else humanize(timeout)}",
+            field="timeout",
+            given=timeout,
+            allowed=LONGEST_WEBHOOK,
+        )
     if job.payload is not None:
-        raise InvalidInput("a webhook sends its body: give it there, not as payload")
+        raise InvalidInput(
+            "a webhook sends its body: give it there, not as payload", field="payload"
+        )
     if job.policy.delivery is Delivery.EFFECT_ONCE:
         raise InvalidInput(
-            "an endpoint has no share in our transactions: a webhook is delivered at_least_once (it"
-            " can know a repeat by its webhook-id) or at_most_once"
+            "an endpoint takes no part in transactions of the store: a webhook is delivered"
+            " at_least_once (its webhook-id tells the endpoint which requests are repeats) or"
+            " at_most_once",
+            field="delivery",
         )
     if job.policy.isolation is not Isolation.AUTO:
-        raise InvalidInput(f"a webhook needs no isolation: {job.policy.isolation} is for handlers")
+        raise InvalidInput(
+            f"a webhook needs no isolation: {job.policy.isolation} is for handlers",
+            field="isolation",
+        )

@@ -24,10 +24,12 @@ def matching_runs(ids: Iterable[str] | None, given: RunFilter) -> tuple[RunQuery
     if unknown := matching.keys() - allowed:
         raise UnknownOption(unknown, allowed, "filter")
     if ids is not None and matching:
-        raise InvalidInput("give ids or filters, not both")
+        raise InvalidInput("give ids or filters, not both", field="ids")
     limit = matching.pop("limit", MOST_AT_ONCE)
     if not isinstance(limit, int) or not 1 <= limit <= MOST_AT_ONCE:
-        raise InvalidInput(f"limit is 1 to {MOST_AT_ONCE}, not {limit!r}")
+        raise InvalidInput(
+            f"limit is 1 to {MOST_AT_ONCE}, not {limit!r}", field="limit", given=limit
+        )
     for name in ("since", "until"):
         aware_time(matching.get(name), name)
     states = state_set(matching.pop("state", None))
@@ -41,7 +43,9 @@ def state_set(given: State | str | Iterable[State | str] | None) -> frozenset[St
     try:
         return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"{error}; states are {', '.join(State)}") from None
+        raise InvalidInput(
+            f"{error}; states are {', '.join(State)}", field="state", given=given, allowed=[*State]
+        ) from None
 
 
 def aware_time(given: datetime | None, name: str) -> datetime | None:
@@ -51,12 +55,16 @@ def aware_time(given: datetime | None, name: str) -> datetime | None:
     if isinstance(given, datetime):
         raise InvalidInput(
             f"{name}={given.isoformat()} has no time zone: give one, as in datetime.now(UTC) or"
-            f" {name}.astimezone()"
+            f" {name}.astimezone()",
+            field=name,
+            given=given,
         )
-    raise InvalidInput(f"{name} is a datetime with a time zone, not {given!r}")
+    raise InvalidInput(
+        f"{name} is a datetime with a time zone, not {given!r}", field=name, given=given
+    )
 
 
 def page_limit(limit: int) -> int:
     if not isinstance(limit, int) or not 1 <= limit <= 1000:
-        raise InvalidInput(f"limit is 1 to 1000, not {limit!r}")
+        raise InvalidInput(f"limit is 1 to 1000, not {limit!r}", field="limit", given=limit)
     return limit

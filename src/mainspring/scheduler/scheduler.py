@@ -228,7 +228,7 @@ class Scheduler(Client):
         (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself.
         Settings: rate_limit, body_limit, job_retry_attempts, job_retry_delay."""
         if auth not in ("keys", None):
-            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}")
+            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}", field="auth", given=auth)
         # By name: the service is a layer above this one, and most programs never need it.
         import_module("mainspring.service").require_server()
         return import_module("mainspring.service.app").mounted(self, settings, open=auth is None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -42,7 +43,7 @@ def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook
     secret can be kept, so the webhook is not signed."""
     fields = _fields(given)
     if "url" not in fields:
-        raise InvalidInput("a webhook needs a url")
+        raise InvalidInput("a webhook needs a url", field="webhook.url")
     plain = Webhook(url=_url(fields["url"], allow), **_checked(fields))
     webhook = _with_headers(plain, job_id, fields, {}, vault)
     secret = fields.get("signing_secret")
@@ -60,7 +61,10 @@ def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: Al
     """
     fields = _fields(given)
     if "signing_secret" in fields:
-        raise InvalidInput("a signing secret is replaced by rotating it, not by an edit")
+        raise InvalidInput(
+            "a signing secret is replaced by rotating it, not by an edit",
+            field="webhook.signing_secret",
+        )
     url = _url(fields["url"], allow) if "url" in fields else webhook.url
     moved = origin_of(url) != origin_of(webhook.url)
     after = replace(webhook, url=url, **_checked(fields))
@@ -72,8 +76,9 @@ def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: Al
 
 
 def sign_with(job_id: str, secret: str, vault: Vault) -> SigningSecret:
-    signing_bytes(secret)
-    return SigningSecret(vault.seal(secret, job_id, "the signing secret"))
+    with _errors_of("webhook.signing_secret"):
+        signing_bytes(secret)
+        return SigningSecret(vault.seal(secret, job_id, "the signing secret"))
 
 
 @lru_cache(maxsize=4096)
@@ -104,6 +109,16 @@ def check_body(body: Any, what: str = "the body") -> Any:
         ) from None
 
 
+@contextmanager
+def _errors_of(field: str) -> Iterator[None]:
+    """Give errors the field that is being checked."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.field = field
+        raise
+
+
 def _fields(given: Given) -> dict[str, Any]:
     if isinstance(given, str):
         return {"url": given}
@@ -111,15 +126,22 @@ def _fields(given: Given) -> dict[str, Any]:
         if given.secret_headers or given.signing:
             raise InvalidInput(
                 "the secrets of a stored webhook belong to its job: give a URL or an object with"
-                " the secrets in clear"
+                " the secrets in clear",
+                field="webhook",
             )
         names = set(given.__struct_fields__) - {"secret_headers", "signing"}
         return {name: getattr(given, name) for name in names}
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"a webhook is a URL or an object, not {type(given).__name__}")
+        raise InvalidInput(
+            f"a webhook is a URL or an object, not {type(given).__name__}", field="webhook"
+        )
     unknown = sorted(map(str, given.keys() - set(FIELDS)))
     if unknown:
-        raise InvalidInput(f"a webhook has no {', '.join(unknown)}; it takes {', '.join(FIELDS)}")
+        raise InvalidInput(
+            f"a webhook has no {', '.join(unknown)}; it takes {', '.join(FIELDS)}",
+            field=f"webhook.{unknown[0]}",
+            allowed=FIELDS,
+        )
     return dict(given)
 
 
@@ -127,13 +149,17 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Check the fields that need neither keys nor the old webhook. None means the default."""
     made: dict[str, Any] = {}
     if "method" in fields:
-        made["method"] = _method(fields["method"])
+        with _errors_of("webhook.method"):
+            made["method"] = _method(fields["method"])
     if "body" in fields:
-        made["body"] = check_body(fields["body"])
+        with _errors_of("webhook.body"):
+            made["body"] = check_body(fields["body"])
     if "success" in fields:
-        made["success"] = _codes(fields["success"], "success") or ((200, 299),)
+        with _errors_of("webhook.success"):
+            made["success"] = _codes(fields["success"], "success") or ((200, 299),)
     if "retry_on" in fields:
-        made["retry_on"] = _codes(fields["retry_on"], "retry_on")
+        with _errors_of("webhook.retry_on"):
+            made["retry_on"] = _codes(fields["retry_on"], "retry_on")
     return made
 
 
@@ -146,6 +172,7 @@ def _method(given: Any) -> str:
     return method.upper()
 
 
+@_errors_of("webhook.url")
 def _url(given: Any, allow: AllowList) -> str:
     if not isinstance(given, str) or not given:
         shown = repr(given) if given in ("", None) else type(given).__name__
@@ -202,6 +229,7 @@ def _canonical(host: str) -> str:
         return host
 
 
+@_errors_of("webhook.headers")
 def _with_headers(
     webhook: Webhook,
     job_id: str,

@@ -22,6 +22,7 @@ from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Webhook, replace
 from mainspring.errors import (
     GiveUp,
+    InvalidInput,
     InvalidPayload,
     JobChanged,
     NotFound,
@@ -69,7 +70,11 @@ class WebhookHandler(Handler):
         self._clock = clock
 
     def check(self, payload: Any) -> None:
-        check_body(payload)
+        try:
+            check_body(payload)
+        except InvalidInput as error:
+            error.field = "payload"
+            raise
 
     def group(self, job: Job) -> str | None:
         """The host that the job calls. Its calls are limited, so that a slow host does not take all

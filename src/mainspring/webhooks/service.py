@@ -254,7 +254,8 @@ class Webhooks:
     def _need(self) -> Webhooks:
         if not self.available:
             raise InvalidInput(
-                f"webhooks need {' and '.join(_NEEDED)}: pip install 'mainspring[server]'"
+                f"webhooks need {' and '.join(_NEEDED)}: pip install 'mainspring[server]'",
+                field="webhook",
             )
         return self
 
@@ -276,7 +277,8 @@ _SIGNING = "the signing secret"
 def _of(job: Job) -> Webhook:
     if job.webhook is None:
         raise InvalidInput(
-            f"job {job.id!r} runs the handler {job.handler!r}: it is not a webhook job"
+            f"job {job.id!r} runs the handler {job.handler!r}: it is not a webhook job",
+            field="webhook",
         )
     return job.webhook
 

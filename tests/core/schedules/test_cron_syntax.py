@@ -108,7 +108,7 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(
 ) -> None:
     with pytest.raises(InvalidSchedule) as caught:
         cron(expr)
-    assert caught.value.field == field
+    assert (caught.value.field, caught.value.part) == ("schedule", field)
     assert message in str(caught.value)
 
 

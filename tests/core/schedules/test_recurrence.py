@@ -282,7 +282,7 @@ def test_a_rule_with_count_that_never_fires_is_not_told_to_lower_its_count() -> 
     rule = rrule("FREQ=MONTHLY;INTERVAL=24;BYMONTH=1;BYMONTHDAY=1;COUNT=1")
     with pytest.raises(InvalidSchedule, match="can never fire, or so rarely") as caught:
         rule.bind("job", datetime(2026, 11, 16, tzinfo=UTC))
-    assert caught.value.field == "INTERVAL"
+    assert caught.value.part == "INTERVAL"
 
 
 def test_rules_as_text_work_where_dateutil_is_not_installed(

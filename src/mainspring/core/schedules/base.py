@@ -160,7 +160,7 @@ class Schedule(ABC):
         if self.start is not None and self.end is not None and self.end < self.start:
             raise InvalidSchedule(
                 f"the schedule ends ({iso(self.end)}) before it starts ({iso(self.start)})",
-                field="end",
+                part="end",
             )
         if self.jitter is not None and self.jitter < timedelta(0):
             raise InvalidSchedule(f"jitter {self.jitter} is negative", field="jitter")
@@ -241,14 +241,14 @@ def moment(value: datetime | str, timezone: str, what: str) -> datetime:
     if isinstance(value, str):
         value = _from_iso(value, what)
     if not isinstance(value, datetime):
-        raise InvalidSchedule(f"{what} must be a datetime or ISO text, not {value!r}", field=what)
+        raise InvalidSchedule(f"{what} must be a datetime or ISO text, not {value!r}", part=what)
     try:
         if value.utcoffset() is None:
             return dst.instant_of(value.replace(tzinfo=None), zone_named(timezone))
         return value.astimezone(UTC)
     except OverflowError:
         raise InvalidSchedule(
-            f"{what} {value} lies outside the calendar in UTC", field=what
+            f"{what} {value} lies outside the calendar in UTC", part=what
         ) from None
 
 
@@ -258,7 +258,7 @@ def _from_iso(text: str, what: str) -> datetime:
     except ValueError:
         raise InvalidSchedule(
             f"{what} {text[:64]!r} is no ISO 8601 date-time such as 2027-03-28T09:00:00+02:00",
-            field=what,
+            part=what,
         ) from None
 
 

@@ -87,7 +87,7 @@ def every(
         raise InvalidSchedule(
             f"an interval of {humanize(span)} is too short: the shortest is"
             f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
-            field="interval",
+            part="interval",
         )
     return Interval(
         interval=span,
@@ -206,7 +206,7 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
                     **common,
                 )
             case kind:
-                raise InvalidSchedule(f"unknown kind of schedule {kind!r}", field="kind")
+                raise InvalidSchedule(f"unknown kind of schedule {kind!r}", part="kind")
     except InvalidInput:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -276,7 +276,7 @@ def _interval(value: Span) -> timedelta:
     except InvalidSchedule:
         raise
     except InvalidInput as error:
-        raise InvalidSchedule(str(error), field="interval") from None
+        raise InvalidSchedule(str(error), part="interval") from None
 
 
 def _span(value: Span | None) -> timedelta | None:

@@ -307,4 +307,4 @@ def _years(text: str, key: str) -> tuple[Sequence[int], ...] | None:
 def _refused(field: Field, item: str, why: str | None = None) -> InvalidSchedule:
     forms = "lists (1,5), ranges (1-5), steps (*/5) and H"
     reason = why or f"allowed are {field.allowed}{field.extra}, and {forms} of these"
-    return InvalidSchedule(f"{field.name} {item!r} cannot be used: {reason}", field=field.name)
+    return InvalidSchedule(f"{field.name} {item!r} cannot be used: {reason}", part=field.name)

@@ -36,7 +36,7 @@ class Interval(Schedule):
             raise InvalidSchedule(
                 f"an interval of {humanize(self.interval)} is too short: the shortest is"
                 f" {humanize(_SHORTEST)}",
-                field="interval",
+                part="interval",
             )
         first = self._slot(self._first) if self._base is not None else None
         if first is None and self._base is not None:

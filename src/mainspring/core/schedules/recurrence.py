@@ -47,7 +47,7 @@ class Recurrence(WallClockSchedule):
         if dtstart.tzinfo is not None or dtstart.microsecond or dtstart < _EARLIEST:
             raise InvalidSchedule(
                 f"dtstart {dtstart} must be wall time (naive), in whole seconds, from 1900 on",
-                field="dtstart",
+                part="dtstart",
             )
         walls = rule_wall_times(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
         object.__setattr__(self, "_walls", walls)

@@ -154,7 +154,7 @@ class RuleWallTimes:
             "the rule can never fire, or so rarely that it would take too long to work out: its"
             f" INTERVAL={self.rule.interval} hardly ever agrees with its other parts. Choose"
             " another INTERVAL, or fewer BY… parts",
-            field="INTERVAL",
+            part="INTERVAL",
         )
 
     @property
@@ -203,7 +203,7 @@ class RuleWallTimes:
             raise InvalidSchedule(
                 f"COUNT {self.rule.count} is too large for a rule with INTERVAL and BY… parts or"
                 " with BYSETPOS, whose times must be counted one by one: use UNTIL",
-                field="COUNT",
+                part="COUNT",
             ) from None
         return wall
 

@@ -214,4 +214,4 @@ def _weekday(name: str, item: str) -> tuple[int, int]:
 
 
 def _refused(name: str, given: str, why: str) -> InvalidSchedule:
-    return InvalidSchedule(f"{name[:32]} {given[:64]!r} cannot be used: {why}", field=name[:32])
+    return InvalidSchedule(f"{name[:32]} {given[:64]!r} cannot be used: {why}", part=name[:32])

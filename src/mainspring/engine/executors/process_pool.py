@@ -95,7 +95,8 @@ def _layers(function: Callable[..., Any], module: str, qualname: str) -> int:
 def _unfit(function: Callable[..., Any], why: str) -> InvalidInput:
     return InvalidInput(
         f"{function!r} cannot run in a process of its own: {why}. Use a function that is defined"
-        ' at the top of a module, or isolation="thread"'
+        ' at the top of a module, or isolation="thread"',
+        field="isolation",
     )
 
 
