@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,6 @@ from pymongo import MongoClient, WriteConcern
 
 from mainspring.stores.mongodb import commit
 from mainspring.stores.mongodb.collections import Database
-from mainspring.stores.mongodb.schema import SHARDED
-from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from tests.support.mongodb.every_operation import do_everything
 from tests.support.mongodb.fault_scenarios import (
     failover,
@@ -24,9 +22,8 @@ from tests.support.mongodb.fault_scenarios import (
 )
 from tests.support.mongodb.majority_loss import KINDS, cut
 from tests.support.mongodb.query_plans import Sent
-from tests.support.servers.cache import ServerUnavailable
-from tests.support.servers.clocks import server_clock
-from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
+from tests.support.mongodb.worker import PLANTED
+from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.server import Document
 
 
@@ -85,45 +82,34 @@ async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
     assert await skewed(tmp_path, url, planted="own-clock")
 
 
-async def test_no_write_leans_on_a_routers_clock(
+async def test_no_write_uses_the_clock_of_a_router(
     sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a write or an aggregate that a router passes on, `$$NOW` is the router's; in a find it is
-    the shard's. What is sent shows it on any machine; wrong clocks, below, take a C compiler."""
-    sent = Sent.heard(monkeypatch)
+    the shard's. chaos/test_skew.py runs workers through routers whose clocks are wrong."""
     url = with_database(sharded_url, database_name)
-    with MongoClient[Document](url) as client:
-        client[database_name].create_collection("effects")
-    await do_everything(url)
-    by_the_clock = {next(iter(one)) for one in sent.commands if "$$NOW" in str(one)}
-    assert by_the_clock == {"find"}
-    stamped = [one for one in sent.commands if "$currentDate" in str(one)]
-    assert {next(iter(one)) for one in stamped} == {"update"}
+    sent = await _sent_by_every_operation(url, monkeypatch)
+    assert _commands_with("$$NOW", sent) == {"find"}
+    assert _commands_with("$currentDate", sent) == {"update"}
 
 
-@pytest.fixture(scope="module")
-def skewed_cluster() -> Iterator[ShardedCluster]:
-    """A sharded database; its second router is an hour ahead, its third an hour behind."""
-    with ShardedCluster() as cluster:
-        try:
-            clocks = [server_clock(3600), server_clock(-3600)]
-        except ServerUnavailable as error:
-            pytest.skip(str(error))
-        for clock in clocks:
-            cluster.add_router(clock)
-        yield cluster
-
-
-@pytest.mark.parametrize("planted", ["", "routers-clock"])
-async def test_routers_with_wrong_clocks(
-    tmp_path: Path, skewed_cluster: ShardedCluster, planted: str
+async def test_a_store_that_trusts_a_routers_clock_would_be_noticed(
+    sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers, with wrong clocks too, that go through them."""
-    database = f"jobs{planted}"
-    for name in SHARDED:
-        skewed_cluster.shard(f"{database}.{DEFAULT_PREFIX}{name}")
-    urls = [
-        with_database(f"mongodb://{router.address}/", database) for router in skewed_cluster.routers
-    ]
-    found = await skewed(tmp_path, urls[0], routers=urls[1:], planted=planted)
-    assert bool(found) is bool(planted), found
+    url = with_database(sharded_url, database_name)
+    monkeypatch.setattr(Database, "now", Database.now)  # put back when the test has ended
+    PLANTED["routers-clock"](url)
+    sent = await _sent_by_every_operation(url, monkeypatch)
+    assert _commands_with("$$NOW", sent) == {"aggregate", "find"}
+
+
+async def _sent_by_every_operation(url: str, monkeypatch: pytest.MonkeyPatch) -> Sent:
+    sent = Sent.heard(monkeypatch)
+    with MongoClient[Document](url) as client:
+        client.get_default_database().create_collection("effects")
+    await do_everything(url)
+    return sent
+
+
+def _commands_with(text: str, sent: Sent) -> set[str]:
+    return {next(iter(one)) for one in sent.commands if text in str(one)}

@@ -119,7 +119,7 @@ async def _keep_jobs(store: Any) -> None:
     assert fired.done
     assert await drop_job(store, "slots")
     made = JobWrite.put(replace(job, id="many"))
-    assert await store.put_jobs([made, JobWrite.drop("many", 1)]) == [True, True]
+    assert await store.put_jobs([made, JobWrite.drop("many")]) == [True, True]
     assert await drop_job(store, "other")
 
 

@@ -561,11 +561,12 @@ def _bugs() -> Iterator[Planted]:
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
               "fence", "finished", "effect", "cancel", patches=_aborted_without_fence)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
-              "alone", patches=_holds_on)  # fmt: skip
+              "alone", patches=_holds_on, calm=False)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
-              "overrun", patches=_starts_late, stress=True)  # fmt: skip
+              "overrun", patches=_starts_late, stress=True, focus="plain",
+              calm=False)  # fmt: skip
     yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
-              "overrun", "alone", patches=_lets_go_by_id, stress=True)  # fmt: skip
+              "overrun", "alone", patches=_lets_go_by_id, stress=True, calm=False)  # fmt: skip
 
 
 PLANTED = tuple(_bugs())
