@@ -86,13 +86,13 @@ async def test_an_edit_meets_another_edit_but_not_a_firing() -> None:
         from msgspec.structs import replace
 
         await put_job(scheduler.store, replace(stored, next_run_at=fired + timedelta(seconds=1)))
-        edited = await scheduler.update_job("mine", seen=seen, priority=7)
+        edited = await scheduler.update_job("mine", expected_version=seen, priority=7)
         assert edited.policy.priority == 7
         with pytest.raises(JobChanged, match="read it again"):
-            await scheduler.update_job("mine", seen=seen, priority=8)
+            await scheduler.update_job("mine", expected_version=seen, priority=8)
         with pytest.raises(JobChanged):
-            await scheduler.remove_job("mine", seen=seen)
-        await scheduler.remove_job("mine", seen=edited)
+            await scheduler.remove_job("mine", expected_version=seen)
+        await scheduler.remove_job("mine", expected_version=edited)
 
 
 async def test_a_drained_scheduler_works_no_more_but_answers() -> None:

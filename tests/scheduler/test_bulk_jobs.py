@@ -38,7 +38,7 @@ async def test_a_thousand_jobs_are_one_commit() -> None:
         store.batches.clear()
         assert set((await scheduler.pause_jobs(names)).values()) == {None}
         assert store.batches == [1000, 1000, 300]
-        page = await scheduler.list_jobs(enabled=False, limit=1, counted=True)
+        page = await scheduler.list_jobs(enabled=False, limit=1, with_total=True)
         assert page.total == 2300
         assert page.items[0].next_run_at is None
         assert set((await scheduler.resume_jobs(names[:3])).values()) == {None}

@@ -181,10 +181,10 @@ async def test_runs_without_a_worker_for_them_stay(make: Make) -> None:
     async def gone() -> None: ...
 
     async with old:
-        run = await gone.options(delay="10ms").enqueue()
+        run = await gone.options(delay="500ms").enqueue()
         await old.stop()
     async with new:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.7)
         assert (await new.get_run(run.id)).state is State.PENDING
 
 

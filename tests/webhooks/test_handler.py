@@ -112,9 +112,9 @@ async def test_while_a_secret_is_rotated_both_verify() -> None:
     secret = new_signing_secret()
     async with endpoint() as end, scheduler() as mainspring:
         await mainspring.add_job("call", webhook={"url": end.url, "signing_secret": secret})
-        shown = await mainspring.rotate_secret("call", keep="1h")
+        shown = await mainspring.rotate_secret("call", old_valid_for="1h")
         await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
-        last = await mainspring.rotate_secret("call", keep=0)
+        last = await mainspring.rotate_secret("call", old_valid_for=0)
         await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
     both, only = end.requests
     for known in (secret, shown):

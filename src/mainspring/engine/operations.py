@@ -245,27 +245,28 @@ class Control:
         known = {job.id for job in page.items} | order.keys()
         refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
 
-    async def create(self, draft: Job, *, keep: bool = True) -> Job:
-        """Store a new job; one of that id is an error, and so is a schedule that is over. Not to
-        `keep` it: only see whether it could be."""
+    async def create(self, draft: Job, *, dry_run: bool = False) -> Job:
+        """Store a new job. Raises if a job of that id exists, or if the schedule has no more slots.
+        A `dry_run` makes the same checks and stores nothing."""
         await self.refuse_disorder([draft])
         self._refuse_effect_once(draft)
         now = await self._engine.store.now()
         job = _fresh(draft, now)
         _refuse_over(job, now)
-        free = await (self._put(job) if keep else self._free(job.id))
+        free = await (self._free(job.id) if dry_run else self._put(job))
         if not free:
             raise JobExists(
                 f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
                 " place, update_job changes parts of it",
                 job_id=job.id,
             )
-        return self._changed(job, "job.created") if keep else job
+        return job if dry_run else self._changed(job, "job.created")
 
-    async def put(self, draft: Job, adapt: Adapt, *, keep: bool = True) -> Job:
+    async def put(self, draft: Job, adapt: Adapt, *, dry_run: bool = False) -> Job:
         """Store a new job, or put it in the place of the one that has its id, whose `enabled` and
         creation stay. `adapt(draft, stored)` says what else of that one stays, or refuses.
-        An equal definition changes nothing. Not to `keep` it: only see whether it could be."""
+        An equal definition changes nothing. A `dry_run` makes the same checks and stores
+        nothing."""
         stored = await self._stored(draft.id)
         if stored is None or stored.policy.after != draft.policy.after:
             await self._refuse_reorder(draft)
@@ -275,7 +276,7 @@ class Control:
             job = _merged(adapt(draft, stored), stored, now)
         if stored is None or job.schedule != stored.schedule:
             _refuse_over(job, now)
-        return await self.define(draft, adapt) if keep else job
+        return job if dry_run else await self.define(draft, adapt)
 
     async def _put(self, job: Job) -> bool:
         [done] = await self._engine.store.put_jobs([JobWrite.put(job)])
@@ -330,14 +331,20 @@ class Control:
             self._engine.emit("schedule.missed", run, **gap.data())
 
     async def edit(
-        self, job_id: str, edit: Edit, *, operator: bool = False, seen: Job | None = None
+        self,
+        job_id: str,
+        edit: Edit,
+        *,
+        operator: bool = False,
+        expected_version: Job | None = None,
     ) -> Job:
-        """Change a stored job. What code owns only an operator's switch may change. `seen`: only
-        while the job is still defined as it was in there, whatever it has fired meanwhile."""
+        """Change a stored job. Of a job that code owns, only an operator may change `enabled`.
+        `expected_version` is the job as the caller read it: an edit made since raises `JobChanged`;
+        slots that fired since do not."""
         for _ in range(TRIES):
             job = await self.job(job_id)
             _refuse_unreadable(job)
-            _unchanged(job, seen)
+            _unchanged(job, expected_version)
             now = await self._engine.store.now()
             edited = replace(edit(job, now), updated_at=now)
             if job.owner is Owner.CODE and not operator and not _switched(job, edited):
@@ -362,9 +369,11 @@ class Control:
             if (cursor := page.cursor) is None:
                 return count
 
-    async def switch(self, job_id: str, enabled: bool, *, seen: Job | None = None) -> Job:
+    async def switch(
+        self, job_id: str, enabled: bool, *, expected_version: Job | None = None
+    ) -> Job:
         """Pause or resume: a paused job has no next slot, a resumed one none in the past, and one
-        whose schedule is over cannot be resumed. `seen` is as for `edit`."""
+        whose schedule is over cannot be resumed. `expected_version` is as for `edit`."""
 
         def flip(job: Job, now: datetime) -> Job:
             if job.enabled is enabled:
@@ -373,7 +382,7 @@ class Control:
                 _refuse_over(job, now)
             return replace(job, enabled=enabled, next_run_at=_upcoming(job, enabled, now))
 
-        return await self.edit(job_id, flip, operator=True, seen=seen)
+        return await self.edit(job_id, flip, operator=True, expected_version=expected_version)
 
     async def switch_many(
         self, job_ids: Iterable[str], enabled: bool
@@ -450,12 +459,14 @@ class Control:
                 await self._cancel_unstarted(job_id)
             self._engine.emit("job.removed", job_id=job_id)
 
-    async def remove(self, job_id: str, *, force: bool, seen: Job | None = None) -> None:
+    async def remove(
+        self, job_id: str, *, force: bool, expected_version: Job | None = None
+    ) -> None:
         """Delete a job, cancel its pending runs, let running ones end: with this attempt, for a
-        retry is cancelled when it is claimed. `seen` is as for `edit`."""
+        retry is cancelled when it is claimed. `expected_version` is as for `edit`."""
         for _ in range(TRIES):
             job = await self.job(job_id)
-            _unchanged(job, seen)
+            _unchanged(job, expected_version)
             if job.owner is Owner.CODE and not force:
                 raise JobOwnedByCode(job_id)
             [removed] = await self._engine.store.put_jobs([JobWrite.drop(job_id, job.version)])
@@ -675,8 +686,8 @@ def _switched(job: Job, edited: Job) -> bool:
     return replace(edited, enabled=job.enabled).definition() == job.definition()
 
 
-def _unchanged(job: Job, seen: Job | None) -> None:
-    if seen is not None and job.definition() != seen.definition():
+def _unchanged(job: Job, expected_version: Job | None) -> None:
+    if expected_version is not None and job.definition() != expected_version.definition():
         raise JobChanged(job.id)
 
 

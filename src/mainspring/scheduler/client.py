@@ -199,13 +199,13 @@ class Client:
         draft = self.draft(id, handler=handler, webhook=webhook, schedule=schedule, **options)
         control = self._running().control
         if not replace:
-            return await self._call(control.create(draft, keep=not dry_run))
+            return await self._call(control.create(draft, dry_run=dry_run))
         own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
         def adapt(draft: Job, stored: Job) -> Job:
             return replaced(draft, stored, self.webhooks, own_secret=own_secret)
 
-        return await self._call(control.put(draft, adapt, keep=not dry_run))
+        return await self._call(control.put(draft, adapt, dry_run=dry_run))
 
     def draft(self, id: str, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
@@ -219,11 +219,11 @@ class Client:
         )
 
     async def update_job(
-        self, id: JobRef, *, seen: Job | None = None, **changes: Unpack[JobChanges]
+        self, id: JobRef, *, expected_version: Job | None = None, **changes: Unpack[JobChanges]
     ) -> Job:
-        """Change fields of a job made by `add_job`; what is not named stays; a `signing_secret`
-        takes the place of a webhook's own, as `rotate_secret` does it. With the job as it was
-        `seen`, an edit that somebody made meanwhile raises `JobChanged`."""
+        """Change fields of a job made by `add_job`; what is not named stays. A `signing_secret`
+        replaces that of a webhook, as `rotate_secret` does. `expected_version` is the job as you
+        read it: if it was edited since, `JobChanged` is raised (a slot that fired is no edit)."""
 
         def edit(job: Job, now: datetime) -> Job:
             return edited(
@@ -236,15 +236,22 @@ class Client:
                 elsewhere=not self.workers,
             )
 
-        return await self._call(self._running().control.edit(job_id_of(id), edit, seen=seen))
+        return await self._call(
+            self._running().control.edit(job_id_of(id), edit, expected_version=expected_version)
+        )
 
-    async def rotate_secret(self, id: str, *, keep: Span = "24h", secret: str | None = None) -> str:
-        """Give a webhook job another signing secret, and show it this once. The former one signs
-        beside it for `keep`, so that receivers have time to change."""
+    async def rotate_secret(
+        self, id: str, *, old_valid_for: Span = "24h", secret: str | None = None
+    ) -> str:
+        """Give a webhook job another signing secret, and return it; it is not shown again. For
+        `old_valid_for` requests are also signed with the old one, so that receivers have time to
+        change."""
         shown: list[str] = []
 
         def rotate(job: Job, now: datetime) -> Job:
-            webhook, made = self.webhooks.rotated(job, now, keep=keep, secret=secret)
+            webhook, made = self.webhooks.rotated(
+                job, now, old_valid_for=old_valid_for, secret=secret
+            )
             shown[:] = [made]
             return replace(job, webhook=webhook)
 
@@ -257,19 +264,30 @@ class Client:
         control, webhooks = self._running().control, self.webhooks
         return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
 
-    async def remove_job(self, id: JobRef, *, force: bool = False, seen: Job | None = None) -> None:
-        """Delete a job, cancel its pending runs, let running ones end (no more retries). `force`
-        also removes a job that code owns, for one whose code is gone. `seen`: see `update_job`."""
-        await self._call(self._running().control.remove(job_id_of(id), force=force, seen=seen))
+    async def remove_job(
+        self, id: JobRef, *, force: bool = False, expected_version: Job | None = None
+    ) -> None:
+        """Delete a job and cancel its pending runs. Running ones may end, but are not retried.
+        `force` also removes a job that code owns, for when that code is gone. `expected_version`:
+        see `update_job`."""
+        await self._call(
+            self._running().control.remove(
+                job_id_of(id), force=force, expected_version=expected_version
+            )
+        )
 
-    async def pause_job(self, id: JobRef, *, seen: Job | None = None) -> Job:
-        """Fire no slots of the job until it is resumed. It can still be triggered. `seen`: see
-        `update_job`."""
-        return await self._call(self._running().control.switch(job_id_of(id), False, seen=seen))
+    async def pause_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
+        """Fire no slots of the job until it is resumed. It can still be triggered.
+        `expected_version`: see `update_job`."""
+        return await self._call(
+            self._running().control.switch(job_id_of(id), False, expected_version=expected_version)
+        )
 
-    async def resume_job(self, id: JobRef, *, seen: Job | None = None) -> Job:
-        """Fire slots of a paused job again, from now on. `seen`: see `update_job`."""
-        return await self._call(self._running().control.switch(job_id_of(id), True, seen=seen))
+    async def resume_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
+        """Fire slots of a paused job again, from now on. `expected_version`: see `update_job`."""
+        return await self._call(
+            self._running().control.switch(job_id_of(id), True, expected_version=expected_version)
+        )
 
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
@@ -299,12 +317,12 @@ class Client:
         limit: int = 100,
         cursor: str | None = None,
         offset: int = 0,
-        counted: bool = False,
+        with_total: bool = False,
         last_runs: bool = True,
     ) -> Page[Job]:
         """Jobs in the order of their ids. `search` looks into ids and descriptions. The `cursor`
-        of one page fetches the next, or `offset` skips that many. `counted` also gives the page's
-        `total`. `last_runs=False` saves the lookup of each job's last run: `last_run_at` is then
+        of one page fetches the next, or `offset` skips that many. `with_total` also counts all
+        that match, as the page's `total`. `last_runs=False` saves the lookup of each job's last run: `last_run_at` is then
         the last slot that fired."""
         query = JobQuery(
             ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
@@ -314,7 +332,7 @@ class Client:
             limit=page_limit(limit),
             cursor=cursor,
             offset=offset,
-            counted=counted,
+            with_total=with_total,
         )
         return await self._call(statistics.list_jobs(self._running(), query, last_runs=last_runs))
 

@@ -174,7 +174,7 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     limit: int = 100
     cursor: str | None = None
     offset: int = 0
-    counted: bool = False
+    with_total: bool = False
 
 
 class JobWrite(Struct, frozen=True):

@@ -54,7 +54,7 @@ class JobControl(Protocol):
 
     def store_time(self) -> datetime: ...
 
-    async def pause_job(self, id: str, *, seen: Job | None = None) -> Job: ...
+    async def pause_job(self, id: str, *, expected_version: Job | None = None) -> Job: ...
 
 
 class WebhookHandler(Handler):
@@ -119,7 +119,7 @@ class WebhookHandler(Handler):
         answered = f"the endpoint answered {_named(status)}"
         if status == HTTPStatus.GONE:
             try:
-                await self._host.pause_job(ctx.job_id, seen=ctx.job)
+                await self._host.pause_job(ctx.job_id, expected_version=ctx.job)
             except (
                 NotFound,
                 JobChanged,

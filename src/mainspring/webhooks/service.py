@@ -151,7 +151,7 @@ class Webhooks:
         return definitions.changed(job.id, _of(job), given, self._need().vault, self.allow)
 
     def rotated(
-        self, job: Job, now: datetime, *, keep: Span = "24h", secret: str | None = None
+        self, job: Job, now: datetime, *, old_valid_for: Span = "24h", secret: str | None = None
     ) -> tuple[Webhook, str]:
         """The webhook with a new signing secret, and that secret, which is shown once.
 
@@ -159,7 +159,7 @@ class Webhooks:
         change over.
         """
         webhook, fresh = _of(job), secret or new_signing_secret()
-        until = now + duration(keep, what="keep")
+        until = now + duration(old_valid_for, what="old_valid_for")
         former = [SigningSecret(one.sealed, until) for one in webhook.signing[:1] if until > now]
         signing = definitions.sign_with(job.id, fresh, self.vault)
         return replace(webhook, signing=(signing, *former)), fresh

@@ -29,7 +29,7 @@ async def test_a_page_reads_its_own_jobs_alone(
     await db.jobs.insert_many([job_document(replace(one, id=job_id)) for job_id in ids])
     await db.handle.command("profile", 2)
     offset = (page - 1) * LIMIT
-    found = await store.jobs(JobQuery(limit=LIMIT, offset=offset, counted=True))
+    found = await store.jobs(JobQuery(limit=LIMIT, offset=offset, with_total=True))
     await db.handle.command("profile", 0)
     assert [job.id for job in found.items] == ids[offset : offset + LIMIT]
     assert found.total == JOBS

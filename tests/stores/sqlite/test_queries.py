@@ -35,7 +35,7 @@ def filled(path: Path, count: int) -> sqlite3.Connection:
 
 
 def paged(offset: int) -> JobQuery:
-    return JobQuery(limit=LIMIT, offset=offset, counted=True)
+    return JobQuery(limit=LIMIT, offset=offset, with_total=True)
 
 
 def worked(connection: sqlite3.Connection, query: JobQuery) -> tuple[Page[Job], int]:

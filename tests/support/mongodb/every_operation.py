@@ -104,7 +104,7 @@ async def _keep_jobs(store: Any) -> None:
     now = await store.now()
     job = Job(id="slots", handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await add_jobs(store, [job, replace(job, id="other")]) == [True, True]
-    due = (await store.jobs(JobQuery(due=now, counted=True))).items
+    due = (await store.jobs(JobQuery(due=now, with_total=True))).items
     assert [one.id for one in due] == ["other", "slots"]
     [slot] = await some_runs(store, "slot")
     firing = Firing(

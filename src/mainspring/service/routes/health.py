@@ -72,8 +72,8 @@ async def stats_of(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
     counts = await scheduler.counts(since=now - DAY)
     good, bad = counts.total(State.SUCCEEDED), counts.total(State.FAILED)
     ended = counts.ended
-    jobs = await scheduler.list_jobs(limit=1, last_runs=False, counted=True)
-    enabled = await scheduler.list_jobs(limit=1, last_runs=False, counted=True, enabled=True)
+    jobs = await scheduler.list_jobs(limit=1, last_runs=False, with_total=True)
+    enabled = await scheduler.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
     here = (await scheduler.health()).running_here
     last_day = {
         "succeeded": ended.get(State.SUCCEEDED, 0),

@@ -124,7 +124,7 @@ async def list_jobs(
         search=search,
         limit=limit,
         offset=(page - 1) * limit,
-        counted=True,
+        with_total=True,
     )
     return documents.answer(
         {
@@ -291,19 +291,19 @@ async def update_job(
         if secret is not None:  # in one edit with the others: all of it is done, or nothing
             changes["signing_secret"] = secret
         with named(body), contextlib.suppress(JobChanged):  # what differs is worked out anew
-            return await service.scheduler.update_job(id, seen=job, **changes), secret
+            return await service.scheduler.update_job(id, expected_version=job, **changes), secret
     raise Conflict(f"job {id!r} is being changed by others all the time; try again")
 
 
 async def remove_job(service: Service, id: str, if_match: str | None) -> None:
     job = await service.job(id)
-    await service.scheduler.remove_job(id, seen=_seen(job, if_match))
+    await service.scheduler.remove_job(id, expected_version=_seen(job, if_match))
 
 
 async def switch_job(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
     seen = _seen(await service.job(id), if_match)
     switch = service.scheduler.resume_job if enabled else service.scheduler.pause_job
-    return await switch(id, seen=seen)
+    return await switch(id, expected_version=seen)
 
 
 async def trigger_job(

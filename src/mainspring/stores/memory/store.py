@@ -287,7 +287,7 @@ class MemoryStore:
             and (query.enabled is None or job.enabled is query.enabled)
             and (query.text is None or records.mentions(job, query.text))
         ]
-        total = len(found) if query.counted else None
+        total = len(found) if query.with_total else None
         if query.due is not None:
             due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
             return Page(sorted(due, key=lambda j: (j.next_run_at, j.id))[: query.limit])

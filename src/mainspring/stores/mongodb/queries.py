@@ -292,7 +292,7 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
         return Page([])
     order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
     where = listed_jobs(query)
-    total = await _total(db, where) if query.counted else None
+    total = await _total(db, where) if query.with_total else None
     if query.due is None and query.cursor is not None:
         where = (
             {"$and": [where, {"_id": {"$gt": query.cursor}}]}

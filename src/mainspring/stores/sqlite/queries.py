@@ -317,7 +317,7 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
         where.append("(instr(small(id), small(?)) OR instr(small(description), small(?)))")
         parameters += [query.text, query.text]
     table = _table(query)
-    total = _total(connection, table, where, parameters) if query.counted else None
+    total = _total(connection, table, where, parameters) if query.with_total else None
     if query.due is not None:
         where.append("enabled AND next_run_at <= ?")
         parameters.append(to_us(query.due))

@@ -22,7 +22,7 @@ class ListingJobs(Suite):
             await put_job(store, self.job(name))
         assert await self.listed(store) == (["a", "b", "c", "d", "e"], None)
         pages = [
-            await self.listed(store, offset=offset, limit=2, counted=True)
+            await self.listed(store, offset=offset, limit=2, with_total=True)
             for offset in (0, 2, 4, 6)
         ]
         assert pages == [(["a", "b"], 5), (["c", "d"], 5), (["e"], 5), ([], 5)]
@@ -30,16 +30,19 @@ class ListingJobs(Suite):
     async def test_switched_on_or_off(self, store: Store) -> None:
         for name in ("a", "b", "c"):
             await put_job(store, self.job(name, enabled=name != "b"))
-        assert await self.listed(store, enabled=True, counted=True) == (["a", "c"], 2)
-        assert await self.listed(store, enabled=False, counted=True) == (["b"], 1)
+        assert await self.listed(store, enabled=True, with_total=True) == (["a", "c"], 2)
+        assert await self.listed(store, enabled=False, with_total=True) == (["b"], 1)
 
     async def test_a_part_of_the_id_or_the_description(self, store: Store) -> None:
         await put_job(store, self.job("Mail.daily", description="Sends (all) letters"))
         await put_job(store, self.job("report", description="100% of the DAILY ärger"))
         await put_job(store, self.job("other"))
-        assert await self.listed(store, text="daily", counted=True) == (["Mail.daily", "report"], 2)
+        assert await self.listed(store, text="daily", with_total=True) == (
+            ["Mail.daily", "report"],
+            2,
+        )
         assert (await self.listed(store, text="(ALL)"))[0] == ["Mail.daily"]
         assert (await self.listed(store, text="100%"))[0] == ["report"]
         assert (await self.listed(store, text="ÄRGER"))[0] == ["report"]
         assert (await self.listed(store, text=".*"))[0] == []
-        assert (await self.listed(store, text="daily", tag="none", counted=True)) == ([], 0)
+        assert (await self.listed(store, text="daily", tag="none", with_total=True)) == ([], 0)

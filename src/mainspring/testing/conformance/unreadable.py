@@ -268,7 +268,7 @@ class Unreadable(Suite):
                 JobQuery(),
                 JobQuery(tag="t"),
                 JobQuery(text="othe"),
-                JobQuery(enabled=True, counted=True),
+                JobQuery(enabled=True, with_total=True),
             ):
                 assert "other" in {job.id for job in (await store.jobs(query)).items}, way
             assert (await store.jobs(JobQuery(due=await store.now()))).items, way
@@ -293,7 +293,7 @@ class Unreadable(Suite):
             JobQuery(),
             JobQuery(due=await store.now()),
             JobQuery(ids=frozenset({"bad", "good"})),
-            JobQuery(limit=10, counted=True, enabled=True),
+            JobQuery(limit=10, with_total=True, enabled=True),
         ):
             found = {job.id: job for job in (await store.jobs(query)).items}
             assert found.keys() == {"bad", "good"}
