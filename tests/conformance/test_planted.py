@@ -56,11 +56,9 @@ def _later_slots_wait_for_ever() -> AbstractContextManager[Any]:
 
 
 def _never_comes_back() -> AbstractContextManager[Any]:
-    async def find(self: SqliteStore, query: Any) -> Any:
-        return await whole(self, replace(query, set_aside=False))
+    async def leave(self: SqliteStore, limit: int) -> None: ...
 
-    whole = SqliteStore.find
-    return patch.object(SqliteStore, "find", find)
+    return patch.object(SqliteStore, "_bring_back", leave)
 
 
 def _versions_start_at_one() -> AbstractContextManager[Any]:

@@ -359,9 +359,14 @@ class TestUnblocking:
     def test_when_all_have_succeeded(self) -> None:
         run = self.waiting("a", "b")
         change = transitions.unblocked(run, NOW, {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
-        assert change == Change(
-            "r", {"state": State.WAITING, "token": 2}, {"state": State.PENDING, "run_at": NOW}
-        )
+        assert change is not None
+        assert (change.id, change.expect) == ("r", {"state": State.WAITING, "token": 2})
+        assert change.set == {"state": State.PENDING, "run_at": NOW}
+
+    def test_every_change_has_an_id_of_its_own(self) -> None:
+        run = self.waiting("a")
+        made = [transitions.cancelled(run, NOW, "asked").change_id for _ in range(100)]
+        assert len(set(made)) == 100
 
     def test_a_time_of_its_own_is_waited_for(self) -> None:
         run = self.waiting("a", run_at=LATER)

@@ -79,7 +79,7 @@ async def test_nothing_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 async def _pruned(store: MemoryStore) -> None:
     later = await store.now() + timedelta(days=1)
-    while await store.prune(later, 10_000):
+    while await store.maintain(later, 10_000):
         pass
 
 

@@ -35,7 +35,7 @@ class SqliteMachine(StoreMachine):
     def set_clock(self, seconds: int, microseconds: int) -> None:
         """Somebody sets the wall clock, and the next write allows for it."""
         self.clock.step(timedelta(seconds=seconds, microseconds=microseconds))
-        self.do("prune", LONG_AGO, 0)
+        self.do("maintain", LONG_AGO, 0)
 
 
 TestSqlite = SqliteMachine.TestCase

@@ -194,7 +194,7 @@ async def test_a_last_run_that_was_pruned_is_still_known_by_its_slot(make: Make)
         query = RunQuery(job="tick", states=frozenset({State.PENDING, State.RUNNING}))
         while (await scheduler.store.find(query)).items:
             await asyncio.sleep(0.01)
-        await scheduler.store.prune(await scheduler.now() + timedelta(days=1), 1000)
+        await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
         assert (await scheduler.get_job("tick")).last_run_at is not None
 
 

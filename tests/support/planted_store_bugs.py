@@ -139,11 +139,11 @@ class AddOverwrites(MemoryStore):
 class PruneForgetsKeys(MemoryStore):
     """A key that still holds is pruned with its run."""
 
-    async def prune(self, before: datetime, limit: int) -> int:
+    async def maintain(self, before: datetime | None, limit: int) -> int:
         kept = dict(self._runs)
         for run in kept.values():
             self._runs[run.id] = replace(run, dedupe_until=None)
-        count = await super().prune(before, limit)
+        count = await super().maintain(before, limit)
         self._runs.update({i: kept[i] for i in self._runs})
         return count
 

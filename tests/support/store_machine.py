@@ -335,7 +335,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([0, 20]))
     def prune(self, age: int) -> None:
-        self.do("prune", self.clock.now() - timedelta(seconds=age), 1000)
+        self.do("maintain", self.clock.now() - timedelta(seconds=age), 1000)
 
     @rule(
         job=st.none() | job_ids,

@@ -8,11 +8,12 @@ needs no store code.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mainspring.core.model import (
     FINISHED,
@@ -36,6 +37,7 @@ __all__ = [
     "beginning",
     "cancelled",
     "cancelling",
+    "deleted",
     "failed",
     "is_suspect",
     "never_began",
@@ -63,12 +65,24 @@ EDIT_GRACE = timedelta(seconds=10)
 claimed so long after the last edit was begun under the definition that is stored now."""
 
 
+def _new_change_id() -> int:
+    """Drawn from the system, so that two processes never draw the same, also after a fork."""
+    return int.from_bytes(os.urandom(8)) >> 1
+
+
 class Change(Struct, frozen=True, gc=False):
-    """Write `set` to the run `id` if every field of `expect` still has the value given."""
+    """Write `set` to the run `id` if every field of `expect` still has the value given. `deletes`:
+    delete the run instead.
+
+    `change_id` is drawn when the change is made. The store keeps it with the run, so that it
+    recognises a change that is sent again after its answer was lost.
+    """
 
     id: str
     expect: Mapping[str, Any]
     set: Mapping[str, Any]
+    deletes: bool = False
+    change_id: int = field(default_factory=_new_change_id)
 
     def after(self, run: Run) -> Run:
         return replace(run, **self.set)
@@ -117,6 +131,11 @@ def retrying(
             "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
         },
     )
+
+
+def deleted(run: Run) -> Change:
+    """Delete a finished run. The store refuses it while the run's dedupe key is held."""
+    return Change(run.id, {"state": run.state, "token": run.token}, {}, deletes=True)
 
 
 def failed(

@@ -65,7 +65,8 @@ class Bulk:
         chosen = _Chosen(query, ids, FINISHED)
         async for runs in self._pages(chosen, brief=True):
             matched += len(runs)
-            done += await self._engine.store.drop_runs([run.id for run in runs])
+            kept = await self._engine.store.commit([transitions.deleted(run) for run in runs])
+            done += sum(kept)
         return Matched(matched, done, chosen.more)
 
     async def _all(

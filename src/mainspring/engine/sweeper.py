@@ -90,6 +90,7 @@ class Sweeper:
     async def _rescue(self) -> None:
         """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
         must not hide the others: so this reads all pages."""
+        await self._engine.store.maintain(None, BATCH)
         cursor = None
         while True:
             look = RunQuery(lapsed=True, limit=BATCH, cursor=cursor)
@@ -214,9 +215,7 @@ class Sweeper:
         return done
 
     async def _prune(self) -> None:
-        # Read the runs that were set aside as unreadable: they may be readable after a repair.
-        await self._engine.store.find(RunQuery(set_aside=True, limit=BATCH))
         before = await self._engine.store.now() - self._engine.settings.retention
         pruned = BATCH
         while pruned == BATCH:  # in steps, so that other writes come between
-            pruned = await self._engine.store.prune(before, BATCH)
+            pruned = await self._engine.store.maintain(before, BATCH)

@@ -18,7 +18,7 @@ everything here may be sent again). `StoreUnavailable` means "worth another try"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,8 +137,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     `lapsed`: running with a lease that is over by the store's clock.
     `failing`: with a failed attempt since they were last made or revived, in whatever state.
     `tried`: with an attempt, over or under way.
-    `set_aside`: pending, and passed over by claims because they could not be read; those that
-    can be read again by now are given too, and may be claimed from now on.
+    `set_aside`: pending, and passed over by claims because they could not be read; also those that
+    can be read again by now, until `maintain` lets claims find them.
     `upstream`: waiting runs that come after any of these runs.
     `brief`: leaves out payloads, results and attempts with their logs (they are empty, and `brief`
     of each run is set); a record in which only those cannot be read is given as readable.
@@ -361,11 +361,14 @@ class Store(Protocol):
         ...
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        """Apply each change whose `expect` stands; say which.
+        """Apply each change whose `expect` stands, in order and each by itself; say which.
 
-        A change that was applied before and still stands is reported True again. A change
-        that brings a finished run back to life takes its dedupe key again, and is False where
-        another run holds it.
+        The store keeps the `change_id` of the last change that it applied to each run. A change
+        that is sent again is True, and is not applied twice, as long as no other change of its
+        run was applied after it (claims and renewals do not count). A change that brings a
+        finished run back to life takes its dedupe key again, and is False where another run holds
+        it. A change that deletes is False where the run has not finished or holds a dedupe key,
+        and True where the run is gone.
         """
         ...
 
@@ -375,13 +378,12 @@ class Store(Protocol):
         """With `since`, also what has ended from that moment on."""
         ...
 
-    async def prune(self, before: datetime, limit: int) -> int:
-        """Delete up to `limit` runs that finished before that moment; say how many. Notes that
-        have expired go too."""
-        ...
-
-    async def drop_runs(self, ids: Iterable[str]) -> int:
-        """Delete those of the runs that have finished and hold no key; say how many."""
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        """Repair what crashed clients left half done, delete expired notes, let claims find runs
+        again that were set aside and can be read by now, and delete up to `limit` runs that
+        finished before that moment and hold no dedupe key. Gives how many were deleted: where
+        that is `limit`, there may be more. `before=None` only repairs: it is for frequent calls,
+        and cheap. A crash in between leaves nothing that the next call does not do."""
         ...
 
     async def jobs(self, query: JobQuery) -> Page[Job]: ...

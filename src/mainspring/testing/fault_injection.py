@@ -204,11 +204,8 @@ class FaultyStore:
     async def counts(self, since: datetime | None = None) -> Counts:
         return await self._call("counts", lambda: self.store.counts(since))
 
-    async def prune(self, before: datetime, limit: int) -> int:
-        return await self._call("prune", lambda: self.store.prune(before, limit))
-
-    async def drop_runs(self, ids: Iterable[str]) -> int:
-        return await self._call("drop_runs", lambda: self.store.drop_runs(ids))
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        return await self._call("maintain", lambda: self.store.maintain(before, limit))
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._call("jobs", lambda: self.store.jobs(query))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run
 from mainspring.stores.protocol import JobWrite, NoteWrite, RunQuery, Store
 
-__all__ = ["add_jobs", "drop_job", "drop_note", "get_runs", "put_job", "put_note"]
+__all__ = ["add_jobs", "drop_job", "drop_note", "drop_runs", "get_runs", "put_job", "put_note"]
 
 
 async def put_job(store: Store, job: Job) -> bool:
@@ -32,6 +33,13 @@ async def put_note(store: Store, note: Note) -> int | None:
 async def drop_note(store: Store, kind: str, name: str) -> bool:
     [version] = await store.put_notes([NoteWrite.drop(kind, name)])
     return version is not None
+
+
+async def drop_runs(store: Store, ids: Iterable[str]) -> int:
+    """Delete those of the runs that have finished; how many of them are gone now."""
+    runs = (await get_runs(store, ids, brief=True)).values()
+    done = await store.commit([transitions.deleted(run) for run in runs if run.finished])
+    return sum(done)
 
 
 async def get_runs(store: Store, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:

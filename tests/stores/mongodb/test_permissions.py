@@ -47,7 +47,7 @@ async def test_retention_needs_no_more_rights(guarded: ReplicaSet) -> None:
         held = await store.claim(CLAIM)
         now = await store.now()
         await store.commit([transitions.succeeded(run, now, None) for run in held])
-        assert await store.prune(now + timedelta(seconds=1), 10) == len(held)
+        assert await store.maintain(now + timedelta(seconds=1), 10) == len(held)
     with MongoClient[Document](url) as client:
         index = {"name": "ended", "expireAfterSeconds": 60}
         with pytest.raises(OperationFailure, match="not authorized"):

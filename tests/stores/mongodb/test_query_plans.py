@@ -28,6 +28,7 @@ from mainspring.testing.store_calls import (
     add_jobs,
     drop_job,
     drop_note,
+    drop_runs,
     get_runs,
     put_job,
     put_note,
@@ -172,7 +173,7 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
     assert len(found) == 211
     [kept] = (await get_runs(store, [again.id])).values()
     assert await store.commit([transitions.cancelled(kept, now, "over")]) == [True]
-    await store.drop_runs([again.id])
+    await drop_runs(store, [again.id])
 
 
 async def some(store: MongoStore, name: str, count: int, **fields: Any) -> list[Run]:
@@ -297,7 +298,7 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     by_ids(plans, 2)
     await store.commit([transitions.succeeded(run, now, None) for run in (*first, *second)])
     assert await drop_job(store, "tight")
-    await store.drop_runs([f"tight{n:03}" for n in range(50)])
+    await drop_runs(store, [f"tight{n:03}" for n in range(50)])
 
 
 async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent: Sent) -> None:
@@ -318,7 +319,7 @@ async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent
     assert plan.documents == 8
     now = await store.now()
     await store.commit([transitions.cancelled(run, now, "over") for run in waiting])
-    await store.drop_runs([run.id for run in waiting])
+    await drop_runs(store, [run.id for run in waiting])
 
 
 async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
@@ -344,7 +345,7 @@ async def test_keys_are_looked_up_by_name(store: MongoStore, sent: Sent) -> None
     assert of(plans, "find", "keys")
     assert max(plan.keys for plan in plans) <= 11
     by_ids(plans, 10)
-    await store.drop_runs([run.id for run in keyed])
+    await drop_runs(store, [run.id for run in keyed])
 
 
 async def test_firing_sees_only_slots(store: MongoStore, sent: Sent) -> None:
@@ -378,7 +379,7 @@ async def test_firing_sees_only_slots(store: MongoStore, sent: Sent) -> None:
     assert max(plan.keys for plan in plans) <= 6
     by_ids(plans, 3)
     assert await drop_job(store, "slotted")
-    await store.drop_runs(["slot"])
+    await drop_runs(store, ["slot"])
 
 
 @pytest.mark.parametrize("count", [1, 60])
@@ -433,7 +434,7 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
 
 
 async def test_pruning_walks_what_is_old(store: MongoStore, sent: Sent) -> None:
-    assert await store.prune(await store.now() - timedelta(days=1), 20) == 20
+    assert await store.maintain(await store.now() - timedelta(days=1), 20) == 20
     plans = await explained(store, sent)
     assert of(plans, "delete")
     assert max(plan.keys for plan in plans) <= 40

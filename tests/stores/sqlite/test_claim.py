@@ -206,9 +206,10 @@ def test_batches_go_by_an_index(database: sqlite3.Connection, sql: tuple[str, st
     assert scans(plan(database, head + rows + tail)) == []
 
 
-def test_a_change_goes_by_id(database: sqlite3.Connection) -> None:
-    expect, put = ("state", "token"), ("state", "run_at", "result")
-    head, tail, width = _shape(expect, put).update
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_change_goes_by_id(database: sqlite3.Connection, deletes: bool) -> None:
+    expect, put = ("state", "token"), () if deletes else ("state", "run_at", "result")
+    head, tail, width = _shape(expect, put, deletes).update
     steps = plan(database, f"{head}({','.join('?' * width)}){tail}")
     assert scans(steps) == []
     assert any("(id=?)" in step for step in steps)

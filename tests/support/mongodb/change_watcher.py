@@ -141,7 +141,7 @@ class Watcher:
         if kept is None:
             self._gone.add(run_id)
             if runs.pop(run_id, None) is not None:
-                self._monitor.observe("", "prune")
+                self._monitor.observe("", "maintain")
         elif kept["state"] != RESERVED:
             run, old = read_run(kept), runs.get(run_id)
             if run != old:

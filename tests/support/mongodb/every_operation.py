@@ -23,6 +23,7 @@ from mainspring.testing.store_calls import (
     add_jobs,
     drop_job,
     drop_note,
+    drop_runs,
     get_runs,
     put_job,
     put_note,
@@ -96,8 +97,8 @@ async def _work(store: Any) -> None:
     assert len((await store.find(RunQuery(states=frozenset({State.SUCCEEDED})))).items) == 5
     assert (await store.find(RunQuery(lapsed=True))).items == []
     assert (await store.counts(now - timedelta(days=1))).runs["job"][State.SUCCEEDED] == 5
-    assert await store.prune(now + timedelta(seconds=1), 3) == 3
-    assert await store.drop_runs(names) == 2
+    assert await store.maintain(now + timedelta(seconds=1), 3) == 3
+    assert await drop_runs(store, names) == 2
 
 
 async def _keep_jobs(store: Any) -> None:

@@ -71,7 +71,7 @@ INVARIANTS = {
     "engine": "no error but the store's reaches the engine's loops",
 }
 
-MUTATORS = frozenset({"add", "claim", "renew", "commit", "prune", "put_jobs", "fire"})
+MUTATORS = frozenset({"add", "claim", "renew", "commit", "maintain", "put_jobs", "fire"})
 TICK = timedelta(microseconds=1)
 LATE = timedelta(seconds=8)
 """What delays on the way may add to the time of a firing."""
@@ -466,7 +466,7 @@ class Monitor:
                 run.finished_at is not None
                 and run.finished_at < now - self.retention + LATE + self._set_back
             )
-            if method != "prune" or not run.finished or not old:
+            if method != "maintain" or not run.finished or not old:
                 self.fail("lost", f"{run_id}, {run.state}, was deleted by {method}")
 
     def _check_limit(self, run: Run, now: datetime) -> None:

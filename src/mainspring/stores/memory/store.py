@@ -88,6 +88,7 @@ class MemoryStore:
         self._runs: dict[str, Run] = {}
         self._number: dict[str, int] = {}  # in which order they came, for cursors
         self._numbers = count(1)
+        self._last_change: dict[str, int] = {}
         self._jobs: dict[str, Job] = {}
         self._notes: dict[tuple[str, str], Note] = {}
         self._terms: dict[str, _Term] = {}
@@ -254,17 +255,17 @@ class MemoryStore:
         return Counts(runs, due, ended)
 
     @_whole
-    async def prune(self, before: datetime, limit: int) -> int:
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        if before is None:
+            return 0
         now = self._now()
         for key in [key for key, note in self._notes.items() if records.over(note, now)]:
             del self._notes[key]
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
-        return self._drop([run_id for run_id in old if self._droppable(run_id, now)][:limit])
-
-    @_whole
-    async def drop_runs(self, ids: Iterable[str]) -> int:
-        now = self._now()
-        return self._drop([i for i in dict.fromkeys(ids) if self._droppable(i, now)])
+        gone = [run_id for run_id in old if self._droppable(run_id, now)][:limit]
+        for run_id in gone:
+            self._delete(run_id)
+        return len(gone)
 
     def _droppable(self, run_id: str, now: datetime) -> bool:
         run = self._runs.get(run_id)
@@ -272,10 +273,9 @@ class MemoryStore:
             return False
         return run.dedupe_until is None or run.dedupe_until <= now
 
-    def _drop(self, ids: Sequence[str]) -> int:
-        for run_id in ids:
-            del self._runs[run_id], self._number[run_id]
-        return len(ids)
+    def _delete(self, run_id: str) -> None:
+        del self._runs[run_id], self._number[run_id]
+        self._last_change.pop(run_id, None)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         found = [
@@ -424,16 +424,26 @@ class MemoryStore:
     def _commit(self, change: Change, now: datetime) -> bool:
         run = self._runs.get(change.id)
         if run is None:
-            return False
+            return change.deletes
+        if self._last_change.get(run.id) == change.change_id:
+            return True
         if not all(getattr(run, name) == value for name, value in change.expect.items()):
-            repeat = run.token == change.expect.get("token", run.token)
-            return repeat and all(getattr(run, name) == v for name, v in change.set.items())
+            return False
+        if change.deletes:
+            return self._commit_deletion(run.id, now)
         after = change.after(run)
         if run.state in FINISHED and after.state in LIVE:
             holder = self._holder(run.dedupe_key, now)
             if holder is not None and holder.id != run.id:
                 return False
         self._runs[run.id] = after
+        self._last_change[run.id] = change.change_id
+        return True
+
+    def _commit_deletion(self, run_id: str, now: datetime) -> bool:
+        if not self._droppable(run_id, now):
+            return False
+        self._delete(run_id)
         return True
 
     def _fire(self, firing: Firing, now: datetime) -> Fired:

@@ -5,7 +5,7 @@ once, and what differs is looked up in a list by the document's id. That is thre
 than an update for each (docs/decisions/0006-mongodb-store.md has the figures). Where fewer were
 matched than sent, they are read back, and each is one of three:
 
-    mine     its values are there now, under its token: applied, just now or before
+    mine     its id is with the run as the last change's: applied, just now or before
     resend   what it expects still stands: a chunk was on the move; send it again
     lost     anything else
 """
@@ -23,6 +23,7 @@ from mainspring.stores.batching import waves
 from mainspring.stores.mongodb import dedupe
 from mainspring.stores.mongodb.codec import encode_fields, expecting, read_run
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.prune import delete_finished
 
 __all__ = ["commit"]
 
@@ -37,12 +38,14 @@ class Written(NamedTuple):
     expect: Mapping[str, Any]
     put: Document
     revives: bool
+    deletes: bool
 
     @classmethod
     def of(cls, change: Change) -> Written:
         put, expect = change.set, change.expect
         revives = put.get("state") in LIVE and expect.get("state", "") in FINISHED
-        return cls(change.id, expect, encode_fields(put), revives)
+        fields = {**encode_fields(put), "last_change": change.change_id}
+        return cls(change.id, expect, fields, revives, change.deletes)
 
 
 async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
@@ -54,6 +57,13 @@ async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
             stands = [await _revive(db, group[0])]
         else:
             stands = [kept for part in chunks(group) for kept in await _apply(db, part)]
+        deleted = [item for item in group if item.deletes]
+        if deleted:
+            left = await delete_finished(db, {item.id: item.expect for item in deleted})
+            stands = [
+                item.id not in left if item.deletes else kept
+                for item, kept in zip(group, stands, strict=True)
+            ]
         for at, kept in zip(wave, stands, strict=True):
             done[at] = kept
     return done
@@ -61,7 +71,7 @@ async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
 
 async def _apply(db: Database, items: Sequence[Written]) -> list[bool]:
     stands: dict[str, bool] = {}
-    left = list(items)
+    left = [item for item in items if not item.deletes]
     for _ in range(RESENDS):
         if not left:
             break
@@ -137,10 +147,7 @@ async def _sorted_out(
 
 
 def _is_there(item: Written, kept: Document) -> bool:
-    token = item.expect.get("token", kept["token"])
-    return kept["token"] == token and all(
-        _field(kept, name) == value for name, value in item.put.items()
-    )
+    return bool(kept.get("last_change") == item.put["last_change"])
 
 
 def _still_expected(item: Written, kept: Document) -> bool:

@@ -1,9 +1,10 @@
-"""Prune and elect."""
+"""Deletes old runs and expired notes, and elects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
@@ -13,7 +14,7 @@ from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.server_clock import span_us, until
 
-__all__ = ["drop_runs", "elect", "prunable", "prune"]
+__all__ = ["delete_finished", "elect", "prunable", "prune"]
 
 TRIES = 10
 _FINISHED = sorted(map(str, FINISHED))
@@ -26,20 +27,36 @@ async def prune(db: Database, before: datetime, limit: int) -> int:
     if limit <= 0:
         return 0
     walk = db.runs.find(prunable(db, before), {"dedupe_key": 1}).sort("finished_at", 1).limit(limit)
-    return await _drop(db, await walk.to_list(limit), {"$gt": 0, "$lt": to_us(before)})
+    old = {"state": {"$in": _FINISHED}, "finished_at": {"$gt": 0, "$lt": to_us(before)}}
+    return await _drop(db, await walk.to_list(limit), old)
 
 
-async def drop_runs(db: Database, ids: Iterable[str]) -> int:
-    count = 0
-    for part in chunks(dict.fromkeys(ids)):
-        free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
+async def delete_finished(db: Database, expected: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Delete those of the runs that are as expected, have finished and hold no key. Gives the ids
+    that are there still."""
+    free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
+    left: set[str] = set()
+    for part in chunks(expected):
         where = {"_id": {"$in": list(part)}, "state": {"$in": _FINISHED}, "$expr": free}
-        found = await db.runs.find(where, {"dedupe_key": 1}).to_list()
-        count += await _drop(db, found, {"$gt": 0})
-    return count
+        shown = {"dedupe_key": 1, "state": 1, "token": 1}
+        found = await db.runs.find(where, shown, hint=BY_ID).to_list()
+        alike: dict[tuple[str, int], list[Document]] = {}
+        for run in found:
+            if _is_expected(run, expected[run["_id"]]):
+                alike.setdefault((run["state"], run["token"]), []).append(run)
+        for (state, token), same in alike.items():
+            await _drop(db, same, {"state": state, "token": token, "finished_at": {"$gt": 0}})
+        kept = db.runs.find({"_id": {"$in": list(part)}}, {"_id": 1}, hint=BY_ID)
+        left |= {run["_id"] async for run in kept}
+    return left
 
 
-async def _drop(db: Database, old: list[Document], finished: Document) -> int:
+def _is_expected(run: Document, expect: Mapping[str, Any]) -> bool:
+    return all(run.get(name) == value for name, value in expect.items())
+
+
+async def _drop(db: Database, old: list[Document], as_seen: Document) -> int:
+    """Delete these runs and their keys, where the runs are still as they were seen."""
     count = 0
     for part in chunks(old):
         ids = [run["_id"] for run in part]
@@ -51,7 +68,7 @@ async def _drop(db: Database, old: list[Document], finished: Document) -> int:
             {**forgotten, "intent": {"$exists": True}}, {"$unset": {"intent": ""}}, hint=BY_ID
         )
         gone = await db.runs.delete_many(
-            {**forgotten, "finished_at": finished, "intent": None}, hint=BY_ID
+            {"_id": {"$in": ids}, **as_seen, "intent": None}, hint=BY_ID
         )
         count += gone.deleted_count
         await dedupe.drop(db, await _of_none(db, seen))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from pymongo.read_concern import ReadConcern
 
 from mainspring.core import transitions
 from mainspring.core.clock import Clock
-from mainspring.core.model import FINISHED, Job, Note, Page, Run
+from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
 from mainspring.stores.mongodb import claim as claims
@@ -168,28 +168,38 @@ class MongoStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         with translating():
-            if query.lapsed:  # the keeper's look for what the dead have left
-                await firing.sweep(self._db)
-            page = await queries.find(self._db, query)
-            if query.lapsed and page.items:
-                await end_orphans(self._db, [run.id for run in page.items])
-            again = [run for run in page.items if run.unreadable is None] if query.set_aside else []
-            await claims.bring_back(self._db, again)
-        if again:
-            self._ring()
-        return page
+            return await queries.find(self._db, query)
 
     async def counts(self, since: datetime | None = None) -> Counts:
         with translating():
             return await queries.counts(self._db, since)
 
-    async def prune(self, before: datetime, limit: int) -> int:
+    async def maintain(self, before: datetime | None, limit: int) -> int:
         with translating():
+            await firing.sweep(self._db)
+            await self._end_transactions_of_lapsed_runs()
+            if before is None:
+                return 0
+            await self._bring_back(max(limit, 1))
             return await upkeep.prune(self._db, before, limit)
 
-    async def drop_runs(self, ids: Iterable[str]) -> int:
-        with translating():
-            return await upkeep.drop_runs(self._db, ids)
+    async def _end_transactions_of_lapsed_runs(self) -> None:
+        """An open transaction of a dead worker locks its run: nobody could rescue it."""
+        query, cursor = RunQuery(lapsed=True, brief=True), None
+        while True:
+            page = await queries.find(self._db, replace(query, limit=500, cursor=cursor))
+            if page.items:
+                await end_orphans(self._db, [run.id for run in page.items])
+            if (cursor := page.cursor) is None:
+                return
+
+    async def _bring_back(self, limit: int) -> None:
+        """Let claims find runs again that were set aside and can be read by now."""
+        page = await queries.find(self._db, RunQuery(set_aside=True, limit=limit))
+        readable = [run for run in page.items if run.unreadable is None]
+        if readable:
+            await claims.bring_back(self._db, readable)
+            self._ring()
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         with translating():

@@ -1,8 +1,8 @@
 """Commit: changes applied where all they expect still stands.
 
 Changes are grouped by shape (which fields they expect and which they set), and each shape has
-one statement. Where it changed as many rows as there were changes, all of them stand; else
-the rows are read back: a change whose values are there now was applied, just now or before.
+one statement. Where it changed as many rows as there were changes, all of them were applied; else
+the rows are read back: a change whose id is with its run was applied, just now or before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mainspring.core.model import FINISHED, LIVE
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import waves
 from mainspring.stores.sqlite.codec import LANE_SQL, change_column
-from mainspring.stores.sqlite.row_batches import BulkSql, bulk, select
+from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = ["Written", "commit"]
@@ -30,16 +30,16 @@ _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
 class _Shape:
     encode: tuple[tuple[int, Callable[[Any], Any]], ...]
     update: BulkSql
-    read_back: BulkSql
-    set_from: int
-    token_at: int | None
     moves_lane: bool
+    deletes: bool
 
 
 class Written(NamedTuple):
-    """A change as values of columns: the id, what is expected, what is set."""
+    """A change as values of columns: the run's id, what is expected, what is set, and the change's
+    own id (of a deletion, the moment at which no dedupe key may be held)."""
 
     id: str
+    change_id: int
     shape: _Shape
     values: list[Any]
     careful: bool
@@ -48,12 +48,12 @@ class Written(NamedTuple):
     @classmethod
     def of(cls, change: Change) -> Written:
         expect, put = change.expect, change.set
-        shape = _shape(tuple(expect), tuple(put))
-        values = [change.id, *expect.values(), *put.values()]
+        shape = _shape(tuple(expect), tuple(put), change.deletes)
+        values = [change.id, *expect.values(), *put.values(), change.change_id]
         for at, encode in shape.encode:
             values[at] = encode(values[at])
         revives = put.get("state") in _LIVE and expect.get("state") not in _LIVE
-        return cls(change.id, shape, values, revives or shape.moves_lane)
+        return cls(change.id, change.change_id, shape, values, revives or shape.moves_lane)
 
 
 def commit(tx: Transaction, items: Sequence[Written]) -> list[bool]:
@@ -74,10 +74,12 @@ def _apply(tx: Transaction, shape: _Shape, group: Sequence[Written]) -> Sequence
     if careful and _key_taken(tx, group[0].id):
         return [False]
     rows = [item.values for item in group]
+    if shape.deletes:
+        rows = [[*values[:-1], tx.now] for values in rows]
     if bulk(tx.connection, shape.update, rows) == len(rows):
         stand: Sequence[bool] = [True] * len(rows)
     else:
-        stand = _standing(tx, shape, group)
+        stand = _standing(tx, group)
     if careful:
         tx.changed(_RESTAMP, group[0].id)
     return stand
@@ -99,47 +101,52 @@ FROM mainspring_runs AS run WHERE run.id = ? AND run.state IN ({", ".join("?" * 
 _RESTAMP = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
 
 
-def _standing(tx: Transaction, shape: _Shape, group: Sequence[Written]) -> list[bool]:
-    """Which changes' values are there now, under the token they expected."""
-    texts = select(tx.connection, shape.read_back, [(item.id,) for item in group])
-    found = [row for text in texts for row in json.loads(text)]
-    rows = {run_id: (token, values) for run_id, token, *values in found}
+def _standing(tx: Transaction, group: Sequence[Written]) -> list[bool]:
+    """Which changes were applied: the last one of its run, or a deletion of a run that is gone."""
+    texts = select(tx.connection, _LAST_CHANGES, [(item.id,) for item in group])
+    last = dict(row for text in texts for row in json.loads(text))
+    return [
+        item.id not in last if item.shape.deletes else last.get(item.id) == item.change_id
+        for item in group
+    ]
 
-    def stands(item: Written) -> bool:
-        token, values = rows.get(item.id, (None, None))
-        expected = token if shape.token_at is None else item.values[shape.token_at]
-        return bool(token == expected and values == item.values[shape.set_from :])
 
-    return [stands(item) for item in group]
+_LAST_CHANGES = (
+    f"SELECT json_group_array(json_array(id, {not_blob('last_change')}))"
+    " FROM mainspring_runs WHERE id IN (VALUES ",
+    ")",
+    1,
+)
 
 
 @cache
-def _shape(expect: tuple[str, ...], put: tuple[str, ...]) -> _Shape:
-    """A few dozen exist: the functions of states.py make them."""
+def _shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -> _Shape:
+    """A few dozen exist: the functions of transitions.py make them."""
     expected = [change_column(name) for name in expect]
     written = [change_column(name) for name in put]
-    set_from = 1 + len(expect)
-    sets = ", ".join(f"{c} = v.column{at}" for at, (c, _) in enumerate(written, set_from + 1))
-    tests = "".join(f" AND {c} IS v.column{at}" for at, (c, _) in enumerate(expected, 2))
-    columns = ", ".join(column for column, _ in written)
+    first_set = 2 + len(expect)
+    last = first_set + len(put)
+    sets = "".join(f"{c} = v.column{at}, " for at, (c, _) in enumerate(written, first_set))
+    tests = "".join(f" AND run.{c} IS v.column{at}" for at, (c, _) in enumerate(expected, 2))
+    update = (
+        f"UPDATE mainspring_runs AS run SET {sets}last_change = v.column{last} FROM (VALUES ",
+        f") AS v WHERE run.id = v.column1{tests}",
+        last,
+    )
+    delete = (
+        "DELETE FROM mainspring_runs WHERE seq IN (SELECT run.seq FROM (VALUES ",
+        f") AS v JOIN mainspring_runs AS run ON run.id = v.column1{tests}"
+        " WHERE run.finished_at IS NOT NULL"
+        f" AND (run.dedupe_until IS NULL OR run.dedupe_until <= v.column{last}))",
+        last,
+    )
     return _Shape(
         encode=tuple(
             (at, encode)
             for at, (_, encode) in enumerate((*expected, *written), 1)
             if encode is not None
         ),
-        update=(
-            f"UPDATE mainspring_runs SET {sets} FROM (VALUES ",
-            f") AS v WHERE id = v.column1{tests}",
-            set_from + len(put),
-        ),
-        read_back=(
-            f"SELECT json_group_array(json_array(id, token, {columns}))"
-            " FROM mainspring_runs WHERE id IN (VALUES ",
-            ")",
-            1,
-        ),
-        set_from=set_from,
-        token_at=1 + expect.index("token") if "token" in expect else None,
+        update=delete if deletes else update,
         moves_lane=not _MOVES_LANE.isdisjoint(put),
+        deletes=deletes,
     )

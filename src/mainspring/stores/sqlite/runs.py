@@ -27,7 +27,6 @@ from mainspring.stores.sqlite.codec import (
     RUN_SELECT,
     SET_ASIDE,
     lane_of,
-    name_list,
     progress_text,
     raise_unless_damage,
     read_runs,
@@ -45,7 +44,6 @@ __all__ = [
     "add",
     "bring_back",
     "claim",
-    "drop",
     "elect",
     "prune",
     "renew",
@@ -266,7 +264,7 @@ _RENEW = (
 _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE id = ?"
 
 
-# -- prune and elect ------------------------------------------------------------------------
+# -- maintain and elect ---------------------------------------------------------------------
 
 
 def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
@@ -283,17 +281,6 @@ DELETE FROM mainspring_upstream WHERE NOT EXISTS (
 )
 """
 _EXPIRED = "DELETE FROM mainspring_notes WHERE expires_at <= ?"
-
-
-def drop(tx: Transaction, items: Sequence[list[str]]) -> list[int]:
-    """Each item is a list of ids."""
-    return [tx.changed(_DROP, name_list(ids), tx.now) for ids in items]
-
-
-_DROP = """
-DELETE FROM mainspring_runs WHERE id IN (SELECT value FROM json_each(?))
-AND finished_at IS NOT NULL AND (dedupe_until IS NULL OR dedupe_until <= ?)
-"""
 
 
 _PRUNE = """

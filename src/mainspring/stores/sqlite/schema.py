@@ -174,7 +174,10 @@ _WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
 
 _BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
 
-MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN]
+# The id of the change that was applied last: a change that is sent again is recognised by it.
+_LAST_CHANGE = "ALTER TABLE mainspring_runs ADD COLUMN last_change INTEGER"
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN, _LAST_CHANGE]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

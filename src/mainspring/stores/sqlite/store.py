@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -153,22 +153,23 @@ class SqliteStore:
     async def find(self, query: RunQuery) -> Page[Run]:
         session = self._open_session()
         reader = session.slow_reader if queries.by_time(query) else session.reader
-        page = await reader.read(queries.find, query, NOW)
-        if query.set_aside:
-            again = [run.id for run in page.items if run.unreadable is None]
-            await self._write(writes.bring_back, again)
-        return page
+        return await reader.read(queries.find, query, NOW)
 
     async def counts(self, since: datetime | None = None) -> Counts:
         return await self._open_session().slow_reader.read(queries.counts, NOW, since)
 
-    async def prune(self, before: datetime, limit: int) -> int:
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        if before is None:  # a crash leaves nothing half done here
+            return 0
+        await self._bring_back(max(limit, 1))
         [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
         return int(count)
 
-    async def drop_runs(self, ids: Iterable[str]) -> int:
-        [count] = await self._write(writes.drop, [list(ids)], wakes=False)
-        return int(count)
+    async def _bring_back(self, limit: int) -> None:
+        """Let claims find runs again that were set aside and can be read by now."""
+        page = await self.find(RunQuery(set_aside=True, limit=limit))
+        readable = [run.id for run in page.items if run.unreadable is None]
+        await self._write(writes.bring_back, readable)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._open_session().reader.read(queries.jobs, query)

@@ -187,13 +187,48 @@ class Committing(Suite):
             assert await store.commit([change]) == [True], change
             assert await self.one(store, run.id) == stands
 
-    async def test_a_repeat_that_no_longer_stands_is_false(self, store: Store) -> None:
+    async def test_a_repeat_after_a_claim_is_true_and_changes_nothing(self, store: Store) -> None:
         first = await self.running(store)
         back = transitions.retrying(first, self.start, Failure("boom"), self.start)
         assert await store.commit([back]) == [True]
         [second] = await self.claim(store)
+        await self.renew(store, second)
+        kept = await self.one(store)
+        assert await store.commit([back]) == [True]
+        assert await self.one(store) == kept
+
+    async def test_a_repeat_after_another_change_is_false(self, store: Store) -> None:
+        first = await self.running(store)
+        back = transitions.retrying(first, self.start, Failure("boom"), self.start)
+        assert await store.commit([back]) == [True]
+        [second] = await self.claim(store)
+        assert await store.commit([transitions.succeeded(second, self.start, None)]) == [True]
+        kept = await self.one(store)
         assert await store.commit([back]) == [False]
-        assert await self.one(store) == second
+        assert await self.one(store) == kept
+
+    async def test_an_equal_change_of_another_client_is_not_taken_for_a_repeat(
+        self, store: Store
+    ) -> None:
+        run = await self.running(store)
+        mine, theirs = (transitions.succeeded(run, self.start, 5) for _ in range(2))
+        assert await store.commit([mine]) == [True]
+        assert await store.commit([theirs]) == [False]
+        assert await store.commit([mine]) == [True]
+
+    async def test_a_deletion_is_fenced_and_repeated_harmlessly(self, store: Store) -> None:
+        run = await self.running(store)
+        assert await store.commit([transitions.deleted(run)]) == [False]
+        await store.commit([transitions.failed(run, self.start, Failure("boom"))])
+        dead = await self.one(store)
+        await store.commit([transitions.revived(dead, self.start)])
+        [again] = await self.claim(store)
+        await store.commit([transitions.failed(again, self.start, Failure("boom"))])
+        assert await store.commit([transitions.deleted(dead)]) == [False]
+        delete = transitions.deleted(await self.one(store))
+        assert await store.commit([delete, delete]) == [True, True]
+        assert await store.commit([delete]) == [True]
+        assert await self.states(store, "run") == [None]
 
     async def test_each_change_of_a_batch_stands_alone(self, store: Store) -> None:
         await store.add(self.runs("a", "b", "c"))

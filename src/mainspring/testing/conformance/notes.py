@@ -142,6 +142,6 @@ class Noting(Suite):
         await put_note(store, Note(kind="key", name="b", value=1, expires_at=self.at(90)))
         await put_note(store, Note(kind="key", name="c", value=1))
         await self.pass_ticks(6)
-        assert await store.prune(self.start, 10) == 0
+        assert await store.maintain(self.start, 10) == 0
         assert await drop_note(store, "key", "a") is False
         assert await self.names(store) == ["b", "c"]

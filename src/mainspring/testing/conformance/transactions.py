@@ -108,7 +108,7 @@ class Transacting(Suite):
             assert await store.commit([back]) == [True]
         if why == "gone":
             await self.pass_ticks(1)
-            assert await store.prune(await store.now(), 10) == 1
+            assert await store.maintain(await store.now(), 10) == 1
         if why == "claimed again":
             assert len(await self.claim(store, worker="w2")) == 1
 

@@ -53,7 +53,7 @@ class Unreadable(Suite):
         page = await store.find(RunQuery(set_aside=True))
         assert [(run.id, bool(run.unreadable)) for run in page.items] == [("bad", True)]
         await repair()
-        await store.find(RunQuery(set_aside=True))
+        await store.maintain(self.start, 100)
         [again] = await self.claim(store)
         whole = self._full("bad")
         assert (again.payload, again.attempts) == (whole.payload, whole.attempts)
@@ -169,7 +169,7 @@ class Unreadable(Suite):
         counts = await store.counts(since=self.start - timedelta(hours=1))
         assert counts.ended == {State.FAILED: 2}
         await self.pass_ticks(60)
-        assert await store.prune(await store.now(), 100) == 2
+        assert await store.maintain(await store.now(), 100) == 2
 
     async def test_what_is_set_aside_is_not_due(self, store: Store) -> None:
         """Else `doctor` would say that no worker takes it."""
@@ -209,6 +209,7 @@ class Unreadable(Suite):
         """A due run that claims passed over for ever, and that looks sound, would be missed by
         nobody."""
         aside = (await store.find(RunQuery(set_aside=True))).items
+        await store.maintain(self.at(-100), 100)
         await self.claim(store)
         bad = await self.one(store, "bad")
         is_told_of = bad.unreadable or any(run.id == "bad" and run.unreadable for run in aside)
