@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine.attempt import Work
+from mainspring.engine.attempt import LocalAttempt
 from mainspring.engine.group_limits import MOST_TURNED_AWAY, GroupLimits
 
 
 class Host:
-    """The group that every work here is of. Time goes on as the test says."""
+    """The group that every attempt here is of. Time goes on as the test says."""
 
     def __init__(self, limit: int) -> None:
         self.now = 100.0
         self.limit = limit
         self.limits = GroupLimits(2 * limit, lambda: self.now)
-        self.running: list[Work] = []
+        self.running: list[LocalAttempt] = []
 
     def group(self, job: Any) -> str:
         return "host"
@@ -31,11 +31,11 @@ class Host:
         run: Any = SimpleNamespace(job_id=job, priority=0)
         handler: Any = self
         nothing: Any = None
-        work = Work(run, nothing, handler, nothing, self.now)
-        if self.limits.start(work):
-            self.running.append(work)
+        attempt = LocalAttempt(run, nothing, handler, nothing, self.now)
+        if self.limits.start(attempt):
+            self.running.append(attempt)
             return True
-        return self.limits.wait(work)
+        return self.limits.wait(attempt)
 
     def end_one(self, seconds: float) -> None:
         if (successor := self.limits.leave(self.running.pop(0), seconds)) is not None:
@@ -61,7 +61,7 @@ def test_a_host_that_goes_on_gets_the_runs_that_it_gave_back() -> None:
     for number in range(30):
         host.claim(f"job{number}")
     host.now += 12
-    given_back = {work.run.job_id for work in host.limits.surplus()}
+    given_back = {attempt.run.job_id for attempt in host.limits.surplus()}
     assert len(given_back) == 20
     assert given_back < host.limits.busy_jobs()
     while not host.limits.wants_more:

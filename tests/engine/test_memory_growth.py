@@ -14,13 +14,22 @@ import pytest
 from mainspring import RunContext, Scheduler
 from mainspring.core.model import Attempt, Run
 from mainspring.core.transitions import Change
-from mainspring.engine.attempt import Problem, Work
-from mainspring.engine.outcome import Verdict
+from mainspring.engine.attempt import AttemptError, LocalAttempt
+from mainspring.engine.outcome import Decision
 from mainspring.stores.memory import MemoryStore
 
 BATCH = 1_000
 ROUNDS = 5
-WATCHED = (Attempt, Change, Problem, Run, RunContext, Verdict, Work, asyncio.TimerHandle)
+WATCHED = (
+    Attempt,
+    Change,
+    AttemptError,
+    Run,
+    RunContext,
+    Decision,
+    LocalAttempt,
+    asyncio.TimerHandle,
+)
 
 
 @pytest.mark.parametrize("kind", ["plain", "timeout", "thread", "failing", "listening"])

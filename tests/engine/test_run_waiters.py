@@ -11,7 +11,7 @@ import pytest
 from mainspring import Run, State
 from mainspring.core import transitions
 from mainspring.core.model import Page
-from mainspring.engine.run_waiters import Awaited
+from mainspring.engine.run_waiters import RunWaiters
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
@@ -54,40 +54,40 @@ async def end_all(store: Counting) -> None:
 
 
 async def test_a_thousand_who_wait_ask_one_question(store: Counting) -> None:
-    awaited = Awaited(store)
-    waiting = [asyncio.create_task(awaited.wait(f"r{n}", LONG)) for n in range(MANY)]
+    waiters = RunWaiters(store)
+    waiting = [asyncio.create_task(waiters.wait(f"r{n}", LONG)) for n in range(MANY)]
     for _ in range(10):  # turns of the loop: until they have their first answer
         await asyncio.sleep(0)
     assert store.asked == [MANY]
     store.asked.clear()
     await end_all(store)
-    awaited.wake()
+    waiters.wake()
     done = await asyncio.gather(*waiting)
     assert {run.state for run in done} == {State.SUCCEEDED}
     assert store.asked == [MANY]
 
 
 async def test_who_is_cancelled_takes_no_answer_from_others(store: Counting) -> None:
-    awaited = Awaited(store)
-    two = [asyncio.create_task(awaited.wait("r1", LONG)) for _ in range(2)]
+    waiters = RunWaiters(store)
+    two = [asyncio.create_task(waiters.wait("r1", LONG)) for _ in range(2)]
     await asyncio.sleep(0)
     two[0].cancel()
     await end_all(store)
-    awaited.finished("r1")
+    waiters.finished("r1")
     assert (await two[1]).finished
     with pytest.raises(asyncio.CancelledError):
         await two[0]
 
 
 async def test_a_store_that_is_away_and_a_run_that_is_not_there(store: Counting) -> None:
-    awaited = Awaited(store)
+    waiters = RunWaiters(store)
     store.away = True
-    waiting = asyncio.create_task(awaited.wait("r1", LONG))
+    waiting = asyncio.create_task(waiters.wait("r1", LONG))
     with pytest.raises(StoreUnavailable):  # a look after the time is up is not tried again
-        await awaited.wait("r2", 0)
+        await waiters.wait("r2", 0)
     store.away = False
     with pytest.raises(RunNotFound):
-        await awaited.wait("nobody", LONG)
+        await waiters.wait("nobody", LONG)
     await end_all(store)
-    awaited.wake()
+    waiters.wake()
     assert (await waiting).finished

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from mainspring import GiveUp, RunContext, Scheduler
-from mainspring.engine.telemetry import Tracing
+from mainspring.engine.telemetry import Telemetry
 from mainspring.errors import Snooze
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
@@ -205,7 +205,7 @@ async def test_a_webhooks_call_lies_inside_its_attempt(ended: Ended) -> None:
 
 
 async def test_without_a_provider_nothing_is_traced() -> None:
-    assert Tracing.found() is None
+    assert Telemetry.found() is None
 
 
 PROGRAM = """

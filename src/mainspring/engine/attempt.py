@@ -1,4 +1,4 @@
-"""A claimed run on its way through this process, and how its attempt may end."""
+"""`LocalAttempt`: one attempt of a claimed run, while it is in this process; and how it may end."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from mainspring.engine.executors.process_pool import RemoteError
 from mainspring.engine.tracebacks import trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
 
-__all__ = ["Problem", "Stop", "Work"]
+__all__ = ["AttemptError", "LocalAttempt", "StopReason"]
 
 LONGEST_ERROR = 8_000
 """Characters of an error that are kept; its traceback keeps more."""
 
 
-class Stop(Enum):
-    """Why a handler was told to stop."""
+class StopReason(Enum):
+    """Why a handler was stopped."""
 
     TIMEOUT = "timeout"
     CANCEL = "cancel"
     LOST = "lost"
     DRAIN = "drain"
     LATE = "late"
-    """Not to begin at all: its lease may have lapsed while it waited its turn."""
+    """It never began: its lease may have lapsed while it waited for capacity."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """An error of a handler, wherever it ran, as the policy and the record need it."""
+class AttemptError:
+    """An error that a handler raised, in this process or another: what the retry policy and the
+    stored attempt need of it."""
 
-    error: str
+    message: str
     names: tuple[str, ...]
     traceback: str | None = None
     retry_after: Any = None
@@ -50,23 +51,24 @@ class Problem:
     exception: BaseException | None = None
 
     @classmethod
-    def of(cls, error: BaseException, *, plain: bool = False) -> Problem:
-        """`plain`: where it is one of ours, its words say all, and no traceback is kept.
+    def of(cls, error: BaseException, *, plain: bool = False) -> AttemptError:
+        """`plain`: an error of Mainspring's own handlers says all in its message, so that no
+        traceback is kept.
 
-        It never raises, whatever the error's own methods do: an attempt that could not be ended
-        would keep its worker from stopping.
+        This never raises, whatever the error's own methods do: an attempt that could not end would
+        keep its worker from stopping.
         """
         try:
             return cls._of(error, plain)
         except BaseException:
-            return cls(error=_in_words(error), names=(type(error).__name__,), exception=error)
+            return cls(message=_in_words(error), names=(type(error).__name__,), exception=error)
 
     @classmethod
-    def _of(cls, error: BaseException, plain: bool) -> Problem:
+    def _of(cls, error: BaseException, plain: bool) -> AttemptError:
         plain = plain and isinstance(error, WebhookFailed | Retry | GiveUp)
         plain = plain or isinstance(error, ArgumentsRefused)  # raised before the handler was called
         return cls(
-            error=_in_words(error),
+            message=_in_words(error),
             names=error_names(error),
             traceback=None if plain else trace_of(error, 16_000),
             retry_after=error.after if isinstance(error, Retry | Snooze) else None,
@@ -77,9 +79,9 @@ class Problem:
         )
 
     @classmethod
-    def remote(cls, error: RemoteError) -> Problem:
+    def remote(cls, error: RemoteError) -> AttemptError:
         return cls(
-            error=error.message,
+            message=error.message,
             names=error.names,
             traceback=error.traceback or None,
             retry_after=error.retry_after,
@@ -90,8 +92,9 @@ class Problem:
         )
 
 
-class Work(Struct, eq=False):
-    """A claimed run on its way through this process. Mutable: it lives for one attempt."""
+class LocalAttempt(Struct, eq=False):
+    """An attempt of a run that this process has claimed, from the claim until its outcome is
+    committed. Mutable. `core.model.Attempt` is the record of it that stays with the run."""
 
     run: Run
     job: Job
@@ -102,22 +105,22 @@ class Work(Struct, eq=False):
     took: float | None = None
     """Seconds on the program's loop."""
     result: Any = None
-    problem: Problem | None = None
-    stop: Stop | None = None
+    error: AttemptError | None = None
+    stop_reason: StopReason | None = None
     ended: bool = False
     lingering: bool = False
     """The attempt is over, but its thread is not."""
-    told_progress: Progress | None = None
+    emitted_progress: Progress | None = None
     completion: Change | None = None
-    """What its transaction commits; None again where that was refused."""
+    """The change that its transaction commits; None again if the store refused it."""
     committed: bool = False
     waited: bool = False
-    """The handler gave way to others on its loop."""
+    """The handler has waited for something, so that others ran on its loop."""
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     """Cancels the task once more."""
     span: Any = None
-    """Of OpenTelemetry, where the program uses it."""
+    """The span of OpenTelemetry, if the program uses it."""
 
     @property
     def isolation(self) -> Isolation:
@@ -127,9 +130,9 @@ class Work(Struct, eq=False):
         return asked
 
     def unless_stopped(self) -> None:
-        """A task that is cancelled before its first step ends without a word, so it is not: it
-        looks itself whether it was stopped by then."""
-        if self.stop is not None:
+        """Raise CancelledError if the attempt was stopped before its handler began. A task that is
+        cancelled before its first step would end without running any of its code."""
+        if self.stop_reason is not None:
             raise asyncio.CancelledError
 
 

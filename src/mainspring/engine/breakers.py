@@ -9,9 +9,9 @@ from typing import Literal
 from mainspring.core.durations import duration
 from mainspring.core.policy import Breaker
 
-__all__ = ["Breakers", "Turn"]
+__all__ = ["BreakerEvent", "Breakers"]
 
-Turn = Literal["opened", "half_open", "closed"]
+BreakerEvent = Literal["opened", "half_open", "closed"]
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Breakers:
 
     def admit(
         self, job_id: str, breaker: Breaker, now: float
-    ) -> tuple[timedelta | None, Turn | None]:
+    ) -> tuple[timedelta | None, BreakerEvent | None]:
         """How long this run has to wait (None: it may start), and what turned."""
         circuit = self._circuits.get(job_id)
         if circuit is None or circuit.opened_at is None:
@@ -43,7 +43,7 @@ class Breakers:
         circuit.probing = True
         return None, "half_open"
 
-    def record(self, job_id: str, breaker: Breaker, now: float, *, ok: bool) -> Turn | None:
+    def record(self, job_id: str, breaker: Breaker, now: float, *, ok: bool) -> BreakerEvent | None:
         """Count how an attempt ended; say what turned."""
         circuit = self._circuits.setdefault(job_id, _Circuit())
         if ok:
@@ -57,7 +57,7 @@ class Breakers:
         return None
 
     def abandon(self, job_id: str) -> None:
-        """A probe ended without a verdict (cancelled, lost): let the next one probe."""
+        """A probe ended without a decision (cancelled, lost): let the next one probe."""
         if job_id in self._circuits:
             self._circuits[job_id].probing = False
 

@@ -14,11 +14,11 @@ from mainspring.core import transitions
 from mainspring.core.model import FINISHED, LIVE, Run, State, replace
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EngineContext
-from mainspring.engine.operations import Control
+from mainspring.engine.operations import Operations
 from mainspring.errors import Conflict, NotFound
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["Bulk", "Matched"]
+__all__ = ["BulkOperations", "Matched"]
 
 PAGE = 500
 _REVIVABLE = frozenset({State.FAILED, State.CANCELLED})
@@ -36,19 +36,19 @@ async def _none(runs: list[Run]) -> set[str]:
     return set()
 
 
-class Bulk:
+class BulkOperations:
     """`query.limit` is how many runs are taken at most; `ids` are runs named one by one."""
 
-    def __init__(self, engine: EngineContext, control: Control) -> None:
+    def __init__(self, engine: EngineContext, operations: Operations) -> None:
         self._engine = engine
-        self._control = control
+        self._operations = operations
 
     async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
         return await self._all(
             _Chosen(query, ids, LIVE),
             change=lambda run, now: transitions.cancelling(run, now, reason),
-            tell=self._control.tell_cancelled,
-            alone=lambda run_id: self._control.cancel(run_id, reason),
+            tell=self._operations.tell_cancelled,
+            alone=lambda run_id: self._operations.cancel(run_id, reason),
         )
 
     async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:
@@ -56,8 +56,8 @@ class Bulk:
             _Chosen(query, ids, _REVIVABLE),
             change=transitions.revived,
             tell=lambda run: self._engine.emit("run.enqueued", run),
-            alone=self._control.retry,
-            left=self._control.not_revivable,
+            alone=self._operations.retry,
+            left=self._operations.not_revivable,
         )
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:

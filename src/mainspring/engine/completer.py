@@ -16,11 +16,11 @@ from typing import Any
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
 from mainspring.core.transitions import Change
-from mainspring.engine.attempt import Stop, Work
-from mainspring.engine.breakers import Breakers, Turn
+from mainspring.engine.attempt import LocalAttempt, StopReason
+from mainspring.engine.breakers import BreakerEvent, Breakers
 from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leases import Leases
-from mainspring.engine.outcome import Verdict
+from mainspring.engine.outcome import Decision
 from mainspring.stores.protocol import RunQuery
 
 __all__ = ["Completer"]
@@ -57,14 +57,14 @@ class Completer:
         self.breakers = Breakers()
         self.call_hook: CallHook
 
-    def complete(self, work: Work, verdict: Verdict) -> None:
+    def complete(self, attempt: LocalAttempt, decision: Decision) -> None:
         """Queue the outcome of an attempt."""
-        work.ended = True
-        if work.committed:
-            _warn_of_dropped_outcome(work)
-            self._completed(work, verdict, True)
+        attempt.ended = True
+        if attempt.committed:
+            _warn_of_dropped_outcome(attempt)
+            self._completed(attempt, decision, True)
             return
-        self._queue(verdict.change, lambda kept: self._completed(work, verdict, kept))
+        self._queue(decision.change, lambda kept: self._completed(attempt, decision, kept))
 
     def complete_unstarted(self, run: Run, change: Change) -> None:
         """Queue a change of a claimed run that has no attempt here."""
@@ -78,18 +78,18 @@ class Completer:
 
         self._queue(change, committed)
 
-    def record_begin(self, work: Work, recorded: OnCommitted) -> None:
+    def record_begin(self, attempt: LocalAttempt, recorded: OnCommitted) -> None:
         """Queue the record that a handler begins. `recorded(False)`: the run is not this worker's
         any more, or somebody cancelled it; the completer ends the attempt."""
 
         def committed(kept: bool) -> None:
             recorded(kept)
             if not kept:
-                self._start(self._end_refused(work))
+                self._start(self._end_refused(attempt))
 
-        self._queue(transitions.beginning(work.run), committed)
+        self._queue(transitions.beginning(attempt.run), committed)
 
-    def emit_breaker(self, run: Run, turn: Turn | None) -> None:
+    def emit_breaker(self, run: Run, turn: BreakerEvent | None) -> None:
         if turn is not None:
             self._engine.emit(f"breaker.{turn}", run)
 
@@ -143,50 +143,50 @@ class Completer:
 
     # After the commit
 
-    def _completed(self, work: Work, verdict: Verdict, kept: bool) -> None:
+    def _completed(self, attempt: LocalAttempt, decision: Decision, kept: bool) -> None:
         if not kept:
-            self._start(self._end_refused(work))
+            self._start(self._end_refused(attempt))
             return
-        self._leases.let_go(work)
-        change, hooks = verdict.change, work.handler.hooks
+        self._leases.let_go(attempt)
+        change, hooks = decision.change, attempt.handler.hooks
         state = change.set["state"]
-        if verdict.problem is not None:
-            work.context.will_retry = verdict.will_retry
-            self.call_hook(hooks.on_error, work.context, verdict.problem.exception)
+        if decision.error is not None:
+            attempt.context.will_retry = decision.will_retry
+            self.call_hook(hooks.on_error, attempt.context, decision.error.exception)
         elif state is State.SUCCEEDED and hooks.on_success is not None:
-            self.call_hook(hooks.on_success, work.context, change.set["result"])
-        judged = verdict.problem is not None or state is State.SUCCEEDED
-        turn = self._count_in_breaker(work, judged=judged, ok=verdict.problem is None)
-        name = "run.retrying" if verdict.will_retry else EVENT_OF.get(state)
+            self.call_hook(hooks.on_success, attempt.context, change.set["result"])
+        judged = decision.error is not None or state is State.SUCCEEDED
+        turn = self._count_in_breaker(attempt, judged=judged, ok=decision.error is None)
+        name = "run.retrying" if decision.will_retry else EVENT_OF.get(state)
         if name is not None:
-            error = verdict.problem.exception if verdict.problem else None
+            error = decision.error.exception if decision.error else None
             if self._engine.events.wanted(name):
-                data = {"breaker": turn} if turn == "opened" and verdict.will_retry else {}
-                self._engine.emit(name, change.after(work.run), error, **data)
-            if not verdict.will_retry:
-                self._finished(work.run.id)
+                data = {"breaker": turn} if turn == "opened" and decision.will_retry else {}
+                self._engine.emit(name, change.after(attempt.run), error, **data)
+            if not decision.will_retry:
+                self._finished(attempt.run.id)
 
-    async def _end_refused(self, work: Work) -> None:
+    async def _end_refused(self, attempt: LocalAttempt) -> None:
         """End an attempt whose change the store refused: somebody cancelled the run first, or
         another worker has it."""
-        query = RunQuery(ids=frozenset({work.run.id}))
+        query = RunQuery(ids=frozenset({attempt.run.id}))
         for run in (await self._engine.retrying_store.find(query)).items:
-            mine = run.token == work.run.token
-            if mine and run.state is State.SUCCEEDED and work.completion is not None:
+            mine = run.token == attempt.run.token
+            if mine and run.state is State.SUCCEEDED and attempt.completion is not None:
                 # The handler's transaction was committed after all; only the answer was lost.
-                self._completed(work, Verdict(work.completion), True)
+                self._completed(attempt, Decision(attempt.completion), True)
                 return
             if mine and run.state is State.RUNNING and run.cancel_requested:
-                now, context = self._engine.time.now(), work.context
+                now, context = self._engine.time.now(), attempt.context
                 change = transitions.cancelled(
-                    work.run, now, run.reason, context.log_lines, context.detail
+                    attempt.run, now, run.reason, context.log_lines, context.detail
                 )
-                self.complete(work, Verdict(change))
+                self.complete(attempt, Decision(change))
                 return
-        self._leases.let_go(work)
-        if work.stop is not Stop.LOST:
-            log.warning("run %s was taken over; its outcome here is dropped", work.run.id)
-            self._engine.emit("ownership.lost", work.run)
+        self._leases.let_go(attempt)
+        if attempt.stop_reason is not StopReason.LOST:
+            log.warning("run %s was taken over; its outcome here is dropped", attempt.run.id)
+            self._engine.emit("ownership.lost", attempt.run)
 
     async def _cancel_unstarted(self, run: Run) -> None:
         """Cancel a run without an attempt here if somebody requested it. Otherwise the run would
@@ -197,17 +197,19 @@ class Completer:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.complete_unstarted(now, change)
 
-    def _count_in_breaker(self, work: Work, *, judged: bool, ok: bool) -> Turn | None:
+    def _count_in_breaker(
+        self, attempt: LocalAttempt, *, judged: bool, ok: bool
+    ) -> BreakerEvent | None:
         """Count the outcome in the job's circuit breaker; return how that changed its state."""
-        breaker = work.job.policy.breaker
+        breaker = attempt.job.policy.breaker
         if breaker is None:
             return None
-        if not judged or work.stop in (Stop.CANCEL, Stop.DRAIN):
-            self.breakers.abandon(work.run.job_id)
+        if not judged or attempt.stop_reason in (StopReason.CANCEL, StopReason.DRAIN):
+            self.breakers.abandon(attempt.run.job_id)
             return None
         now = self._engine.clock.monotonic()
-        turn = self.breakers.record(work.run.job_id, breaker, now, ok=ok)
-        self.emit_breaker(work.run, turn)
+        turn = self.breakers.record(attempt.run.job_id, breaker, now, ok=ok)
+        self.emit_breaker(attempt.run, turn)
         return turn
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -216,18 +218,18 @@ class Completer:
         task.add_done_callback(self._tasks.discard)
 
 
-def _warn_of_dropped_outcome(work: Work) -> None:
+def _warn_of_dropped_outcome(attempt: LocalAttempt) -> None:
     """A transaction has ended the run: what the handler raises or returns after it is dropped."""
-    if work.stop is None and work.problem is not None:
+    if attempt.stop_reason is None and attempt.error is not None:
         log.warning(
             "run %s was completed by its transaction; the error that its handler raised after it is"
             " dropped: %s",
-            work.run.id,
-            work.problem.error,
+            attempt.run.id,
+            attempt.error.message,
         )
-    elif work.result is not None:
+    elif attempt.result is not None:
         log.warning(
             "run %s was completed by its transaction; what its handler returned is dropped: set"
             " ctx.result in the block instead",
-            work.run.id,
+            attempt.run.id,
         )

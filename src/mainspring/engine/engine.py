@@ -14,21 +14,21 @@ from mainspring.core.clock import CarriedClock, Clock
 from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
 from mainspring.core.model import Job
-from mainspring.engine.bulk_operations import Bulk
+from mainspring.engine.bulk_operations import BulkOperations
 from mainspring.engine.context import EngineContext
-from mainspring.engine.executors.dispatcher import Runner
-from mainspring.engine.executors.loop import Home
+from mainspring.engine.executors.dispatcher import Dispatcher
+from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
-from mainspring.engine.operations import Control
-from mainspring.engine.run_waiters import Awaited
+from mainspring.engine.operations import Operations
+from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wait_for_store
 from mainspring.engine.sweeper import Sweeper
-from mainspring.engine.telemetry import Tracing
+from mainspring.engine.telemetry import Telemetry
 from mainspring.engine.worker import Worker
 from mainspring.errors import RecordUnreadable
 from mainspring.stores.protocol import Store
@@ -87,11 +87,11 @@ class Engine:
             finished=self._finished,
             unblock=self.sweeper.run_ended,
         )
-        self.awaited = Awaited(self._context.store)
-        self.control = Control(
-            self._context, self.worker, self.slot_firer, self.sweeper, self.awaited
+        self.run_waiters = RunWaiters(self._context.store)
+        self.operations = Operations(
+            self._context, self.worker, self.slot_firer, self.sweeper, self.run_waiters
         )
-        self.bulk = Bulk(self._context, self.control)
+        self.bulk_operations = BulkOperations(self._context, self.operations)
 
     @property
     def store(self) -> Store:
@@ -103,7 +103,7 @@ class Engine:
         return self._context.time
 
     def can_run(self, job: Job) -> bool:
-        """Whether this process works on runs of the job."""
+        """Whether this process runs attempts of the job."""
         return self._context.settings.workers > 0 and self.live_workers.myself().takes(
             job.handler, job.policy.queue
         )
@@ -129,24 +129,24 @@ class Engine:
         await wait_for_store(
             lambda: self._open(drafts), context.settings.wait_for_store, context.clock
         )
-        tracing = self.worker.tracing = Tracing.found()
-        program = self._home_on(home)
+        telemetry = self.worker.telemetry = Telemetry.found()
+        program = self._loop_executor(home)
         watch = LoopWatch(
             program,
             blocked=lambda: self.worker.loop_blocked(watch.where()),
             freed=self.worker.loop_freed,
         )
-        self.worker.employ(
-            Runner(
+        self.worker.set_dispatcher(
+            Dispatcher(
                 program,
-                self._home_on(asyncio.get_running_loop()),
+                self._loop_executor(asyncio.get_running_loop()),
                 context.clock,
                 context.time,
-                places=context.settings.workers,
+                capacity=context.settings.workers,
                 inline=inline,
-                over=self.worker.over,
-                freed=self.worker.freed,
-                tracing=tracing,
+                ended=self.worker.ended,
+                thread_ended=self.worker.thread_ended,
+                telemetry=telemetry,
             )
         )
         self._go(self._hinting)
@@ -166,23 +166,23 @@ class Engine:
                 self._go(part)
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
-            await self.control.run_on_start([d.id for d in drafts if d.policy.run_on_start])
+            await self.operations.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         context.emit("scheduler.started")
 
-    def _home_on(self, loop: asyncio.AbstractEventLoop) -> Home:
-        return Home(
+    def _loop_executor(self, loop: asyncio.AbstractEventLoop) -> LoopExecutor:
+        return LoopExecutor(
             loop,
             self._context.clock,
             self._context.time,
-            safe=self.worker.leases.safe,
+            can_begin=self.worker.leases.is_safe,
             began=self.worker.began,
-            over=self.worker.over,
+            ended=self.worker.ended,
             ended_late=self.worker.ended_late,
-            tracing=self.worker.tracing,
+            telemetry=self.worker.telemetry,
         )
 
     async def drain(self, *, timeout: float) -> None:
-        """Take no more work and wait for what runs; questions are still answered."""
+        """Claim no more runs, and wait for what runs; questions are still answered."""
         if self._context.settings.workers > 0:
             await self._drained(graceful=True, timeout=timeout)
 
@@ -247,11 +247,11 @@ class Engine:
         await context.store.open()
         try:
             context.time.correct(await context.store.now())
-            await self.control.refuse_disorder(drafts)
+            await self.operations.check_order(drafts)
             for draft in drafts:
                 # The store has logged it, and nothing may overwrite it: the others go on.
                 with contextlib.suppress(RecordUnreadable):
-                    await self.control.define(draft)
+                    await self.operations.define(draft)
         except BaseException:
             await context.store.close()
             raise
@@ -270,10 +270,10 @@ class Engine:
             if await self._context.retrying_store.wait(poll):
                 self.worker.wake()
                 self.slot_firer.wake()
-                self.awaited.wake()
+                self.run_waiters.wake()
 
     def _finished(self, run_id: str) -> None:
-        self.awaited.finished(run_id)
+        self.run_waiters.finished(run_id)
         self.sweeper.run_ended(run_id)
 
     def _go(self, part: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""What a fork leaves behind: a process that looks like ours, without our threads."""
+"""Ends the child of a handler that called `os.fork()`, once it returns from the handler."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import sys
 import traceback
 
-from mainspring.engine.attempt import Problem
+from mainspring.engine.attempt import AttemptError
 
 __all__ = ["end_if_forked"]
 
 
-def end_if_forked(pid: int, problem: Problem | None) -> None:
+def end_if_forked(pid: int, error: AttemptError | None) -> None:
     """End this process if it is a fork that came back from its handler.
 
     A handler called `os.fork()`, and this is the child. Only one process may go on as the worker:
@@ -20,11 +20,11 @@ def end_if_forked(pid: int, problem: Problem | None) -> None:
     if os.getpid() == pid:
         return
     code = 0
-    if problem is not None:
-        error = problem.exception
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-        if error is not None and not isinstance(error, SystemExit):
-            traceback.print_exception(error)
+    if error is not None:
+        raised = error.exception
+        code = raised.code if isinstance(raised, SystemExit) and isinstance(raised.code, int) else 1
+        if raised is not None and not isinstance(raised, SystemExit):
+            traceback.print_exception(raised)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

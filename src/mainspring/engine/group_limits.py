@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mainspring.engine.attempt import Work
+from mainspring.engine.attempt import LocalAttempt
 
 __all__ = ["GroupLimits"]
 
@@ -37,8 +37,8 @@ class _Group:
     limit: int
     last_end: float
     seconds: float = FIRST_GUESS
-    running: set[Work] = field(default_factory=set)
-    waiting: list[Work] = field(default_factory=list)
+    running: set[LocalAttempt] = field(default_factory=set)
+    waiting: list[LocalAttempt] = field(default_factory=list)
     turned_away: set[str] = field(default_factory=set)
     """The jobs of runs that were given back. While the group is full they would only come again."""
 
@@ -53,12 +53,12 @@ class _Group:
 
     @property
     def jobs(self) -> set[str]:
-        return {work.run.job_id for work in (*self.running, *self.waiting)} | self.turned_away
+        return {attempt.run.job_id for attempt in (*self.running, *self.waiting)} | self.turned_away
 
-    def turn_away(self, work: Work) -> None:
+    def turn_away(self, attempt: LocalAttempt) -> None:
         if len(self.turned_away) >= MOST_TURNED_AWAY:
             self.turned_away.clear()
-        self.turned_away.add(work.run.job_id)
+        self.turned_away.add(attempt.run.job_id)
 
 
 class GroupLimits:
@@ -71,8 +71,8 @@ class GroupLimits:
         self.wants_more = False  # a group is not full any more since the last `busy_jobs`
 
     @property
-    def waiting(self) -> list[Work]:
-        return [work for group in self._groups.values() for work in group.waiting]
+    def waiting(self) -> list[LocalAttempt]:
+        return [attempt for group in self._groups.values() for attempt in group.waiting]
 
     def busy_jobs(self) -> frozenset[str]:
         """The jobs of which enough runs wait here."""
@@ -81,40 +81,40 @@ class GroupLimits:
         full = (group.jobs for group in self._groups.values() if group.full(now))
         return frozenset[str]().union(*full)
 
-    def start(self, work: Work) -> bool:
-        """Whether the work may start now; from then on it counts until `leave`."""
-        name = work.handler.group(work.job)
+    def start(self, attempt: LocalAttempt) -> bool:
+        """Whether the attempt may start now; from then on it counts until `leave`."""
+        name = attempt.handler.group(attempt.job)
         if name is None:
             return True
         group = self._groups.get(name)
         if group is None:
-            limit = work.handler.group_limit(self._capacity)
+            limit = attempt.handler.group_limit(self._capacity)
             group = self._groups[name] = _Group(limit, self._monotonic())
-        group.turned_away.discard(work.run.job_id)
+        group.turned_away.discard(attempt.run.job_id)
         if len(group.running) >= group.limit:
             return False
-        group.running.add(work)
+        group.running.add(attempt)
         return True
 
-    def wait(self, work: Work) -> bool:
-        """Have a work wait that may not start; False if too many wait already."""
-        group = self._of(work)
+    def wait(self, attempt: LocalAttempt) -> bool:
+        """Let an attempt wait that may not start; False if too many wait already."""
+        group = self._of(attempt)
         if len(group.waiting) >= MOST_WAITING:
-            group.turn_away(work)
+            group.turn_away(attempt)
             return False
-        bisect.insort(group.waiting, work, key=lambda one: -one.run.priority)
+        bisect.insort(group.waiting, attempt, key=lambda one: -one.run.priority)
         return True
 
-    def leave(self, work: Work, seconds: float | None = None) -> Work | None:
-        """The work has ended (after so many seconds), or will not start. Gives the one that starts
-        in its place."""
-        name = work.handler.group(work.job)
+    def leave(self, attempt: LocalAttempt, seconds: float | None = None) -> LocalAttempt | None:
+        """Count an attempt no more that has ended (after so many seconds), or that will not start.
+        Return the one that starts instead."""
+        name = attempt.handler.group(attempt.job)
         group = self._groups.get(name) if name is not None else None
-        if name is None or group is None or work not in group.running:
+        if name is None or group is None or attempt not in group.running:
             return None
         now = self._monotonic()
         was_full = group.full(now)
-        group.running.remove(work)
+        group.running.remove(attempt)
         group.last_end = now
         if seconds is not None:
             group.seconds += (seconds - group.seconds) * 0.25
@@ -128,29 +128,29 @@ class GroupLimits:
             del self._groups[name]
         return None
 
-    def remove(self, work: Work) -> bool:
-        """Take out a work that waits; False if it does not."""
-        name = work.handler.group(work.job)
+    def remove(self, attempt: LocalAttempt) -> bool:
+        """Take out an attempt that waits; False if it does not."""
+        name = attempt.handler.group(attempt.job)
         group = self._groups.get(name) if name is not None else None
-        if group is None or work not in group.waiting:
+        if group is None or attempt not in group.waiting:
             return False
-        group.waiting.remove(work)
+        group.waiting.remove(attempt)
         return True
 
-    def surplus(self) -> list[Work]:
+    def surplus(self) -> list[LocalAttempt]:
         """Take out what waits in vain: more than enough, in groups that stand still."""
         now = self._monotonic()
-        found: list[Work] = []
+        found: list[LocalAttempt] = []
         for group in self._groups.values():
             if now - group.last_end > STALLED_SECONDS:
                 enough = group.enough(now)
-                for work in group.waiting[enough:]:
-                    group.turn_away(work)
-                    found.append(work)
+                for attempt in group.waiting[enough:]:
+                    group.turn_away(attempt)
+                    found.append(attempt)
                 del group.waiting[enough:]
         return found
 
-    def _of(self, work: Work) -> _Group:
-        name = work.handler.group(work.job)
+    def _of(self, attempt: LocalAttempt) -> _Group:
+        name = attempt.handler.group(attempt.job)
         assert name is not None
         return self._groups[name]

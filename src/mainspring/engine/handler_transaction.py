@@ -1,9 +1,10 @@
 """`ctx.transaction()`: a handler's own writes and its run's completion, committed as one.
 
-The store does the committing; here is decided when it may, and what the handler hears if it may
-not. It happens where the handler runs, beside the engine's loop. The work's `completion` is there
-from the moment the commit is sent; `committed` once it is known to stand. Where the answer is lost,
-the attempt ends as aborted: that change is fenced, so it stands only if the transaction does not.
+The store commits; this module decides when it may, and which error the handler gets if it may not.
+It runs where the handler runs, not on the engine's loop. `completion` of the attempt is set from
+the moment the commit is sent, `committed` once the store has confirmed it. If the answer is lost,
+the attempt ends as aborted: that change is fenced, so the store refuses it if the transaction
+stands.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from mainspring.core.context import TRANSACTING
-from mainspring.engine.attempt import Work
+from mainspring.engine.attempt import LocalAttempt
 from mainspring.engine.context import EngineContext
 from mainspring.engine.outcome import completed
 from mainspring.errors import (
@@ -27,17 +28,17 @@ from mainspring.errors import (
 )
 from mainspring.stores.protocol import Held, Transaction
 
-__all__ = ["Transacting"]
+__all__ = ["RunTransaction"]
 
 T = TypeVar("T")
 
 
-class Transacting:
+class RunTransaction:
     """One use of `ctx.transaction()`. Implements `context.HandlerTransaction`."""
 
-    def __init__(self, engine: EngineContext, work: Work) -> None:
+    def __init__(self, engine: EngineContext, attempt: LocalAttempt) -> None:
         self._engine = engine
-        self._work = work
+        self._attempt = attempt
         self._limit = engine.settings.lease / 3
         self._transaction: Transaction
         self._timer: asyncio.Timeout
@@ -57,7 +58,7 @@ class Transacting:
         await _to_the_end(self._end(error, expired=self._timer.expired()))
 
     def __enter__(self) -> Any:
-        if self._work.handler.is_async:
+        if self._attempt.handler.is_async:
             raise InvalidState("an async handler writes `async with ctx.transaction()`")
         self._make(blocking=True)
         return _driven(self._begun())
@@ -68,10 +69,10 @@ class Transacting:
     # Steps
 
     def _make(self, *, blocking: bool) -> None:
-        run, store = self._work.run, self._engine.store
-        if self._work.committed:
+        run, store = self._attempt.run, self._engine.store
+        if self._attempt.committed:
             raise InvalidState(f"run {run.id} was completed by its transaction: it has had its one")
-        if self._work.context.in_transaction:
+        if self._attempt.context.in_transaction:
             raise InvalidState(f"run {run.id} is in a transaction already: they do not nest")
         if (why := store.info().no_transactions) is not None:
             raise InvalidState(f"there is no transaction here: {why}")
@@ -87,8 +88,8 @@ class Transacting:
             self._tell(error)
             raise
         self._began = self._engine.clock.monotonic()
-        self._work.context.in_transaction = True
-        TRANSACTING.set(self._work.context)
+        self._attempt.context.in_transaction = True
+        TRANSACTING.set(self._attempt.context)
         return session
 
     async def _end(self, error: BaseException | None, *, expired: bool) -> None:
@@ -105,7 +106,7 @@ class Transacting:
             self._tell(reason)
             raise
         finally:
-            self._work.context.in_transaction = False
+            self._attempt.context.in_transaction = False
         if expired:
             raise self._expired() from error
         if error is not None and self._transaction.transient(error):
@@ -113,33 +114,35 @@ class Transacting:
 
     async def _complete(self) -> None:
         self._unless_stopped()
-        work = self._work
-        work.completion = completed(work, self._engine.time.now())
+        attempt = self._attempt
+        attempt.completion = completed(attempt, self._engine.time.now())
         try:
-            kept = await self._transaction.commit(work.completion)
+            kept = await self._transaction.commit(attempt.completion)
         except (InvalidInput, TransactionExpired):
-            work.completion = None
+            attempt.completion = None
             raise
         # After any other error it may stand all the same: whoever settles this attempt will see.
         if not kept:
-            work.completion = None
+            attempt.completion = None
             raise TransactionAborted("a cancel came first, or another worker has it by now")
-        work.committed = True
+        attempt.committed = True
 
     def _unless_stopped(self) -> None:
-        if self._work.stop is not None:
-            raise TransactionAborted(f"its handler was told to stop ({self._work.stop.value})")
+        if self._attempt.stop_reason is not None:
+            raise TransactionAborted(
+                f"its handler was told to stop ({self._attempt.stop_reason.value})"
+            )
 
     def _expired(self) -> TransactionExpired:
         seconds = self._limit.total_seconds()
         return TransactionExpired(
-            f"the transaction of run {self._work.run.id} lasted longer than {seconds:g} s, a third"
-            " of the lease, and was rolled back: do what is slow before the block"
+            f"the transaction of run {self._attempt.run.id} lasted longer than {seconds:g} s, a"
+            " third of the lease, and was rolled back: do what is slow before the block"
         )
 
     def _tell(self, error: BaseException) -> None:
         """What the store says, as the handler is to hear it."""
-        what = f"the transaction of run {self._work.run.id}"
+        what = f"the transaction of run {self._attempt.run.id}"
         if isinstance(error, TransactionAborted):
             raise TransactionAborted(f"{what} was rolled back: {error}") from error
         if isinstance(error, StoreUnavailable):
@@ -148,10 +151,10 @@ class Transacting:
             raise self._expired() from error
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def _to_the_end(attempt: Coroutine[Any, Any, None]) -> None:
     """Its outcome must be known, so it is awaited whatever is cancelled meanwhile; that is
     heeded afterwards."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(attempt)
     cancelled = None
     while not task.done():
         try:
@@ -163,12 +166,12 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
-def _driven(work: Coroutine[Any, Any, T]) -> T:
+def _driven(attempt: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that does not suspend, in plain code."""
     try:
-        work.send(None)
+        attempt.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
-    work.close()
+    attempt.close()
     raise MainspringError("a blocking transaction of this store waits for an event loop")

@@ -1,7 +1,7 @@
 """Elects the leader: the node that fires slots first, and that prunes.
 
 Correctness never depends on the leader. Every write is conditional, so two nodes that both believe
-to lead only do some work twice.
+to lead only do some attempt twice.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run, State, replace
-from mainspring.engine.attempt import Stop, Work
+from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreUnavailable, TransactionAborted
 from mainspring.stores.protocol import Held, Renewed, RunQuery
@@ -35,49 +35,53 @@ LOOK_AGAIN = 0.25
 
 class Leases:
     def __init__(
-        self, engine: EngineContext, *, lose: Callable[[Work], None], cancel: Callable[[Work], None]
+        self,
+        engine: EngineContext,
+        *,
+        lose: Callable[[LocalAttempt], None],
+        cancel: Callable[[LocalAttempt], None],
     ) -> None:
         self._engine = engine
         self._lose = lose
         self._cancel = cancel
-        self._held: dict[str, Work] = {}
+        self._held: dict[str, LocalAttempt] = {}
         self._changed = asyncio.Event()
 
-    def hold(self, work: Work) -> None:
-        self._held[work.run.id] = work
+    def hold(self, attempt: LocalAttempt) -> None:
+        self._held[attempt.run.id] = attempt
 
-    def let_go(self, work: Work) -> None:
-        """Renew it no more. The same run, claimed again meanwhile, is another work."""
-        if self._held.get(work.run.id) is work:
-            del self._held[work.run.id]
+    def let_go(self, attempt: LocalAttempt) -> None:
+        """Renew it no more. The same run, claimed again meanwhile, is another attempt."""
+        if self._held.get(attempt.run.id) is attempt:
+            del self._held[attempt.run.id]
 
-    def of(self, context: RunContext) -> Work:
-        """The work that this context belongs to. From any thread."""
-        work = self._held.get(context.run_id)
-        if work is None or work.context is not context:
+    def of(self, context: RunContext) -> LocalAttempt:
+        """The attempt that this context belongs to. From any thread."""
+        attempt = self._held.get(context.run_id)
+        if attempt is None or attempt.context is not context:
             raise TransactionAborted(f"run {context.run_id} is no longer this worker's")
-        return work
+        return attempt
 
     def look(self) -> None:
         """Something has changed in the store, perhaps by another process."""
         self._changed.set()
 
-    def safe(self, work: Work) -> bool:
+    def is_safe(self, attempt: LocalAttempt) -> bool:
         """Whether its lease was confirmed so lately that it cannot have lapsed on the way."""
         lease = self._engine.settings.lease.total_seconds()
-        return work.held_since >= self._engine.clock.monotonic() - lease * SELF_CANCEL
+        return attempt.held_since >= self._engine.clock.monotonic() - lease * SELF_CANCEL
 
-    def heed(self, runs: Iterable[Run]) -> None:
+    def apply_remote_changes(self, runs: Iterable[Run]) -> None:
         """Stop what somebody asked to cancel, and what is no longer ours."""
         for run in runs:
-            work = self._held.get(run.id)
-            if work is None or _over(work) or run.token < work.run.token:
+            attempt = self._held.get(run.id)
+            if attempt is None or _over(attempt) or run.token < attempt.run.token:
                 continue
-            if run.token != work.run.token or run.state is not State.RUNNING:
-                self._lost(work)
+            if run.token != attempt.run.token or run.state is not State.RUNNING:
+                self._lost(attempt)
             elif run.cancel_requested:
-                work.run = replace(work.run, reason=run.reason)
-                self._cancel(work)
+                attempt.run = replace(attempt.run, reason=run.reason)
+                self._cancel(attempt)
 
     async def renewing(self) -> None:
         """Renew each lease when about a sixth of it is gone; no handler can block the engine's
@@ -93,9 +97,9 @@ class Leases:
         """Stop handlers before their lease lapses, also while a renewal hangs."""
         while True:
             await asyncio.sleep(self._engine.settings.lease.total_seconds() / 12)
-            for work in list(self._held.values()):
-                if not _over(work) and not self.safe(work):
-                    self._lost(work)
+            for attempt in list(self._held.values()):
+                if not _over(attempt) and not self.is_safe(attempt):
+                    self._lost(attempt)
 
     async def watching(self) -> None:
         """After a hint, look for cancel requests of other processes. It only reads: a write
@@ -105,11 +109,11 @@ class Leases:
             self._changed.clear()
             # What was claimed a moment ago may be over a moment later: it is looked at then.
             before = self._engine.clock.monotonic() - LOOK_AGAIN
-            held = [work for work in self._held.values() if not work.ended]
-            old = [work.run.id for work in held if work.held_since < before]
+            held = [attempt for attempt in self._held.values() if not attempt.ended]
+            old = [attempt.run.id for attempt in held if attempt.held_since < before]
             if old:
                 query = RunQuery(ids=frozenset(old), brief=True)
-                self.heed((await self._engine.retrying_store.find(query)).items)
+                self.apply_remote_changes((await self._engine.retrying_store.find(query)).items)
             if len(old) < len(held):
                 self._changed.set()
             await asyncio.sleep(LOOK_AGAIN)
@@ -119,11 +123,11 @@ class Leases:
         lease = self._engine.settings.lease
         sent = self._engine.clock.monotonic()
         young = sent - lease.total_seconds() * YOUNG
-        works = [work for work in self._held.values() if _wants_renewal(work, young)]
-        if not works:  # what could not be renewed is over: that fails no more
+        attempts = [attempt for attempt in self._held.values() if _wants_renewal(attempt, young)]
+        if not attempts:  # what could not be renewed is over: that fails no more
             self._engine.outages.succeeded("renew")
             return True
-        held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in works]
+        held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in attempts]
         try:
             async with asyncio.timeout(lease.total_seconds() / 3):
                 mine, refused = await self._renew_apart(held)
@@ -137,20 +141,20 @@ class Leases:
             log.error("the lease of run %s cannot be renewed: %s", run_id, refusal)
         self._engine.outages.succeeded("renew")
         still = {run.id for run in mine}
-        for work in works:
-            if work.run.id in refused:
+        for attempt in attempts:
+            if attempt.run.id in refused:
                 continue
-            if work.run.id in still:
-                work.held_since = sent
-                self._tell_progress(work)
-            elif self._held.get(work.run.id) is work and not _over(work):
-                self._lost(work)
-        asked = {work.run.id: work for work in works}
+            if attempt.run.id in still:
+                attempt.held_since = sent
+                self._emit_progress(attempt)
+            elif self._held.get(attempt.run.id) is attempt and not _over(attempt):
+                self._lost(attempt)
+        asked = {attempt.run.id: attempt for attempt in attempts}
         for one in mine:
-            work = asked[one.id]
-            if one.cancel_requested and self._held.get(one.id) is work and not _over(work):
-                work.run = replace(work.run, reason=one.reason)
-                self._cancel(work)
+            attempt = asked[one.id]
+            if one.cancel_requested and self._held.get(one.id) is attempt and not _over(attempt):
+                attempt.run = replace(attempt.run, reason=one.reason)
+                self._cancel(attempt)
         return True
 
     async def _renew_apart(self, held: list[Held]) -> tuple[list[Renewed], dict[str, Exception]]:
@@ -171,35 +175,35 @@ class Leases:
             if one.progress is None:
                 return [], {one.id: error}
             log.warning("the progress of run %s cannot be kept: %s", one.id, error)
-            if (work := self._held.get(one.id)) is not None:
-                work.context.latest_progress = None
+            if (attempt := self._held.get(one.id)) is not None:
+                attempt.context.latest_progress = None
             return await self._renew_apart([Held(one.id, one.token)])
 
-    def _lost(self, work: Work) -> None:
-        if work.stop is not Stop.LOST:
-            self._lose(work)
+    def _lost(self, attempt: LocalAttempt) -> None:
+        if attempt.stop_reason is not StopReason.LOST:
+            self._lose(attempt)
 
-    def _tell_progress(self, work: Work) -> None:
-        progress = work.context.latest_progress
-        if _has_news(work):
-            work.told_progress = progress
-            self._engine.emit("run.progress", replace(work.run, progress=progress))
-
-
-def _has_news(work: Work) -> bool:
-    progress = work.context.latest_progress
-    return progress is not None and progress is not work.told_progress
+    def _emit_progress(self, attempt: LocalAttempt) -> None:
+        progress = attempt.context.latest_progress
+        if _has_news(attempt):
+            attempt.emitted_progress = progress
+            self._engine.emit("run.progress", replace(attempt.run, progress=progress))
 
 
-def _wants_renewal(work: Work, young: float) -> bool:
+def _has_news(attempt: LocalAttempt) -> bool:
+    progress = attempt.context.latest_progress
+    return progress is not None and progress is not attempt.emitted_progress
+
+
+def _wants_renewal(attempt: LocalAttempt, young: float) -> bool:
     """A run in its transaction is left alone: the two writes would come into conflict, and the
     transaction is over long before the lease is."""
-    if work.context.in_transaction:
+    if attempt.context.in_transaction:
         return False
-    return work.held_since <= young or _has_news(work)
+    return attempt.held_since <= young or _has_news(attempt)
 
 
-def _over(work: Work) -> bool:
-    """Whether nothing about the work can be lost or cancelled any more: it has ended, or it is
+def _over(attempt: LocalAttempt) -> bool:
+    """Whether nothing about the attempt can be lost or cancelled any more: it has ended, or it is
     being completed by its transaction, whose own fence decides."""
-    return work.ended or work.completion is not None
+    return attempt.ended or attempt.completion is not None

@@ -31,12 +31,12 @@ from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EngineContext
-from mainspring.engine.run_waiters import Awaited
+from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import refuse_disorder, upstream_of
+from mainspring.engine.workflow import check_order, upstream_of
 from mainspring.errors import (
     Conflict,
     InvalidInput,
@@ -52,7 +52,7 @@ from mainspring.errors import (
 )
 from mainspring.stores.protocol import Counts, JobQuery, JobWrite, RunQuery
 
-__all__ = ["Control"]
+__all__ = ["Operations"]
 
 log = logging.getLogger("mainspring")
 
@@ -68,20 +68,20 @@ Edit = Callable[[Job, datetime], Job]
 Adapt = Callable[[Job, Job], Job]
 
 
-class Control:
+class Operations:
     def __init__(
         self,
         engine: EngineContext,
         worker: Worker,
         slot_firer: SlotFirer,
         sweeper: Sweeper,
-        awaited: Awaited,
+        run_waiters: RunWaiters,
     ) -> None:
         self._engine = engine
         self._worker = worker
         self._slot_firer = slot_firer
         self._sweeper = sweeper
-        self._awaited = awaited
+        self.run_waiters = run_waiters
 
     # Runs
 
@@ -141,11 +141,11 @@ class Control:
     def tell_cancelled(self, after: Run) -> None:
         """A cancel was committed: the run has ended, or is to be told to."""
         if after.finished:
-            self._awaited.finished(after.id)
+            self.run_waiters.finished(after.id)
             self._sweeper.run_ended(after.id)
             self._engine.emit("run.cancelled", after)
         else:
-            self._worker.leases.heed([after])
+            self._worker.leases.apply_remote_changes([after])
 
     async def retry(self, run_id: str) -> Run:
         """Bring a failed or cancelled run back: the same run, pending again."""
@@ -184,7 +184,7 @@ class Control:
         return unreadable | await self.orphans(runs)
 
     async def run(self, run_id: str) -> Run:
-        return await self._awaited.look(run_id)
+        return await self.run_waiters.look(run_id)
 
     async def runs(self, query: RunQuery) -> Page[Run]:
         return await self._engine.store.find(query)
@@ -233,7 +233,7 @@ class Control:
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._engine.store.jobs(query)
 
-    async def refuse_disorder(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
+    async def check_order(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
         """Refuse jobs that could never run for what they come after. `all_known`: what they
         name must be there, or among them."""
         if not any(job.policy.after for job in jobs):
@@ -243,12 +243,12 @@ class Control:
         names = frozenset(name for after in order.values() for name in after)
         page = await self._engine.store.jobs(JobQuery(ids=names, limit=len(names)))
         known = {job.id for job in page.items} | order.keys()
-        refuse_disorder(order, [job.id for job in jobs], known, all_known=all_known)
+        check_order(order, [job.id for job in jobs], known, all_known=all_known)
 
     async def create(self, draft: Job, *, dry_run: bool = False) -> Job:
         """Store a new job. Raises if a job of that id exists, or if the schedule has no more slots.
         A `dry_run` makes the same checks and stores nothing."""
-        await self.refuse_disorder([draft])
+        await self.check_order([draft])
         self._refuse_effect_once(draft)
         now = await self._engine.store.now()
         job = _fresh(draft, now)
@@ -269,7 +269,7 @@ class Control:
         nothing."""
         stored = await self._stored(draft.id)
         if stored is None or stored.policy.after != draft.policy.after:
-            await self._refuse_reorder(draft)
+            await self._check_reorder(draft)
         now = await self._engine.store.now()
         job = _fresh(draft, now)
         if stored is not None:
@@ -287,7 +287,7 @@ class Control:
 
     async def define_late(self, draft: Job) -> Job:
         """Store a job that was decorated after the start: others may be on their way."""
-        await self.refuse_disorder([draft], all_known=False)
+        await self.check_order([draft], all_known=False)
         return await self.define(draft)
 
     async def define(self, draft: Job, adapt: Adapt | None = None) -> Job:
@@ -350,7 +350,7 @@ class Control:
             if job.owner is Owner.CODE and not operator and not _switched(job, edited):
                 raise JobOwnedByCode(job_id)
             if edited.policy.after != job.policy.after:
-                await self._refuse_reorder(edited)
+                await self._check_reorder(edited)
             if edited.policy != job.policy:
                 self._refuse_effect_once(edited)
             if await self._put(edited):
@@ -415,7 +415,7 @@ class Control:
     async def _write_many(
         self, job_ids: Iterable[str], written: Callable[[Job, datetime], JobWrite | None]
     ) -> dict[str, MainspringError | None]:
-        """Read jobs, work out what to write of each, and write; again for those that somebody
+        """Read jobs, decide what to write of each, and write; again for those that somebody
         else changed meanwhile. `written` gives None where there is nothing to do."""
         outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
         ids = list(outcome)
@@ -505,17 +505,17 @@ class Control:
             done = await self._engine.store.commit(changes)
             for run, change, kept in zip(left, changes, done, strict=True):
                 if kept:
-                    self._awaited.finished(run.id)
+                    self.run_waiters.finished(run.id)
                     self._sweeper.run_ended(run.id)
                     self._engine.emit("run.cancelled", change.after(run))
 
-    async def _refuse_reorder(self, job: Job) -> None:
+    async def _check_reorder(self, job: Job) -> None:
         """What a job comes after also matters to those that come after it."""
         followers = await self._engine.jobs.followers()
         order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
         behind = [one for one in followers if job.id in upstream_of(one.id, order)]
-        await self.refuse_disorder([job])
-        await self.refuse_disorder([job, *behind], all_known=False)
+        await self.check_order([job])
+        await self.check_order([job, *behind], all_known=False)
 
     def _made_runs(
         self,

@@ -1,7 +1,7 @@
-"""What a handler returned, as it can be kept with its run.
+"""Makes the result of a handler storable.
 
-A handler that returns has done its work. A result that is not JSON, or too large, must not fail
-the run: it would be retried, and the work done again. Such a result is kept as text, marked so.
+A handler that returns has done its part. A result that is not JSON, or too large, must not fail the
+run: the run would be retried, and the handler called again. Such a result is kept as marked text.
 """
 
 from __future__ import annotations

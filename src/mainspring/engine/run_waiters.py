@@ -14,13 +14,13 @@ from mainspring.engine.loop_thread import wait_for_event
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.protocol import RunQuery, Store
 
-__all__ = ["Awaited"]
+__all__ = ["RunWaiters"]
 
 POLL = 1.0
 """Seconds after which who waits looks without a hint."""
 
 
-class Awaited:
+class RunWaiters:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: dict[str, set[asyncio.Event]] = {}

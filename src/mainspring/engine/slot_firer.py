@@ -1,7 +1,7 @@
-"""Fires the slots that are due: reads jobs, plans them, and has the store fire them.
+"""Fires the slots that are due: reads jobs, plans their slots, and calls the store's `fire`.
 
-Work comes in small chunks, each planned for the moment at which it is fired. After an outage
-every job is due at once; a chunk that took long to plan would be refused as outdated, and the
+It works in small chunks, each planned for the moment at which it is fired. After an outage every
+job is due at once. The store would refuse a chunk that took long to plan as outdated, and the
 process could not renew its leases meanwhile.
 """
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from mainspring.core.clock import CarriedClock
-from mainspring.engine.attempt import Work
+from mainspring.engine.attempt import LocalAttempt
 
 __all__ = ["Suspects"]
 
@@ -30,7 +30,7 @@ a handler of an hour must not stop everything else for an hour."""
 
 LEAST_WAIT, LONGEST_WAIT = 1.0, 300.0
 WAITS_OF_ITS_AGE = 0.1
-"""A suspect that finds others at work holds back what has not begun, for a tenth of the time that
+"""A suspect that finds other attempts holds back what has not begun, for a tenth of the time that
 it has been due, between `LEAST_WAIT` and `LONGEST_WAIT` seconds. It runs once the worker finds
 itself idle within such a wait."""
 
@@ -47,27 +47,27 @@ LEAST_AWAY = 0.1
 
 class Suspects:
     """Used on the engine's loop. `go_on()` is called when others may begin again, and
-    `give_back(work, until)` for a suspect that is to come again in a later turn."""
+    `give_back(attempt, until)` for a suspect that is to come again in a later turn."""
 
     def __init__(
         self,
         time: CarriedClock,
         *,
         go_on: Callable[[], None],
-        give_back: Callable[[Work, datetime], None],
+        give_back: Callable[[LocalAttempt, datetime], None],
     ) -> None:
         self._time = time
         self._go_on = go_on
         self._give_back = give_back
-        self._waiting: deque[Work] = deque()
-        self._begun: Work | None = None
+        self._waiting: deque[LocalAttempt] = deque()
+        self._begun: LocalAttempt | None = None
         self._alone = False
         self._timer: asyncio.TimerHandle | None = None
         self._turn_began = 0.0
         self._next_turn = 0.0  # not before this time of the loop's clock
 
     @property
-    def waiting(self) -> list[Work]:
+    def waiting(self) -> list[LocalAttempt]:
         return list(self._waiting)
 
     @property
@@ -75,49 +75,49 @@ class Suspects:
         """Whether nothing else may begin: a suspect runs alone, or waits until it can."""
         return self._alone or bool(self._waiting)
 
-    def add(self, work: Work) -> None:
+    def add(self, attempt: LocalAttempt) -> None:
         begins_turn = not self.hold_back
         if begins_turn and (left := self._next_turn - _loop_time()) > 0:
-            self._put_off(work, left)
+            self._put_off(attempt, left)
             return
-        self._waiting.append(work)
+        self._waiting.append(attempt)
         if begins_turn:
             # Also beside a suspect that has outlived its time alone: it may run for hours.
             self._turn_began = _loop_time()
             self._set_timer(self._patience())
 
-    def next(self, *, idle: bool) -> Work | None:
+    def next(self, *, idle: bool) -> LocalAttempt | None:
         """The suspect that is to begin now, if nothing else runs."""
         if not idle or self._begun is not None or not self._waiting:
             return None
-        work = self._begun = self._waiting.popleft()
+        attempt = self._begun = self._waiting.popleft()
         self._alone = True
         self._set_timer(ALONE_AT_MOST)
         log.warning(
             "run %s of job %s was held by %d workers that died; it runs alone now, so that it can"
             " be seen whether it is to blame",
-            work.run.id,
-            work.run.job_id,
-            work.run.lapses,
+            attempt.run.id,
+            attempt.run.job_id,
+            attempt.run.lapses,
         )
-        return work
+        return attempt
 
-    def over(self, work: Work) -> None:
-        """A work has ended, or was taken back before it began."""
-        if work is self._begun:
+    def over(self, attempt: LocalAttempt) -> None:
+        """An attempt has ended, or was taken back before it began."""
+        if attempt is self._begun:
             ran_alone, self._begun, self._alone = self._alone, None, False
             if ran_alone and (self._turn_took() >= LEAST_TURN or not self._waiting):
                 self._end_turn(others_have=self._turn_took())
             elif self._waiting:
                 self._set_timer(self._patience())
-        elif work in self._waiting:
-            self._waiting.remove(work)
+        elif attempt in self._waiting:
+            self._waiting.remove(attempt)
             if not self.hold_back:
                 self._set_timer(None)
 
     def _patience(self) -> float:
         now = self._time.now()
-        oldest = max((now - work.run.scheduled_at).total_seconds() for work in self._waiting)
+        oldest = max((now - attempt.run.scheduled_at).total_seconds() for attempt in self._waiting)
         return min(max(oldest * WAITS_OF_ITS_AGE, LEAST_WAIT), LONGEST_WAIT)
 
     def _set_timer(self, seconds: float | None) -> None:
@@ -142,10 +142,10 @@ class Suspects:
         while self._waiting:
             self._put_off(self._waiting.popleft(), others_have)
 
-    def _put_off(self, work: Work, seconds: float) -> None:
-        log.info("run %s cannot run alone now; it is tried again later", work.run.id)
+    def _put_off(self, attempt: LocalAttempt, seconds: float) -> None:
+        log.info("run %s cannot run alone now; it is tried again later", attempt.run.id)
         until = self._time.now() + timedelta(seconds=max(seconds, LEAST_AWAY))
-        self._give_back(work, until)
+        self._give_back(attempt, until)
 
 
 def _loop_time() -> float:

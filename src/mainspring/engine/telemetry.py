@@ -1,4 +1,4 @@
-"""A span for each attempt, where the program has set up OpenTelemetry (extra `otel`).
+"""Makes a span for each attempt, if the program has set up OpenTelemetry (extra `otel`).
 
 Nothing is loaded or done unless there is a tracer provider when the scheduler starts. An attempt
 begins a trace of its own: what was current when the scheduler was started has nothing to do with
@@ -12,19 +12,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mainspring.core.model import Outcome
-from mainspring.engine.attempt import Work
+from mainspring.engine.attempt import LocalAttempt
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from mainspring.engine.outcome import Verdict
+    from mainspring.engine.outcome import Decision
 
-__all__ = ["Tracing", "traced"]
+__all__ = ["Telemetry", "traced"]
 
 NAME = "mainspring"
 
 
-class Tracing:
+class Telemetry:
     """Begins spans where handlers run, and ends them on the engine's loop: the outcome of an
     attempt is decided there."""
 
@@ -37,7 +37,7 @@ class Tracing:
         self._nothing = Context()
 
     @classmethod
-    def found(cls) -> Tracing | None:
+    def found(cls) -> Telemetry | None:
         """None where the program has not set OpenTelemetry up; it is not imported for that."""
         trace: Any = sys.modules.get("opentelemetry.trace")
         if trace is None:
@@ -47,9 +47,9 @@ class Tracing:
             return None
         return cls(provider.get_tracer(NAME))
 
-    def begin(self, work: Work) -> AbstractContextManager[Any]:
+    def begin(self, attempt: LocalAttempt) -> AbstractContextManager[Any]:
         """The span of an attempt that is about to begin; current inside of what is given."""
-        run = work.run
+        run = attempt.run
         span = self._tracer.start_span(
             f"run {run.job_id}",
             context=self._nothing,
@@ -63,39 +63,39 @@ class Tracing:
                 "mainspring.queue": run.queue,
             },
         )
-        work.span = span
+        attempt.span = span
         return self._trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
-    def end(self, work: Work, verdict: Verdict | None) -> None:
-        """Without a verdict the run is somebody else's by now."""
-        span: Span | None = work.span
+    def end(self, attempt: LocalAttempt, decision: Decision | None) -> None:
+        """Without a decision another worker has the run."""
+        span: Span | None = attempt.span
         if span is None:
             return
-        work.span = None
-        outcome, problem = Outcome.LOST.value, work.problem
-        if verdict is not None:
-            outcome, problem = _outcome(work, verdict), verdict.problem
-            span.set_attribute("mainspring.run.state", str(verdict.change.set["state"]))
+        attempt.span = None
+        outcome, error = Outcome.LOST.value, attempt.error
+        if decision is not None:
+            outcome, error = _outcome(attempt, decision), decision.error
+            span.set_attribute("mainspring.run.state", str(decision.change.set["state"]))
         span.set_attribute("mainspring.outcome", outcome)
-        if problem is not None:
-            if isinstance(problem.exception, Exception):
-                span.record_exception(problem.exception)
-            span.set_status(self._trace.StatusCode.ERROR, problem.error)
+        if error is not None:
+            if isinstance(error.exception, Exception):
+                span.record_exception(error.exception)
+            span.set_status(self._trace.StatusCode.ERROR, error.message)
         elif outcome == Outcome.LOST:
             span.set_status(self._trace.StatusCode.ERROR, "the lease was lost")
         span.end()
 
 
-def traced(tracing: Tracing | None, work: Work) -> AbstractContextManager[Any]:
-    return _UNTRACED if tracing is None else tracing.begin(work)
+def traced(telemetry: Telemetry | None, attempt: LocalAttempt) -> AbstractContextManager[Any]:
+    return _UNTRACED if telemetry is None else telemetry.begin(attempt)
 
 
 _UNTRACED: AbstractContextManager[Any] = nullcontext()
 
 
-def _outcome(work: Work, verdict: Verdict) -> str:
-    """As it is recorded with the attempt; a run that was put off has no such record."""
-    attempts = verdict.change.set.get("attempts", ())
-    if attempts and attempts[-1].number == work.run.attempt:
+def _outcome(attempt: LocalAttempt, decision: Decision) -> str:
+    """The outcome as the attempt's record has it; a snoozed run has no record of the attempt."""
+    attempts = decision.change.set.get("attempts", ())
+    if attempts and attempts[-1].number == attempt.run.attempt:
         return str(attempts[-1].outcome)
     return "snoozed"

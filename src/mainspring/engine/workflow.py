@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["refuse_disorder", "upstream_of"]
+__all__ = ["check_order", "upstream_of"]
 
 Order = Mapping[str, Collection[str]]
 """For each job that follows others: which."""
 
 
-def refuse_disorder(
+def check_order(
     order: Order, checked: Iterable[str], known: Collection[str], *, all_known: bool = True
 ) -> None:
     """Look at the jobs in `checked`. `known` are the ids of those there are; where more may

@@ -197,15 +197,15 @@ class Client:
         name one that another process has. A `dry_run` makes the same checks and stores nothing.
         """
         draft = self.draft(id, handler=handler, webhook=webhook, schedule=schedule, **options)
-        control = self._running().control
+        operations = self._running().operations
         if not replace:
-            return await self._call(control.create(draft, dry_run=dry_run))
+            return await self._call(operations.create(draft, dry_run=dry_run))
         own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
         def adapt(draft: Job, stored: Job) -> Job:
             return replaced(draft, stored, self.webhooks, own_secret=own_secret)
 
-        return await self._call(control.put(draft, adapt, dry_run=dry_run))
+        return await self._call(operations.put(draft, adapt, dry_run=dry_run))
 
     def draft(self, id: str, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
@@ -237,7 +237,7 @@ class Client:
             )
 
         return await self._call(
-            self._running().control.edit(job_id_of(id), edit, expected_version=expected_version)
+            self._running().operations.edit(job_id_of(id), edit, expected_version=expected_version)
         )
 
     async def rotate_secret(
@@ -255,14 +255,14 @@ class Client:
             shown[:] = [made]
             return replace(job, webhook=webhook)
 
-        await self._call(self._running().control.edit(id, rotate))
+        await self._call(self._running().operations.edit(id, rotate))
         return shown[0]
 
     async def reseal_secrets(self) -> int:
         """Encrypt again, with the newest key, every secret that an older key encrypted. Returns
         the number of jobs changed."""
-        control, webhooks = self._running().control, self.webhooks
-        return await self._call(control.edit_all(webhooks.stale, webhooks.resealed))
+        operations, webhooks = self._running().operations, self.webhooks
+        return await self._call(operations.edit_all(webhooks.stale, webhooks.resealed))
 
     async def remove_job(
         self, id: JobRef, *, force: bool = False, expected_version: Job | None = None
@@ -271,7 +271,7 @@ class Client:
         `force` also removes a job that code owns, for when that code is gone. `expected_version`:
         see `update_job`."""
         await self._call(
-            self._running().control.remove(
+            self._running().operations.remove(
                 job_id_of(id), force=force, expected_version=expected_version
             )
         )
@@ -280,29 +280,33 @@ class Client:
         """Fire no slots of the job until it is resumed. It can still be triggered.
         `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().control.switch(job_id_of(id), False, expected_version=expected_version)
+            self._running().operations.switch(
+                job_id_of(id), False, expected_version=expected_version
+            )
         )
 
     async def resume_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
         """Fire slots of a paused job again, from now on. `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().control.switch(job_id_of(id), True, expected_version=expected_version)
+            self._running().operations.switch(
+                job_id_of(id), True, expected_version=expected_version
+            )
         )
 
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
         `pause_job` would raise; an error of one job does not stop the others."""
-        return await self._call(self._running().control.switch_many(ids, False))
+        return await self._call(self._running().operations.switch_many(ids, False))
 
     async def resume_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Resume many jobs. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().control.switch_many(ids, True))
+        return await self._call(self._running().operations.switch_many(ids, True))
 
     async def remove_jobs(
         self, ids: Iterable[str], *, force: bool = False
     ) -> dict[str, MainspringError | None]:
         """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().control.remove_many(ids, force=force))
+        return await self._call(self._running().operations.remove_many(ids, force=force))
 
     async def get_job(self, id: JobRef) -> Job:
         return await self._call(statistics.get_job(self._running(), job_id_of(id)))
@@ -359,7 +363,7 @@ class Client:
         return run
 
     async def get_run(self, run_id: str) -> Run:
-        return await self._call(self._running().control.run(run_id))
+        return await self._call(self._running().operations.run(run_id))
 
     async def list_runs(
         self,
@@ -394,16 +398,16 @@ class Client:
     async def wait(self, run_id: str, timeout: Span | None = None) -> Run:
         """Wait until the run has ended, and return it. Raises TimeoutError after `timeout`."""
         seconds = None if timeout is None else duration(timeout, what="timeout").total_seconds()
-        return await self._call(self._running().awaited.wait(run_id, seconds))
+        return await self._call(self._running().run_waiters.wait(run_id, seconds))
 
     async def cancel(self, run_id: str, *, reason: str = "cancelled by request") -> bool:
         """Cancel a run; it stays cancelled. False if it had ended already."""
-        return await self._call(self._running().control.cancel(run_id, reason))
+        return await self._call(self._running().operations.cancel(run_id, reason))
 
     async def retry(self, run_id: str) -> Run:
         """Make a failed or cancelled run pending again. It is the same run, and its failures no
         longer count."""
-        return await self._call(self._running().control.retry(run_id))
+        return await self._call(self._running().operations.retry(run_id))
 
     # Many runs: those named, or all that match (at most 10,000 in a call)
 
@@ -416,20 +420,24 @@ class Client:
     ) -> Matched:
         """Cancel runs by id, or all that match `job`, `state`, `since`, `until`."""
         query, named = matching_runs(ids, matching)
-        return await self._call(self._running().bulk.cancel(query, named, reason))
+        return await self._call(self._running().bulk_operations.cancel(query, named, reason))
 
     async def retry_runs(
         self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
     ) -> Matched:
         """Try failed and cancelled runs again, by id or all that match."""
-        return await self._call(self._running().bulk.retry(*matching_runs(ids, matching)))
+        return await self._call(
+            self._running().bulk_operations.retry(*matching_runs(ids, matching))
+        )
 
     async def remove_runs(
         self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
     ) -> Matched:
         """Delete finished runs, by id or all that match. A run that still holds a dedupe key
         stays until the key is free."""
-        return await self._call(self._running().bulk.remove(*matching_runs(ids, matching)))
+        return await self._call(
+            self._running().bulk_operations.remove(*matching_runs(ids, matching))
+        )
 
     # State of jobs, runs and workers
 
@@ -466,7 +474,7 @@ class Client:
         """Jobs and runs whose records this version cannot read (damaged, or written by a newer
         version): up to `limit` of each, with the cause in `unreadable`. No process changes them.
         All jobs are searched; of runs those set aside and the newest 1,000 of each state."""
-        return await self._call(self._running().control.unreadable(page_limit(limit)))
+        return await self._call(self._running().operations.unreadable(page_limit(limit)))
 
     # Notes: small values that a program keeps beside its jobs
 
@@ -520,7 +528,7 @@ class Client:
                 f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
                 " of it: enqueue before the block, or have a job come after this one"
             )
-        job_id, control = job_id_of(job), self._running().control
+        job_id, operations = job_id_of(job), self._running().operations
         if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
             # Here and not on the engine's loop: making the arguments runs the program's own code.
             payloads = [checked_by.stored(payload) for payload in payloads]
@@ -528,7 +536,7 @@ class Client:
                 if payload is not None:
                     checked_by.check(payload)
         return await self._call(
-            control.enqueue(job_id, payloads, options, self._zone, source, checked_by)
+            operations.enqueue(job_id, payloads, options, self._zone, source, checked_by)
         )
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -25,7 +25,7 @@ REASONS = {
 
 async def explain_run(engine: Engine, run_id: str) -> str | None:
     """One sentence; None if the run is running or has succeeded."""
-    run = await engine.control.run(run_id)
+    run = await engine.operations.run(run_id)
     match run.state:
         case State.PENDING:
             return await _why_pending(engine, run)

@@ -130,7 +130,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
 
 
 async def get_job(engine: Engine, job_id: str) -> Job:
-    [job] = await with_last_runs(engine, [await engine.control.job(job_id)])
+    [job] = await with_last_runs(engine, [await engine.operations.job(job_id)])
     return job
 
 
@@ -198,7 +198,7 @@ def _breaker(engine: Engine, job: Job) -> str:
 
 
 async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
-    await engine.control.job(job_id)
+    await engine.operations.job(job_id)
     counts = (await engine.store.counts()).runs.get(job_id, {})
     succeeded, failed = counts.get(State.SUCCEEDED, 0), counts.get(State.FAILED, 0)
     total = succeeded + failed

@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.attempt import Work
-from mainspring.engine.executors.timeouts import Deadlines
+from mainspring.engine.attempt import LocalAttempt
+from mainspring.engine.executors.timeouts import Timeouts
 
 TIMEOUTS = (1, 3, 3, 10)
 
@@ -58,56 +58,58 @@ class Loop:
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None: ...
 
 
-def work_of(timeout: int | None) -> Any:
+def attempt_of(timeout: int | None) -> Any:
     allowed = None if timeout is None else timedelta(seconds=timeout)
     job: Any = SimpleNamespace(policy=SimpleNamespace(timeout=allowed))
     nothing: Any = None
-    return Work(nothing, job, nothing, nothing, 0.0)
+    return LocalAttempt(nothing, job, nothing, nothing, 0.0)
 
 
 @given(st.lists(st.one_of(begin, end, wait), max_size=60))
 def test_each_at_its_own_time(steps: list[tuple[str, int]]) -> None:
     loop: Any = Loop()
     expired: dict[Any, float] = {}
-    deadlines = Deadlines(loop, loop, lambda work: expired.update({work: loop.now}))
+    timeouts = Timeouts(loop, loop, lambda attempt: expired.update({attempt: loop.now}))
     due: dict[Any, float] = {}
     ended: set[Any] = set()
     for step, number in steps:
         if step == "begin":
-            work = work_of(number)
-            due[work] = loop.now + number
-            deadlines.watch(work)
+            attempt = attempt_of(number)
+            due[attempt] = loop.now + number
+            timeouts.watch(attempt)
         elif step == "end" and number < len(due):
-            work = list(due)[number]
-            if work not in expired:
-                ended.add(work)
-            deadlines.forget(work)
+            attempt = list(due)[number]
+            if attempt not in expired:
+                ended.add(attempt)
+            timeouts.forget(attempt)
         else:
             loop.go_to(loop.now + number)
-        up = {work: moment for work, moment in due.items() if moment <= loop.now}
-        assert expired == {work: moment for work, moment in up.items() if work not in ended}
-        going = {due[work] - loop.now for work in due.keys() - ended - expired.keys()}
+        up = {attempt: moment for attempt, moment in due.items() if moment <= loop.now}
+        assert expired == {
+            attempt: moment for attempt, moment in up.items() if attempt not in ended
+        }
+        going = {due[attempt] - loop.now for attempt in due.keys() - ended - expired.keys()}
         assert bool(loop.timers) == bool(going)
         assert loop.timers <= len(set(TIMEOUTS))
-    for work in due:
-        deadlines.forget(work)
+    for attempt in due:
+        timeouts.forget(attempt)
     assert loop.timers == 0
 
 
 def test_one_that_ends_another_while_both_are_up() -> None:
     loop: Any = Loop()
-    first, second, third = work_of(1), work_of(1), work_of(1)
+    first, second, third = attempt_of(1), attempt_of(1), attempt_of(1)
     expired = []
 
-    def expire(work: Any) -> None:
-        expired.append(work)
-        deadlines.forget(second)
-        if work is first:
-            deadlines.watch(third)
+    def expire(attempt: Any) -> None:
+        expired.append(attempt)
+        timeouts.forget(second)
+        if attempt is first:
+            timeouts.watch(third)
 
-    deadlines = Deadlines(loop, loop, expire)
-    deadlines.watch(first)
-    deadlines.watch(second)
+    timeouts = Timeouts(loop, loop, expire)
+    timeouts.watch(first)
+    timeouts.watch(second)
     loop.go_to(1)
     assert expired == [first, second]  # that it has ended is for the one who expires it to see
     loop.go_to(2)
@@ -117,21 +119,21 @@ def test_one_that_ends_another_while_both_are_up() -> None:
 
 def test_without_a_timeout_there_is_no_timer() -> None:
     loop: Any = Loop()
-    deadlines = Deadlines(loop, loop, lambda work: None)
-    work = work_of(None)
-    deadlines.watch(work)
+    timeouts = Timeouts(loop, loop, lambda attempt: None)
+    attempt = attempt_of(None)
+    timeouts.watch(attempt)
     assert loop.timers == 0
-    deadlines.forget(work)
+    timeouts.forget(attempt)
 
 
 def test_a_clock_that_stands_still_holds_up_nobody_for_ever() -> None:
     loop: Any = Loop()
     loop.stands_still = True
     expired: list[Any] = []
-    deadlines = Deadlines(loop, loop, expired.append)
-    works = [work_of(1), work_of(1), work_of(1)]
-    for work in works:
-        deadlines.watch(work)
-    deadlines.forget(works[0])
+    timeouts = Timeouts(loop, loop, expired.append)
+    attempts = [attempt_of(1), attempt_of(1), attempt_of(1)]
+    for attempt in attempts:
+        timeouts.watch(attempt)
+    timeouts.forget(attempts[0])
     loop.go_to(10)
-    assert expired == works[1:]
+    assert expired == attempts[1:]

@@ -25,8 +25,8 @@ from mainspring.engine import operations, outcome
 from mainspring.engine import slots as planning
 from mainspring.engine.completer import Completer
 from mainspring.engine.engine import Engine
-from mainspring.engine.executors.loop import Home
-from mainspring.engine.handler_transaction import Transacting
+from mainspring.engine.executors.loop import LoopExecutor
+from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leases import Leases
 from mainspring.engine.store_retry import RetryingStore
@@ -334,8 +334,8 @@ def _turns_far_apart() -> Patches:
 
 
 def _begins_unrecorded() -> Patches:
-    def begin(self: Completer, work: Any, recorded: Callable[[bool], None]) -> None:
-        self._queue(transitions.beginning(work.run), lambda kept: None)
+    def begin(self: Completer, attempt: Any, recorded: Callable[[bool], None]) -> None:
+        self._queue(transitions.beginning(attempt.run), lambda kept: None)
         asyncio.get_running_loop().call_soon(recorded, True)
 
     return [patch.object(Completer, "record_begin", begin)]
@@ -405,17 +405,17 @@ def _holds_on() -> Patches:
 
 
 def _starts_late() -> Patches:
-    made = Home.__init__
+    made = LoopExecutor.__init__
 
-    def wrong(self: Home, *given: Any, **options: Any) -> None:
-        made(self, *given, **options | {"safe": lambda work: True})
+    def wrong(self: LoopExecutor, *given: Any, **options: Any) -> None:
+        made(self, *given, **options | {"can_begin": lambda attempt: True})
 
-    return [patch.object(Home, "__init__", wrong)]
+    return [patch.object(LoopExecutor, "__init__", wrong)]
 
 
 def _lets_go_by_id() -> Patches:
-    def let_go(self: Leases, work: Any) -> None:
-        self._held.pop(work.run.id, None)
+    def let_go(self: Leases, attempt: Any) -> None:
+        self._held.pop(attempt.run.id, None)
 
     return [patch.object(Leases, "let_go", let_go)]
 
@@ -423,17 +423,17 @@ def _lets_go_by_id() -> Patches:
 def _settled_outside() -> Patches:
     """The transaction commits the handler's writes; the completion goes the usual way."""
 
-    async def complete(self: Transacting) -> None:
-        work = self._work
+    async def complete(self: RunTransaction) -> None:
+        attempt = self._attempt
         store: Any = self._transaction
-        await store.commit(Change(work.run.id, {}, {}))
-        work.problem = None
+        await store.commit(Change(attempt.run.id, {}, {}))
+        attempt.error = None
 
-    def untransacted(work: Any) -> None:
+    def untransacted(attempt: Any) -> None:
         return None
 
     return [
-        patch.object(Transacting, "_complete", complete),
+        patch.object(RunTransaction, "_complete", complete),
         patch.object(outcome, "_untransacted", untransacted),
     ]
 

@@ -1,7 +1,9 @@
-"""Has one handler run: on the program's loop, in a thread, or in a process of its own. Handlers of
-Mainspring itself, which block nobody, run on the engine's own loop.
+"""Runs each attempt in the executor that its handler needs.
 
-The engine's loop says `begin` and `stop`; when the handler is over, the runner says so there.
+Async handlers run on the program's loop, sync handlers in threads, handlers with
+`isolation="process"` in processes, and built-in handlers (webhooks) on the engine's loop. The
+worker calls `begin` and `stop` on the engine's loop; the dispatcher reports there when an attempt
+has ended.
 """
 
 from __future__ import annotations
@@ -14,51 +16,56 @@ from typing import Any
 
 from mainspring.core.clock import CarriedClock, Clock
 from mainspring.core.policy import Isolation
-from mainspring.engine.attempt import Problem, Stop, Work
-from mainspring.engine.executors.loop import Home
+from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
+from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.executors.process_pool import ProcessPool, Target
-from mainspring.engine.executors.threads import Threads
-from mainspring.engine.executors.timeouts import Deadlines
+from mainspring.engine.executors.threads import ThreadExecutor
+from mainspring.engine.executors.timeouts import Timeouts
 from mainspring.engine.fork_guard import end_if_forked
 from mainspring.engine.hooks import Hook, call_hook, start_hook
 from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
-from mainspring.engine.telemetry import Tracing, traced
+from mainspring.engine.telemetry import Telemetry, traced
 
-__all__ = ["Runner"]
+__all__ = ["Dispatcher"]
 
 
-class Runner:
-    """`over(works, places)` is called on the engine's loop when attempts end and places come
-    back, and `freed(work)` when a thread gives its place back, be it that it outlived its
-    attempt. What is `at_home` needs no place to be given to the runner: it waits for one there.
+class Dispatcher:
+    """Calls `ended(attempts, released)` on the engine's loop when attempts end and capacity is free
+    again, and `thread_ended(attempt)` when a thread ends, perhaps after its attempt.
+
+    Capacity is counted by the worker. An attempt in a thread or process takes one from its begin.
+    Those that run on a loop wait in the loop's queue without taking any; the dispatcher divides
+    free capacity between the two loops.
     """
 
     def __init__(
         self,
-        home: Home,
-        built_in: Home,
+        user_loop: LoopExecutor,
+        builtin_loop: LoopExecutor,
         clock: Clock,
         time: CarriedClock,
         *,
-        places: int,
+        capacity: int,
         inline: bool,
-        over: Callable[[list[Work], int], None],
-        freed: Callable[[Work], None],
-        tracing: Tracing | None = None,
+        ended: Callable[[list[LocalAttempt], int], None],
+        thread_ended: Callable[[LocalAttempt], None],
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._home = home
-        self._built_in = built_in
-        self._latest = built_in  # who was lent a place last
+        self._user_loop = user_loop
+        self._builtin_loop = builtin_loop
+        self._granted_last = builtin_loop
         self._time = time
         self._inline = inline
-        self._over = over
-        self._freed = freed
-        self._tracing = tracing
-        self._deadlines = Deadlines(self._loop, clock, lambda work: self.stop(work, Stop.TIMEOUT))
-        self._threads = Threads()
-        self._processes = ProcessPool(size=max(places, 1))
+        self._ended = ended
+        self._thread_ended = thread_ended
+        self._telemetry = telemetry
+        self._timeouts = Timeouts(
+            self._loop, clock, lambda attempt: self.stop(attempt, StopReason.TIMEOUT)
+        )
+        self._threads = ThreadExecutor()
+        self._processes = ProcessPool(size=max(capacity, 1))
 
     async def close(self) -> None:
         self._threads.close()
@@ -66,172 +73,182 @@ class Runner:
 
     @property
     def unbegun(self) -> int:
-        """How many works wait for a place on a loop."""
-        return self._home.unbegun + self._built_in.unbegun
+        """How many attempts wait in the queues of the loops."""
+        return self._user_loop.unbegun + self._builtin_loop.unbegun
 
     @property
-    def unused_places(self) -> int:
-        """Places that the program's loop has and needs for no work."""
-        return max(self._home.lent - self._home.dealt, 0)
+    def unused_capacity(self) -> int:
+        """Capacity that was granted to the program's loop and that it has no attempt for."""
+        return max(self._user_loop.granted - self._user_loop.unended, 0)
 
-    def at_home(self, work: Work) -> bool:
+    def runs_on_loop(self, attempt: LocalAttempt) -> bool:
         """Whether its handler runs on a loop."""
-        isolation = work.isolation
+        isolation = attempt.isolation
         return isolation is Isolation.AUTO or (isolation is Isolation.THREAD and self._inline)
 
-    def begin(self, works: Sequence[Work], free: int, *, first: bool = False) -> int:
-        """Begin these, with so many free places; says how many it took. Each work that is not
-        `at_home` takes one. `first`: before those that wait for a place on their loop."""
-        homely: list[Work] = []
-        ours: list[Work] = []
-        for work in works:
-            if self.at_home(work):
-                (ours if work.handler.built_in else homely).append(work)
-            elif work.isolation is Isolation.PROCESS:
-                self._begin_in_process(work)
-            else:
-                self._begin_in_thread(work)
-        taken = len(works) - len(homely) - len(ours)
-        self._home.deal(homely, first=first)
-        self._built_in.deal(ours, first=first)
-        return taken + self._lend(max(free - taken, 0))
+    def begin(self, attempts: Sequence[LocalAttempt], free: int, *, first: bool = False) -> int:
+        """Begin these attempts with so much free capacity; return how much of it is taken.
 
-    def _lend(self, free: int) -> int:
-        """Places go to both loops alike, and to one what the other has no work for. A loop whose
-        deck never empties would keep all it has: the other's share is recalled."""
-        both = (self._home, self._built_in)
-        few, many = sorted(both, key=lambda home: (home.lent, home is self._latest))
-        even = (few.lent + many.lent + free + 1) // 2
+        An attempt in a thread or process takes one at once. `first` puts attempts of a loop before
+        those that wait in its queue.
+        """
+        user_attempts: list[LocalAttempt] = []
+        builtin_attempts: list[LocalAttempt] = []
+        for attempt in attempts:
+            if self.runs_on_loop(attempt):
+                (builtin_attempts if attempt.handler.built_in else user_attempts).append(attempt)
+            elif attempt.isolation is Isolation.PROCESS:
+                self._begin_in_process(attempt)
+            else:
+                self._begin_in_thread(attempt)
+        taken = len(attempts) - len(user_attempts) - len(builtin_attempts)
+        self._user_loop.submit(user_attempts, first=first)
+        self._builtin_loop.submit(builtin_attempts, first=first)
+        return taken + self._grant(max(free - taken, 0))
+
+    def _grant(self, free: int) -> int:
+        """Divide free capacity between the two loops; return how much of it they take.
+
+        Both get the same share; what one has no attempts for goes to the other. A loop whose queue
+        never empties would keep all it has, so the dispatcher reclaims the other loop's share.
+        """
+        both = (self._user_loop, self._builtin_loop)
+        less, more = sorted(both, key=lambda one: (one.granted, one is self._granted_last))
+        half = (less.granted + more.granted + free + 1) // 2
         left = free
-        for home, most in ((few, even - few.lent), (many, free), (few, free)):
-            places = min(home.wants, max(most, 0), left)
-            if places:
-                home.lend(places)
-                left -= places
-                self._latest = home
-        if few.wants:
-            many.recall(min(few.wants, max((many.lent - few.lent) // 2, few.lent == 0)))
+        for executor, most in ((less, half - less.granted), (more, free), (less, free)):
+            capacity = min(executor.wants, max(most, 0), left)
+            if capacity:
+                executor.grant(capacity)
+                left -= capacity
+                self._granted_last = executor
+        if less.wants:
+            more.reclaim(
+                min(less.wants, max((more.granted - less.granted) // 2, less.granted == 0))
+            )
         return free - left
 
-    def take_back(self, work: Work) -> bool:
-        """Take back what has not begun; False if it has."""
-        return self.at_home(work) and self._home_of(work).take_back(work)
+    def take_back(self, attempt: LocalAttempt) -> bool:
+        """Take an attempt out of its loop's queue; return False if it has begun."""
+        return self.runs_on_loop(attempt) and self._executor_of(attempt).take_back(attempt)
 
-    def stop(self, work: Work, why: Stop) -> None:
-        """Ask a handler to end. A thread cannot be stopped: it is told, and waited for; one that
-        was cancelled is waited for no longer than its timeout and its lease."""
-        if work.ended:
+    def stop(self, attempt: LocalAttempt, why: StopReason) -> None:
+        """Stop a handler. A thread cannot be stopped: it can read `ctx.cancelled`. After a cancel
+        its attempt goes on until the thread ends, its timeout is up or its lease is lost."""
+        if attempt.ended:
             return
-        if work.stop is not None:
-            in_thread = not self.at_home(work) and work.isolation is not Isolation.PROCESS
-            if why is Stop.LOST:  # nothing about the run is ours any more
-                work.stop = why
-            if in_thread and why in (Stop.TIMEOUT, Stop.LOST, Stop.DRAIN):
-                self.give_up(work)
+        if attempt.stop_reason is not None:
+            in_thread = (
+                not self.runs_on_loop(attempt) and attempt.isolation is not Isolation.PROCESS
+            )
+            if why is StopReason.LOST:  # the run is not this worker's any more
+                attempt.stop_reason = why
+            if in_thread and why in (StopReason.TIMEOUT, StopReason.LOST, StopReason.DRAIN):
+                self.give_up(attempt)
             return
-        work.stop = why
-        work.context.cancelled = True
-        if self.at_home(work):
-            self._home_of(work).stop(work)
-        elif work.isolation is Isolation.PROCESS:
-            if work.task is not None and work.began_at is not None:
-                work.task.cancel()
-        elif why is not Stop.CANCEL:
-            self.give_up(work)
+        attempt.stop_reason = why
+        attempt.context.cancelled = True
+        if self.runs_on_loop(attempt):
+            self._executor_of(attempt).stop(attempt)
+        elif attempt.isolation is Isolation.PROCESS:
+            if attempt.task is not None and attempt.began_at is not None:
+                attempt.task.cancel()
+        elif why is not StopReason.CANCEL:
+            self.give_up(attempt)
 
-    def give_up(self, work: Work) -> None:
+    def give_up(self, attempt: LocalAttempt) -> None:
         """End an attempt though its handler goes on: a thread, or a coroutine that swallows every
-        cancellation. Its place stays taken until the handler ends."""
-        if work.ended:
+        cancellation. Its capacity stays taken until the handler ends."""
+        if attempt.ended:
             return
-        if self.at_home(work):
-            self._home_of(work).give_up(work)
+        if self.runs_on_loop(attempt):
+            self._executor_of(attempt).give_up(attempt)
         else:
-            work.lingering = True
-            self._end(work, places=0)
+            attempt.lingering = True
+            self._end(attempt, released=0)
 
-    def abandon(self, work: Work) -> None:
-        """The program is about to end: do not let a handler that goes on keep it from that."""
-        if self.at_home(work):
-            self._home_of(work).abandon(work)
+    def abandon(self, attempt: LocalAttempt) -> None:
+        """Forget a handler that goes on, so that the program can end."""
+        if self.runs_on_loop(attempt):
+            self._executor_of(attempt).abandon(attempt)
 
     def current_task(self) -> asyncio.Task[Any] | None:
-        """What the program's loop is doing right now, as far as it can be seen from here."""
-        return asyncio.current_task(self._home.loop)
+        """Return the task that the program's loop runs at the moment, if any."""
+        return asyncio.current_task(self._user_loop.loop)
 
-    def tell(self, hook: Hook | None, *arguments: Any) -> None:
-        """Call a hook on the program's loop; whatever it does, the run stands."""
+    def call_hook(self, hook: Hook | None, *arguments: Any) -> None:
+        """Call a hook on the program's loop. Its errors do not change the run."""
         if hook is not None:
-            self._home.call(start_hook, self._home.loop, hook, *arguments)
+            self._user_loop.call(start_hook, self._user_loop.loop, hook, *arguments)
 
-    def _home_of(self, work: Work) -> Home:
-        return self._built_in if work.handler.built_in else self._home
+    def _executor_of(self, attempt: LocalAttempt) -> LoopExecutor:
+        return self._builtin_loop if attempt.handler.built_in else self._user_loop
 
     # In a thread
 
-    def _begin_in_thread(self, work: Work) -> None:
-        self._deadlines.watch(work)
-        self._threads.submit(lambda: self._thread_body(work))
+    def _begin_in_thread(self, attempt: LocalAttempt) -> None:
+        self._timeouts.watch(attempt)
+        self._threads.submit(lambda: self._thread_body(attempt))
 
-    def _thread_body(self, work: Work) -> None:
-        work.began_at = self._time.now()
-        result, problem = None, None
+    def _thread_body(self, attempt: LocalAttempt) -> None:
+        attempt.began_at = self._time.now()
+        result, error = None, None
         pid = os.getpid()
         try:
-            work.unless_stopped()
-            if (hook := work.handler.hooks.on_start) is not None:
-                told = call_hook(hook, work.context)
-                asyncio.run_coroutine_threadsafe(told, self._home.loop).result()
-            with traced(self._tracing, work):
-                result = work.handler.call(work.context, work.run.payload)
+            attempt.unless_stopped()
+            if (hook := attempt.handler.hooks.on_start) is not None:
+                started = call_hook(hook, attempt.context)
+                asyncio.run_coroutine_threadsafe(started, self._user_loop.loop).result()
+            with traced(self._telemetry, attempt):
+                result = attempt.handler.call(attempt.context, attempt.run.payload)
                 if inspect.isawaitable(result):  # an async handler that asked for a thread
-                    result = asyncio.run(_awaited(result))
-            result = storable_result(result, work.context)
-        except BaseException as error:
-            problem = Problem.of(error)
-        end_if_forked(pid, problem)
-        call_soon(self._loop, self._thread_over, work, result, problem)
+                    result = asyncio.run(_await(result))
+            result = storable_result(result, attempt.context)
+        except BaseException as raised:
+            error = AttemptError.of(raised)
+        end_if_forked(pid, error)
+        call_soon(self._loop, self._end_thread, attempt, result, error)
 
-    def _thread_over(self, work: Work, result: Any, problem: Problem | None) -> None:
-        if work.ended:  # it was given up before; only its place comes back
-            self._freed(work)
+    def _end_thread(self, attempt: LocalAttempt, result: Any, error: AttemptError | None) -> None:
+        if attempt.ended:  # it was given up before
+            self._thread_ended(attempt)
             return
-        work.result, work.problem = result, problem
-        self._end(work, places=0)
-        self._freed(work)
+        attempt.result, attempt.error = result, error
+        self._end(attempt, released=0)
+        self._thread_ended(attempt)
 
     # In a process
 
-    def _begin_in_process(self, work: Work) -> None:
-        work.task = self._loop.create_task(self._process_body(work))
+    def _begin_in_process(self, attempt: LocalAttempt) -> None:
+        attempt.task = self._loop.create_task(self._process_body(attempt))
 
-    async def _process_body(self, work: Work) -> None:
-        work.began_at = self._time.now()
-        self._deadlines.watch(work)
+    async def _process_body(self, attempt: LocalAttempt) -> None:
+        attempt.began_at = self._time.now()
+        self._timeouts.watch(attempt)
         try:
-            work.unless_stopped()
-            self.tell(work.handler.hooks.on_start, work.context)
-            with traced(self._tracing, work):
+            attempt.unless_stopped()
+            self.call_hook(attempt.handler.hooks.on_start, attempt.context)
+            with traced(self._telemetry, attempt):
                 reply = await self._processes.run(
-                    Target.of(work.handler.function),
-                    work.run,
-                    context=work.context,
-                    takes_context=work.handler.takes_context,
-                    arguments=work.handler.stored_arguments(work.run.payload),
-                    results=work.context.results,
-                    memory_limit=work.job.policy.memory_limit,
+                    Target.of(attempt.handler.function),
+                    attempt.run,
+                    context=attempt.context,
+                    takes_context=attempt.handler.takes_context,
+                    arguments=attempt.handler.stored_arguments(attempt.run.payload),
+                    results=attempt.context.results,
+                    memory_limit=attempt.job.policy.memory_limit,
                 )
-            work.result = reply.result
-            work.problem = Problem.remote(reply.error) if reply.error else None
+            attempt.result = reply.result
+            attempt.error = AttemptError.remote(reply.error) if reply.error else None
         except BaseException as error:
-            work.problem = Problem.of(error)
-        self._end(work, places=1)
+            attempt.error = AttemptError.of(error)
+        self._end(attempt, released=1)
 
-    def _end(self, work: Work, *, places: int) -> None:
-        work.ended = True
-        self._deadlines.forget(work)
-        self._over([work], places)
+    def _end(self, attempt: LocalAttempt, *, released: int) -> None:
+        attempt.ended = True
+        self._timeouts.forget(attempt)
+        self._ended([attempt], released)
 
 
-async def _awaited(answer: Awaitable[Any]) -> Any:
+async def _await(answer: Awaitable[Any]) -> Any:
     return await answer

@@ -1,15 +1,14 @@
-"""A loop where async handlers run, as many at once as the engine lends it places: the program's,
-and for handlers of Mainspring itself the engine's own.
+"""Runs async handlers on an event loop: the program's, or the engine's for built-in handlers.
 
-The engine deals work onto the deck and lends places; a place draws from the deck until it is
-empty, and is given back then, or when it is recalled for the other loop's work. So a thousand
-short handlers cost one hand-over to the program's loop and one back, not one for every few places:
-that was an eighth of a worker's time.
+The engine submits attempts to a queue and grants capacity. For each granted unit the executor runs
+a task that takes attempts from the queue until it is empty, or until the dispatcher reclaims the
+unit for the other loop. So a thousand short handlers cost one hand-over to the program's loop and
+one back, not one for every few handlers: those hand-overs were an eighth of a worker's time.
 
-A place is a task. Handlers that end without waiting for anything share it, one after another;
-one that waits has the rest of its task to itself. So no handler finds what another left in its
-task: a cancellation on its way, a context variable. Mainspring's own leave nothing behind but a
-cancellation, and share it also when they wait.
+Handlers that end without waiting share a task, one after another. A handler that waits has the rest
+of its task to itself. So no handler sees what another one left in its task: a pending cancellation,
+a context variable. Built-in handlers leave nothing but a cancellation, so they share a task also
+when they wait.
 """
 
 from __future__ import annotations
@@ -25,33 +24,34 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from mainspring.core.clock import CarriedClock, Clock
-from mainspring.engine.attempt import Problem, Stop, Work
-from mainspring.engine.executors.timeouts import Deadlines
+from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
+from mainspring.engine.executors.timeouts import Timeouts
 from mainspring.engine.fork_guard import end_if_forked
 from mainspring.engine.hooks import call_hook
 from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
-from mainspring.engine.telemetry import Tracing, traced
+from mainspring.engine.telemetry import Telemetry, traced
 
-__all__ = ["Home"]
+__all__ = ["LoopExecutor"]
 
 CANCEL_AGAIN_AFTER = 1.0
-"""A handler may swallow a cancellation; it is sent again until the handler ends."""
+"""Seconds between two cancellations. A handler may swallow one, so they go on until it ends."""
 
 GIVE_UP_AFTER = 2
-"""An attempt whose time is up ends when its handler was cancelled so often and goes on."""
+"""After its timeout an attempt ends when its handler was cancelled so often and still goes on."""
 
 YIELD_AFTER = 0.002
-"""Seconds that handlers which never wait may take one after another, before the program's
-other tasks have their turn."""
+"""Seconds that handlers which never wait may run one after another, before other tasks of the
+program run."""
 
 
-class Home:
-    """Made and used on the engine's loop, but for the part that says otherwise.
+class LoopExecutor:
+    """Made and used on the engine's loop, except for the part that says otherwise.
 
-    `began(work)` is called on the program's loop when a handler is about to begin, and
-    `over(works, places)` on the engine's: these attempts have ended, so many places are back.
-    `ended_late(work)`: a handler has ended whose attempt was given up before.
+    `can_begin(attempt)` says whether its lease is still safe. `began(attempt)` is called on the
+    program's loop when a handler is about to begin. `ended(attempts, released)` is called on the
+    engine's loop: these attempts have ended, and so much capacity is free again.
+    `ended_late(attempt)`: a handler has ended whose attempt was given up before.
     """
 
     def __init__(
@@ -60,94 +60,94 @@ class Home:
         clock: Clock,
         time: CarriedClock,
         *,
-        safe: Callable[[Work], bool],
-        began: Callable[[Work], None],
-        over: Callable[[list[Work], int], None],
-        ended_late: Callable[[Work], None],
-        tracing: Tracing | None = None,
+        can_begin: Callable[[LocalAttempt], bool],
+        began: Callable[[LocalAttempt], None],
+        ended: Callable[[list[LocalAttempt], int], None],
+        ended_late: Callable[[LocalAttempt], None],
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.loop = loop
         self._engine_loop = asyncio.get_running_loop()
         self._monotonic = clock.monotonic
         self._time = time
-        self._safe = safe
+        self._can_begin = can_begin
         self._began = began
-        self._over = over
+        self._ended = ended
         self._ended_late = ended_late
-        self._tracing = tracing
-        self._deadlines = Deadlines(loop, clock, self._expire)
+        self._telemetry = telemetry
+        self._timeouts = Timeouts(loop, clock, self._expire)
         self._context = contextvars.copy_context()
         self._pid = os.getpid()
-        # Drawn from by the program's loop, added to and taken back from by the engine's: each of
-        # a deque's methods is one step to other threads.
-        self._deck: deque[Work] = deque()
-        self.lent = 0  # places that were lent and are not back, as the engine knows
-        self._dealt = 0  # works that were dealt and are not over, as the engine knows
-        self._recalled = 0  # of those places, as the engine knows
-        self._shut = 0  # places that were lent and stand empty, as the program's loop knows
-        self._owed = 0  # places that are to be given back with work on the deck, as that loop knows
-        self._outbox: deque[Work | None] = deque()  # None: a place comes back
+        # The engine's loop adds to the queue and takes back from it, the program's loop takes from
+        # it. Each method of a deque is atomic to other threads.
+        self._queue: deque[LocalAttempt] = deque()
+        # Counted on the engine's loop:
+        self.granted = 0  # capacity that was granted and not released
+        self.unended = 0  # attempts that were submitted and have not ended
+        self._reclaimed = 0  # of the granted capacity, what is to be released
+        # Counted on the program's loop:
+        self._unused = 0  # granted capacity without a task
+        self._to_release = 0  # capacity to release though the queue has attempts
+        # From the program's loop to the engine's. None: one unit of capacity is released.
+        self._outbox: deque[LocalAttempt | None] = deque()
         self._collecting = False
 
     @property
     def unbegun(self) -> int:
-        return len(self._deck)
-
-    @property
-    def dealt(self) -> int:
-        """How many works it has, begun or not."""
-        return self._dealt
+        """How many attempts wait in the queue."""
+        return len(self._queue)
 
     @property
     def wants(self) -> int:
-        """How many places more it has work for."""
-        return max(self._dealt - self.lent, 0)
+        """How much more capacity it has attempts for."""
+        return max(self.unended - self.granted, 0)
 
-    def deal(self, works: list[Work], *, first: bool = False) -> None:
-        """Have these run, on the places that were lent and will be; `first`: before all others."""
+    def submit(self, attempts: list[LocalAttempt], *, first: bool = False) -> None:
+        """Queue attempts; `first` puts them before all others."""
         if first:
-            self._deck.extendleft(reversed(works))
+            self._queue.extendleft(reversed(attempts))
         else:
-            self._deck.extend(works)
-        self._dealt += len(works)
+            self._queue.extend(attempts)
+        self.unended += len(attempts)
 
-    def lend(self, places: int) -> None:
-        self.lent += places
-        self.call(self._lend, places)
+    def grant(self, capacity: int) -> None:
+        """Let so many more attempts run at once."""
+        self.granted += capacity
+        self.call(self._use, capacity)
 
-    def recall(self, places: int) -> None:
-        """Have so many places back soon, whatever is on the deck."""
-        more = min(places, self.lent) - self._recalled
+    def reclaim(self, capacity: int) -> None:
+        """Release so much capacity soon, also while attempts are queued."""
+        more = min(capacity, self.granted) - self._reclaimed
         if more > 0:
-            self._recalled += more
-            self.call(self._owe, more)
+            self._reclaimed += more
+            self.call(self._release, more)
 
-    def take_back(self, work: Work) -> bool:
-        """Take a work from the deck; False if it has begun."""
+    def take_back(self, attempt: LocalAttempt) -> bool:
+        """Take an attempt out of the queue; return False if it has begun."""
         try:
-            self._deck.remove(work)
+            self._queue.remove(attempt)
         except ValueError:
             return False
-        self._dealt -= 1
+        self.unended -= 1
         return True
 
-    def stop(self, work: Work) -> None:
-        self.call(self._cancel, work)
+    def stop(self, attempt: LocalAttempt) -> None:
+        self.call(self._cancel, attempt)
 
-    def give_up(self, work: Work) -> None:
-        """End an attempt though its handler goes on; its place comes back when that ends."""
-        if work.ended:
+    def give_up(self, attempt: LocalAttempt) -> None:
+        """End an attempt though its handler goes on; its capacity is released when that ends."""
+        if attempt.ended:
             return
-        work.ended = True
-        work.lingering = True
-        self._over([work], 0)
+        attempt.ended = True
+        attempt.lingering = True
+        self._ended([attempt], 0)
 
-    def abandon(self, work: Work) -> None:
-        """Have the loop forget a task, so that `asyncio.run` does not wait for it for ever."""
-        self.call(self._abandon, work)
+    def abandon(self, attempt: LocalAttempt) -> None:
+        """Make the loop forget a task, so that `asyncio.run` does not wait for it forever."""
+        self.call(self._abandon, attempt)
 
     def call(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something on the program's loop."""
+        """Call a function on the program's loop."""
         if self.loop is self._engine_loop:
             call(*arguments)
         else:
@@ -155,123 +155,125 @@ class Home:
 
     def _collect(self) -> None:
         self._collecting = False
-        works = []
-        places = 0
+        attempts = []
+        released = 0
         while self._outbox:
-            work = self._outbox.popleft()
-            if work is None:
-                places += 1
-            elif work.ended:  # it was given up before
-                self._dealt -= 1
-                self._ended_late(work)
+            attempt = self._outbox.popleft()
+            if attempt is None:
+                released += 1
+            elif attempt.ended:  # it was given up before
+                self.unended -= 1
+                self._ended_late(attempt)
             else:
-                work.ended = True
-                works.append(work)
-        self.lent -= places
-        self._recalled = max(self._recalled - places, 0)
-        self._dealt -= len(works)
-        self._over(works, places)
+                attempt.ended = True
+                attempts.append(attempt)
+        self.granted -= released
+        self._reclaimed = max(self._reclaimed - released, 0)
+        self.unended -= len(attempts)
+        self._ended(attempts, released)
 
     # On the program's loop
 
-    def _lend(self, places: int) -> None:
-        self._shut += places
-        self._open(1)
+    def _use(self, capacity: int) -> None:
+        self._unused += capacity
+        self._start_tasks(1)
 
-    def _owe(self, places: int) -> None:
-        self._owed += places
-        self._open(0)
+    def _release(self, capacity: int) -> None:
+        self._to_release += capacity
+        self._start_tasks(0)
 
-    def _open(self, places: int) -> None:
-        """Open so many of the empty places, as far as there is work for them and they are not
-        recalled; where there is none, all that stand empty go back."""
+    def _start_tasks(self, most: int) -> None:
+        """Start up to `most` tasks for queued attempts. Release the unused capacity that is to be
+        released, and all of it where no attempt is queued."""
         if self.loop.is_closed():  # a coroutine may be closed after its loop
             return
-        while self._owed and self._shut:
-            self._owed -= 1
-            self._shut -= 1
-            self._hand_over(None)
-        for _ in range(min(places, self._shut, len(self._deck))):
-            self._shut -= 1
-            self.loop.create_task(self._draw(), context=self._context.copy())
-        if not self._deck:
-            while self._shut:
-                self._shut -= 1
-                self._hand_over(None)
+        while self._to_release and self._unused:
+            self._to_release -= 1
+            self._unused -= 1
+            self._report(None)
+        for _ in range(min(most, self._unused, len(self._queue))):
+            self._unused -= 1
+            self.loop.create_task(self._run_queued(), context=self._context.copy())
+        if not self._queue:
+            while self._unused:
+                self._unused -= 1
+                self._report(None)
 
-    async def _draw(self) -> None:
-        """A place: run what is on the deck until it is empty, or until this task is used up."""
+    async def _run_queued(self) -> None:
+        """Run queued attempts until there is none, or until this task cannot be shared further."""
         task = asyncio.current_task(self.loop)
         assert task is not None
         now = self._monotonic()
-        turn_ends = now + YIELD_AFTER
+        yield_at = now + YIELD_AFTER
         try:
-            while self._deck and not self._owed:
-                if now > turn_ends:
+            while self._queue and not self._to_release:
+                if now > yield_at:
                     await asyncio.sleep(0)
                     now = self._monotonic()
-                    turn_ends = now + YIELD_AFTER
+                    yield_at = now + YIELD_AFTER
                 try:
-                    work = self._deck.popleft()
+                    attempt = self._queue.popleft()
                 except IndexError:  # the engine took the last one back
                     break
-                await self._attempt(work, task)
+                await self._run(attempt, task)
                 began, now = now, self._monotonic()
-                work.took = now - began
-                self._hand_over(work)
-                if task.cancelling() or not self._left_clean(work):
+                attempt.took = now - began
+                self._report(attempt)
+                if task.cancelling() or not self._left_task_clean(attempt):
                     break
-                if work.waited:
-                    turn_ends = now + YIELD_AFTER
+                if attempt.waited:
+                    yield_at = now + YIELD_AFTER
         finally:
-            self._shut += 1
-            self._open(1)
+            self._unused += 1
+            self._start_tasks(1)
 
-    def _left_clean(self, work: Work) -> bool:
-        if work.handler.built_in:
+    def _left_task_clean(self, attempt: LocalAttempt) -> bool:
+        if attempt.handler.built_in:
             return True
-        if work.waited or work.problem is not None:
+        if attempt.waited or attempt.error is not None:
             return False
         return contextvars.copy_context() == self._context
 
-    async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
-        if work.stop is None and not self._safe(work):
-            work.stop = Stop.LATE
+    async def _run(self, attempt: LocalAttempt, task: asyncio.Task[Any]) -> None:
+        if attempt.stop_reason is None and not self._can_begin(attempt):
+            attempt.stop_reason = StopReason.LATE
             return
-        work.task = task
-        work.began_at = self._time.now()
-        self._deadlines.watch(work)
+        attempt.task = task
+        attempt.began_at = self._time.now()
+        self._timeouts.watch(attempt)
         try:
-            work.unless_stopped()
-            self._began(work)
-            with traced(self._tracing, work):
-                if work.handler.hooks.on_start is not None:
-                    self._give_way(work)
-                    await call_hook(work.handler.hooks.on_start, work.context)
-                answer = work.handler.call(work.context, work.run.payload)
-                if work.handler.is_async:
-                    answer = await self._awaited(answer, work)
+            attempt.unless_stopped()
+            self._began(attempt)
+            with traced(self._telemetry, attempt):
+                if attempt.handler.hooks.on_start is not None:
+                    self._keep_task(attempt)
+                    await call_hook(attempt.handler.hooks.on_start, attempt.context)
+                answer = attempt.handler.call(attempt.context, attempt.run.payload)
+                if attempt.handler.is_async:
+                    answer = await self._await(answer, attempt)
                 elif inspect.isawaitable(answer):
-                    self._give_way(work)
+                    self._keep_task(attempt)
                     answer = await answer
-            built_in = work.handler.built_in
-            work.result = answer if built_in else storable_result(answer, work.context)
-        except BaseException as error:  # SystemExit too: a handler must not end the program
-            work.problem = Problem.of(error, plain=work.handler.built_in)
-        end_if_forked(self._pid, work.problem)
-        work.task = None
-        self._deadlines.forget(work)
-        if work.timer is not None:
-            work.timer.cancel()
+            built_in = attempt.handler.built_in
+            attempt.result = answer if built_in else storable_result(answer, attempt.context)
+        except BaseException as raised:  # SystemExit too: a handler must not end the program
+            attempt.error = AttemptError.of(raised, plain=attempt.handler.built_in)
+        end_if_forked(self._pid, attempt.error)
+        attempt.task = None
+        self._timeouts.forget(attempt)
+        if attempt.timer is not None:
+            attempt.timer.cancel()
 
     @types.coroutine
-    def _awaited(self, handler: Coroutine[Any, Any, Any], work: Work) -> Generator[Any, Any, Any]:
-        """`await handler`, noticing whether it waits."""
+    def _await(
+        self, handler: Coroutine[Any, Any, Any], attempt: LocalAttempt
+    ) -> Generator[Any, Any, Any]:
+        """`await handler`, and note whether it waits."""
         try:
             future = handler.send(None)
         except StopIteration as end:
             return end.value
-        self._give_way(work)
+        self._keep_task(attempt)
         while True:
             try:
                 yield future
@@ -283,38 +285,37 @@ class Home:
             else:
                 return (yield from handler)
 
-    def _give_way(self, work: Work) -> None:
-        """This task is about to wait, and is this work's alone from now on: the other places
-        open."""
-        work.waited = True
-        self._open(self._shut)
+    def _keep_task(self, attempt: LocalAttempt) -> None:
+        """Keep this task for this attempt, which is about to wait; start tasks for the others."""
+        attempt.waited = True
+        self._start_tasks(self._unused)
 
-    def _expire(self, work: Work) -> None:
-        if work.stop is None:
-            work.stop = Stop.TIMEOUT
-            work.context.cancelled = True
-            self._cancel(work)
-        else:  # it was told to stop before, and its time is up
-            self._on_engine(self.give_up, work)
+    def _expire(self, attempt: LocalAttempt) -> None:
+        if attempt.stop_reason is None:
+            attempt.stop_reason = StopReason.TIMEOUT
+            attempt.context.cancelled = True
+            self._cancel(attempt)
+        else:  # it was stopped before its timeout, and goes on
+            self._on_engine(self.give_up, attempt)
 
-    def _cancel(self, work: Work, times: int = 1) -> None:
-        """Cancel its task, again and again. The timeout of one that was cancelled by somebody goes
-        on: then its attempt ends, whatever its handler does."""
-        if work.task is None:
+    def _cancel(self, attempt: LocalAttempt, times: int = 1) -> None:
+        """Cancel the task of an attempt until it ends. The timeout of an attempt that somebody
+        cancelled still counts: then the attempt ends, whatever its handler does."""
+        if attempt.task is None:
             return
-        if work.stop is Stop.TIMEOUT and times > GIVE_UP_AFTER:
-            self._on_engine(self.give_up, work)
-        work.task.cancel()
-        if work.timer is not None:
-            work.timer.cancel()
-        work.timer = self.loop.call_later(CANCEL_AGAIN_AFTER, self._cancel, work, times + 1)
+        if attempt.stop_reason is StopReason.TIMEOUT and times > GIVE_UP_AFTER:
+            self._on_engine(self.give_up, attempt)
+        attempt.task.cancel()
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        attempt.timer = self.loop.call_later(CANCEL_AGAIN_AFTER, self._cancel, attempt, times + 1)
 
-    def _abandon(self, work: Work) -> None:
-        if work.task is not None:
-            asyncio.tasks._unregister_task(work.task)
-            work.task._log_destroy_pending = False  # type: ignore[attr-defined]
-            # Never freed: to free it closes its coroutine, which may swallow that as well.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(work.task))
+    def _abandon(self, attempt: LocalAttempt) -> None:
+        if attempt.task is not None:
+            asyncio.tasks._unregister_task(attempt.task)
+            attempt.task._log_destroy_pending = False  # type: ignore[attr-defined]
+            # Never freed: freeing it closes its coroutine, which may swallow that as well.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(attempt.task))
 
     def _on_engine(self, call: Callable[..., None], *arguments: Any) -> None:
         if self.loop is not self._engine_loop:
@@ -322,10 +323,10 @@ class Home:
         elif not self._engine_loop.is_closed():
             self._engine_loop.call_soon(call, *arguments)
 
-    def _hand_over(self, work: Work | None) -> None:
-        # Append first, then look at the flag; `_collect` lowers the flag first, then takes:
-        # whichever way two threads meet here, nothing stays in the box.
-        self._outbox.append(work)
+    def _report(self, attempt: LocalAttempt | None) -> None:
+        # Append first, then read the flag; `_collect` clears the flag first, then takes. So nothing
+        # stays in the outbox, whichever order two threads come in.
+        self._outbox.append(attempt)
         if not self._collecting:
             self._collecting = True
             self._on_engine(self._collect)

@@ -1,4 +1,4 @@
-"""Notices when the program's event loop is blocked: a `time.sleep` in async code, for example."""
+"""Detects that the program's event loop is blocked, for example by `time.sleep` in async code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from mainspring.engine.executors.loop import Home
+from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.loop_thread import call_soon
 
 __all__ = ["LoopWatch"]
@@ -25,26 +25,26 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 
 class LoopWatch:
-    """Used on the engine's loop. `blocked()` is called when the loop stands still, `freed()` when
-    it goes on. A loop that has nothing to do is not asked."""
+    """Used on the engine's loop. `blocked()` is called when the program's loop does not answer,
+    `freed()` when it answers again. A loop without attempts is not checked."""
 
     def __init__(
-        self, home: Home, *, blocked: Callable[[], None], freed: Callable[[], None]
+        self, executor: LoopExecutor, *, blocked: Callable[[], None], freed: Callable[[], None]
     ) -> None:
-        self._home = home
+        self._executor = executor
         self._blocked = blocked
         self._freed = freed
 
     async def watching(self) -> None:
         engine = asyncio.get_running_loop()
-        if self._home.loop is engine:  # inline: who looks is blocked as well
+        if self._executor.loop is engine:  # inline: this task would be blocked as well
             return
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if not self._home.dealt:
+            if not self._executor.unended:
                 continue
             answered = asyncio.Event()
-            call_soon(self._home.loop, call_soon, engine, answered.set)
+            call_soon(self._executor.loop, call_soon, engine, answered.set)
             try:
                 async with asyncio.timeout(BLOCKED_AFTER):
                     await answered.wait()
@@ -54,8 +54,8 @@ class LoopWatch:
                 self._freed()
 
     def where(self) -> str:
-        """The line of code that the loop stands at, as far as it can be seen from here."""
-        thread = getattr(self._home.loop, "_thread_id", None)
+        """Return the line of code that the loop's thread is at."""
+        thread = getattr(self._executor.loop, "_thread_id", None)
         frame = sys._current_frames().get(thread) if thread is not None else None
         if frame is None:
             return "at an unknown line"

@@ -1,4 +1,4 @@
-"""Threads for sync handlers.
+"""Runs sync handlers in daemon threads.
 
 Daemon threads, unlike those of `concurrent.futures`: a handler that never returns must not
 keep the program from ending.
@@ -11,12 +11,12 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["Threads"]
+__all__ = ["ThreadExecutor"]
 
 IDLE_SECONDS = 30.0
 
 
-class Threads:
+class ThreadExecutor:
     """Runs calls in threads; a thread is made when none is idle and ends when long idle."""
 
     def __init__(self) -> None:

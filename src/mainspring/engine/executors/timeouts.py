@@ -12,61 +12,63 @@ from datetime import timedelta
 from itertools import takewhile
 
 from mainspring.core.clock import Clock
-from mainspring.engine.attempt import Work
+from mainspring.engine.attempt import LocalAttempt
 
-__all__ = ["Deadlines"]
+__all__ = ["Timeouts"]
 
 
-class Deadlines:
-    """Used on one loop. `expire(work)` is called there when its time is up."""
+class Timeouts:
+    """Used on one loop. `expire(attempt)` is called there when its time is up."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, expire: Callable[[Work], None]
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, expire: Callable[[LocalAttempt], None]
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._expire = expire
-        self._ends: dict[timedelta, dict[Work, float]] = {}  # of each, in the order of their ends
+        self._ends: dict[
+            timedelta, dict[LocalAttempt, float]
+        ] = {}  # of each, in the order of their ends
         self._timers: dict[timedelta, asyncio.TimerHandle] = {}
 
-    def watch(self, work: Work) -> None:
+    def watch(self, attempt: LocalAttempt) -> None:
         """An attempt begins."""
-        timeout = work.job.policy.timeout
+        timeout = attempt.job.policy.timeout
         if timeout is None:
             return
         seconds = timeout.total_seconds()
         if timeout not in self._ends:
             self._ends[timeout] = {}
-            self._set(timeout, seconds, work)
-        self._ends[timeout][work] = self._clock.monotonic() + seconds
+            self._set(timeout, seconds, attempt)
+        self._ends[timeout][attempt] = self._clock.monotonic() + seconds
 
-    def forget(self, work: Work) -> None:
+    def forget(self, attempt: LocalAttempt) -> None:
         """It has ended, or is being ended."""
-        timeout = work.job.policy.timeout
+        timeout = attempt.job.policy.timeout
         if timeout is None:
             return
         ends = self._ends.get(timeout)
-        if ends is not None and ends.pop(work, None) is not None and not ends:
+        if ends is not None and ends.pop(attempt, None) is not None and not ends:
             del self._ends[timeout]
             self._timers.pop(timeout).cancel()
 
-    def _set(self, timeout: timedelta, seconds: float, work: Work) -> None:
-        self._timers[timeout] = self._loop.call_later(seconds, self._look, timeout, work)
+    def _set(self, timeout: timedelta, seconds: float, attempt: LocalAttempt) -> None:
+        self._timers[timeout] = self._loop.call_later(seconds, self._look, timeout, attempt)
 
-    def _look(self, timeout: timedelta, first: Work) -> None:
+    def _look(self, timeout: timedelta, first: LocalAttempt) -> None:
         """Expire what is up, and look again when the next one is. That for which the timer was set
         is up, even by a clock that stands still."""
         now, ends = self._clock.monotonic(), self._ends[timeout]
         up = [
-            work
-            for work, _ in takewhile(lambda one: one[0] is first or one[1] <= now, ends.items())
+            attempt
+            for attempt, _ in takewhile(lambda one: one[0] is first or one[1] <= now, ends.items())
         ]
-        for work in up:
-            del ends[work]
+        for attempt in up:
+            del ends[attempt]
         if ends:
             after, end = next(iter(ends.items()))
             self._set(timeout, end - now, after)
         else:
             del self._ends[timeout], self._timers[timeout]
-        for work in up:
-            self._expire(work)
+        for attempt in up:
+            self._expire(attempt)
