@@ -9,11 +9,17 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 CPU_LIMIT = 30.0
 """Seconds of CPU that a test may need, its child processes included. Most need less than one."""
 
 CPU = "cpu seconds"
+
+# A busy machine is no reason to fail: no deadline for an example, none for its generation.
+settings.register_profile("mainspring", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("mainspring")
+
 _started = pytest.StashKey[float]()
 
 

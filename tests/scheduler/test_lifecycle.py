@@ -311,7 +311,7 @@ async def test_a_second_signal_ends_at_once(file: str, mode: str) -> None:
     await asyncio.sleep(0.3)
     assert child.returncode is None
     child.send_signal(signal.SIGTERM)
-    await asyncio.wait_for(child.communicate(), 5)
+    await asyncio.wait_for(child.communicate(), 60)
     assert child.returncode == 128 + signal.SIGTERM
     assert (await _only_run(file)).state is State.RUNNING  # its lease will lapse
 

@@ -166,7 +166,7 @@ async def test_a_process_is_killed_with_its_children_at_the_timeout(
     make: Make, tmp_path: Path
 ) -> None:
     scheduler = make()
-    isolated_jobs.register(scheduler, timeout="2s")
+    isolated_jobs.register(scheduler, timeout="8s")
     witness = tmp_path / "pid"
     async with scheduler:
         run = await scheduler.enqueue("parent", {"witness": str(witness)})
