@@ -496,7 +496,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("random slot ids", "a crash before the advance fires the slot again", "slots",
               make_store=RandomSlotIds)  # fmt: skip
     yield bug("loose chain", "the second firing of a job stands without the first", "slots",
-              make_store=LooseChain, stress=True)  # fmt: skip
+              make_store=LooseChain, stress=True, focus="slots")  # fmt: skip
     yield bug("key checked before", "a dedupe key is looked up, then the run inserted", "dedupe",
               make_store=KeyCheckedBefore)  # fmt: skip
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",

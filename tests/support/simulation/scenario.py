@@ -103,6 +103,8 @@ class World:
         }
         if stress:
             self._settings["lease"] = "3s"
+        if focus == "slots":
+            self._settings["leader_election"] = False
         self._lease = float(self._settings["lease"][:-1])
         self._crashes = rng.choice((0.0, 0.3, 1.0))
         self._freezes = rng.choice((0.0, 0.3, 1.0))

@@ -37,7 +37,8 @@ class Workload:
     rng: random.Random
     stress: bool = False
     focus: str | None = None
-    """A job of which the client enqueues as many runs as of all others together."""
+    """A job of which the client enqueues as many runs as of all others together; or `slots`:
+    every missed slot runs, and the client pauses and resumes jobs while nodes catch up."""
     pace: float = 1.0
     """How long handlers and delays take, where time is real: less than they otherwise do."""
     schedules: Sequence[str] = SCHEDULES
@@ -71,6 +72,10 @@ class Workload:
             self.jobs["killer"] = {}
         for number in range(rng.choice((1, 2, 3))):
             self.jobs[f"slot{number}"] = self._scheduled()
+        if self.focus == "slots":
+            missed = {"misfire": Misfire("all", grace="1s", limit=5), "overlap": "allow"}
+            for number in range(3):
+                self.jobs[f"slot{number}"] = {"schedule": "1s", **missed}
         if rng.random() < 0.5:
             self.jobs["after_slot"] = {"after": "slot0"}
             self.jobs["after_both"] = {"after": ["slot0", "after_slot"]}
@@ -204,7 +209,7 @@ class Client:
             for name, policy in workload.jobs.items()
             if "schedule" not in policy and name != "killer"
         ]
-        if workload.focus is not None:
+        if workload.focus in self._queued:
             self._queued += [workload.focus] * len(self._queued)
         self._slotted = [name for name, policy in workload.jobs.items() if "schedule" in policy]
 
@@ -218,8 +223,8 @@ class Client:
             (4, self._cancel),
             (3, self._retry),
             (1, self._trigger),
-            (1, self._pause),
-            (2, self._resume),
+            (20 if self._workload.focus == "slots" else 1, self._pause),
+            (40 if self._workload.focus == "slots" else 2, self._resume),
             (3, self._edit),
         ]
         [deed] = self._rng.choices([d for _, d in deeds], [weight for weight, _ in deeds])
