@@ -140,9 +140,6 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
 
 
 STILL_BACK_AND_FORTH = [
-    ("cli.completion", "cli.options"),
-    ("cli.store_access", "cli.options"),
-    ("cli.supervisor", "cli.worker"),
     ("stores.memory.handler_transaction", "stores.memory.store"),
 ]
 """Imports that lead back up, to be removed; the list must become empty."""

@@ -1,4 +1,4 @@
-"""Where `mainspring serve` and `mainspring keys` take their settings from: options, the
+"""StoreChoice `mainspring serve` and `mainspring keys` take their settings from: options, the
 environment, `.env`; with and without an app."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler
-from mainspring.cli.options import Where
 from mainspring.cli.serve import _scheduler
+from mainspring.cli.store_access import StoreChoice
 from mainspring.errors import InvalidInput
 from mainspring.service.settings import ServiceSettings
 from tests.support.service import WEBHOOK, Serve, Served
@@ -150,7 +150,7 @@ def test_what_an_operator_left_open_is_the_codes(
     monkeypatch.chdir(app)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "app", raising=False)
-    where = Where(None, "app:scheduler")
+    where = StoreChoice(None, "app:scheduler")
     made = _scheduler(ServiceSettings.read(), where, [])
     assert (made.workers, made.poll, made.retention.days) == (2, timedelta(seconds=7), 9)
     monkeypatch.setenv("SCHEDULER_POLL_INTERVAL", "250")
@@ -164,7 +164,7 @@ def test_what_an_operator_left_open_is_the_codes(
 
 
 def made_by_serve(tmp_path: Path, *allow: str) -> Scheduler:
-    where = Where(f"sqlite:///{tmp_path / 'jobs.db'}", None)
+    where = StoreChoice(f"sqlite:///{tmp_path / 'jobs.db'}", None)
     return _scheduler(ServiceSettings.read(), where, list(allow))
 
 

@@ -1,4 +1,5 @@
-"""`app:scheduler`: a module, and in it a Scheduler or a function that makes one."""
+"""Loads the scheduler that `app:scheduler` names: an object in a module, or a function that makes
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run for each line of a file, in chunks, with a progress bar on a terminal."""
+"""Enqueues one run for each line of a file, in chunks, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mainspring.cli.errors import BAD_INPUT, CommandError
 
 if TYPE_CHECKING:
-    from mainspring.scheduler import Scheduler
+    from mainspring.scheduler import Client
 
 __all__ = ["CHUNK", "enqueue_lines"]
 
@@ -20,7 +20,7 @@ CHUNK = 1000
 
 
 async def enqueue_lines(
-    scheduler: Scheduler, job_id: str, name: str, options: dict[str, Any], *, quiet: bool
+    client: Client, job_id: str, name: str, options: dict[str, Any], *, quiet: bool
 ) -> int:
     """Enqueue a file's lines (`-` is stdin); how many. Each chunk is queued whole or not at all.
 
@@ -33,7 +33,7 @@ async def enqueue_lines(
                 chunk = [payload for _, payload in islice(payloads, CHUNK)]
                 if not chunk:
                     return done
-                await scheduler.enqueue_many(job_id, chunk, **options)
+                await client.enqueue_many(job_id, chunk, **options)
             except Exception as error:
                 if done:
                     error.add_note(f"{done} runs of the lines before were enqueued")

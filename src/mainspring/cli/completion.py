@@ -1,4 +1,4 @@
-"""What the shell may offer: job ids, run ids and states. It never makes a store, never fails."""
+"""Job ids, run ids and states that the shell offers to complete."""
 
 from __future__ import annotations
 
@@ -55,11 +55,10 @@ def _offered(
 
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
-    from mainspring.cli.options import Where
-    from mainspring.cli.store_access import existing_store
+    from mainspring.cli.store_access import StoreChoice, existing_store
 
     # `.env` is left alone: it may name an app, and a key pressed in a strange folder runs no code.
-    store = existing_store(Where.of(ctx.params.get("store"), ctx.params.get("app")))
+    store = existing_store(StoreChoice.of(ctx.params.get("store"), ctx.params.get("app")))
     await store.open()
     try:
         return await ask(store)

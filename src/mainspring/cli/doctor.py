@@ -1,4 +1,4 @@
-"""`mainspring doctor`: what is well, what is not, and what to do about it."""
+"""`mainspring doctor`: shows what keeps jobs from running, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from mainspring.cli.errors import FAILED
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import STYLES, Output
+from mainspring.cli.store_access import StoreChoice
 
 if TYPE_CHECKING:
     from mainspring.cli.doctor_checks import Check
@@ -28,7 +29,7 @@ def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = 
     from mainspring.cli.doctor_checks import all_checks
 
     output = Output(as_json=json)
-    checks = finish(all_checks(Where.of(store, app)))
+    checks = finish(all_checks(StoreChoice.of(store, app)))
     if json:
         output.document({"ok": _well(checks), "checks": [check.document() for check in checks]})
     else:

@@ -1,4 +1,4 @@
-"""The doctor's checks. Each looks, changes nothing that stays, and gives `Check`s."""
+"""The checks of `mainspring doctor`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 from mainspring import __version__
 from mainspring.cli.errors import CommandError
-from mainspring.cli.options import Where
-from mainspring.cli.store_access import Found, check_exists, database_file, find_store
+from mainspring.cli.store_access import Found, StoreChoice, check_exists, database_file, find_store
 from mainspring.cli.time_format import span
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, State, replace
@@ -57,12 +56,12 @@ class Check:
         return asdict(self)
 
 
-async def all_checks(where: Where) -> list[Check]:
+async def all_checks(choice: StoreChoice) -> list[Check]:
     clock = SystemClock()
     began = clock.now(), clock.monotonic()
     checks = [*_versions()]
     try:
-        found = find_store(where)
+        found = find_store(choice)
         check_exists(found)
         await found.store.open()
     except (CommandError, MainspringError, OSError) as error:

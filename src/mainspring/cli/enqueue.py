@@ -1,4 +1,4 @@
-"""`mainspring enqueue`: one run, or one for each line of a file."""
+"""`mainspring enqueue`: queues one run, or one for each line of a file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mainspring.cli.options import (
     JobArgument,
     JsonOption,
     StoreOption,
-    Where,
     example,
     finish,
 )
 from mainspring.cli.output import Output, when
+from mainspring.cli.store_access import StoreChoice, open_client
 
 if TYPE_CHECKING:
     from mainspring.core.model import Run
-    from mainspring.scheduler import Scheduler
+    from mainspring.scheduler import Client
 
 __all__ = ["read_payload", "register"]
 
@@ -94,7 +94,7 @@ def enqueue(
         "dedupe_for": dedupe_for,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    where, output = Where.of(store, app), Output(as_json=json)
+    choice, output = StoreChoice.of(store, app), Output(as_json=json)
     if timeout is not None and not wait:
         raise CommandError("--timeout says how long to --wait: give both", code=BAD_INPUT)
     if many is not None:
@@ -104,10 +104,10 @@ def enqueue(
                 " --dedupe-key",
                 code=BAD_INPUT,
             )
-        finish(_enqueue_many(where, output, job, many, options))
+        finish(_enqueue_many(choice, output, job, many, options))
     else:
         content = None if payload is None else read_payload(payload)
-        finish(_enqueue(where, output, job, content, options, wait, timeout))
+        finish(_enqueue(choice, output, job, content, options, wait, timeout))
 
 
 def read_payload(text: str) -> Any:
@@ -127,7 +127,7 @@ def read_payload(text: str) -> Any:
 
 
 async def _enqueue(
-    where: Where,
+    choice: StoreChoice,
     output: Output,
     job_id: str,
     payload: Any,
@@ -135,28 +135,26 @@ async def _enqueue(
     wait: bool,
     timeout: str | None,
 ) -> None:
-    from mainspring.cli.store_access import producer
-
     if timeout is not None:
         from mainspring.core.durations import duration
 
         duration(timeout, what="--timeout")  # refused before anything is queued
-    async with producer(where, with_code=True) as scheduler:
-        run = await scheduler.enqueue(job_id, payload, **options)
+    async with open_client(choice, with_code=True) as client:
+        run = await client.enqueue(job_id, payload, **options)
         if wait:
             with output.waiting(f"waiting for run {run.id} of {job_id}"):
-                run = await _ended(scheduler, run, timeout)
+                run = await _ended(client, run, timeout)
     if wait:
         _tell_end(output, run)
     else:
         _tell_queued(output, run)
 
 
-async def _ended(scheduler: Scheduler, run: Run, timeout: str | None) -> Run:
+async def _ended(client: Client, run: Run, timeout: str | None) -> Run:
     try:
-        return await scheduler.wait(run.id, timeout)
+        return await client.wait(run.id, timeout)
     except TimeoutError:
-        now = await scheduler.get_run(run.id)
+        now = await client.get_run(run.id)
         if now.finished:
             return now
         raise CommandError(
@@ -189,14 +187,13 @@ def _tell_end(output: Output, run: Run) -> None:
 
 
 async def _enqueue_many(
-    where: Where, output: Output, job_id: str, name: str, options: dict[str, Any]
+    choice: StoreChoice, output: Output, job_id: str, name: str, options: dict[str, Any]
 ) -> None:
     from mainspring.cli.bulk_enqueue import enqueue_lines
-    from mainspring.cli.store_access import producer
 
-    async with producer(where, with_code=True) as scheduler:
-        await scheduler.get_job(job_id)
-        count = await enqueue_lines(scheduler, job_id, name, options, quiet=output.as_json)
+    async with open_client(choice, with_code=True) as client:
+        await client.get_job(job_id)
+        count = await enqueue_lines(client, job_id, name, options, quiet=output.as_json)
     if output.as_json:
         output.document({"job_id": job_id, "enqueued": count})
     else:

@@ -1,4 +1,4 @@
-"""`.env` in the current folder: what it says of ours stands in for variables that are not set."""
+"""Reads `.env` in the current folder into environment variables that are not set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as one line for people, one object for programs, and an exit code."""
+"""Turns errors into one line for people, one object for programs, and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collection in a process that is Mainspring's own."""
+"""Sets the garbage collector for a process that runs only Mainspring."""
 
 from __future__ import annotations
 

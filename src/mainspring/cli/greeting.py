@@ -1,4 +1,4 @@
-"""What a worker says of itself when it starts."""
+"""What a worker prints when it starts."""
 
 from __future__ import annotations
 

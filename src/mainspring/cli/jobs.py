@@ -1,4 +1,4 @@
-"""`mainspring jobs`: what is defined, and switching it on and off."""
+"""`mainspring jobs`: lists jobs, shows, pauses, resumes, triggers and removes them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mainspring.cli.options import (
     JsonOption,
     LimitOption,
     StoreOption,
-    Where,
     example,
     finish,
 )
 from mainspring.cli.output import Column, Output, when
+from mainspring.cli.store_access import StoreChoice, open_client
 
 if TYPE_CHECKING:
     from mainspring.core.model import Job, Run
@@ -47,19 +47,18 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List the jobs, by id."""
-    finish(_list(Where.of(store, app), Output(as_json=json), tag, limit, cursor))
+    finish(_list(StoreChoice.of(store, app), Output(as_json=json), tag, limit, cursor))
 
 
 async def _list(
-    where: Where, output: Output, tag: str | None, limit: int, cursor: str | None
+    choice: StoreChoice, output: Output, tag: str | None, limit: int, cursor: str | None
 ) -> None:
     from mainspring.cli.json_output import job_document, page_document
-    from mainspring.cli.store_access import producer
     from mainspring.engine.live_workers import without_worker
 
-    async with producer(where) as scheduler:
-        page = await scheduler.list_jobs(tag=tag, limit=limit, cursor=cursor)
-        workers = await scheduler.list_workers()
+    async with open_client(choice) as client:
+        page = await client.list_jobs(tag=tag, limit=limit, cursor=cursor)
+        workers = await client.list_workers()
     orphaned = {job.id for job in without_worker(page.items, workers)}
     if output.as_json:
         output.document(
@@ -77,11 +76,11 @@ async def _list(
         output.table(_columns(orphaned if workers else set()), page.items)
         if page.cursor:
             output.note(f"there are more: --cursor {page.cursor}")
-        _note_orphans(output, where, [job for job in page.items if job.id in orphaned], workers)
+        _note_orphans(output, choice, [job for job in page.items if job.id in orphaned], workers)
 
 
 def _note_orphans(
-    output: Output, where: Where, orphaned: list[Job], workers: list[LiveWorker]
+    output: Output, choice: StoreChoice, orphaned: list[Job], workers: list[LiveWorker]
 ) -> None:
     """Say which jobs nobody can run, and what to do."""
     from mainspring.engine.live_workers import queue_is_untaken, removal_command, why_no_worker
@@ -94,7 +93,7 @@ def _note_orphans(
         if queue_is_untaken(job, workers):
             output.note(f"{why}: start one that does")
         else:
-            output.note(f"{why}; if its code is gone: {removal_command(job, where.url)}")
+            output.note(f"{why}; if its code is gone: {removal_command(job, choice.url)}")
     if len(orphaned) > MOST_ORPHANS:
         more = len(orphaned) - MOST_ORPHANS
         output.note(f"and {more} more {'job' if more == 1 else 'jobs'} without a worker")
@@ -105,18 +104,17 @@ def show(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Show a job: its schedule, its next and its last runs, how it fares."""
-    finish(_show(Where.of(store, app), Output(as_json=json), job))
+    finish(_show(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
-async def _show(where: Where, output: Output, job_id: str) -> None:
+async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
     from mainspring.cli.json_output import job_document, run_document
-    from mainspring.cli.store_access import producer
 
-    async with producer(where) as scheduler:
-        job = await scheduler.get_job(job_id)
-        metrics = await scheduler.job_metrics(job_id)
+    async with open_client(choice) as client:
+        job = await client.get_job(job_id)
+        metrics = await client.job_metrics(job_id)
         brief = not output.as_json
-        recent = (await scheduler.list_runs(job=job_id, brief=brief, limit=RECENT)).items
+        recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
     upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and job.enabled else []
     if output.as_json:
         output.document(
@@ -155,7 +153,7 @@ def pause(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Stop a job's schedule. It can still be triggered; what is queued still runs."""
-    finish(_switch(Where.of(store, app), Output(as_json=json), job, on=False))
+    finish(_switch(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
 
 
 @group.command("resume", epilog=example("mainspring jobs resume daily_report"))
@@ -163,15 +161,14 @@ def resume(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Let a paused job's schedule go on, from its next time."""
-    finish(_switch(Where.of(store, app), Output(as_json=json), job, on=True))
+    finish(_switch(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
 
 
-async def _switch(where: Where, output: Output, job_id: str, *, on: bool) -> None:
+async def _switch(choice: StoreChoice, output: Output, job_id: str, *, on: bool) -> None:
     from mainspring.cli.json_output import job_document
-    from mainspring.cli.store_access import producer
 
-    async with producer(where) as scheduler:
-        job = await (scheduler.resume_job(job_id) if on else scheduler.pause_job(job_id))
+    async with open_client(choice) as client:
+        job = await (client.resume_job(job_id) if on else client.pause_job(job_id))
     if output.as_json:
         output.document(job_document(job))
     elif not on:
@@ -188,15 +185,14 @@ def trigger(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Run a job now, with its own payload, also a paused one."""
-    finish(_trigger(Where.of(store, app), Output(as_json=json), job))
+    finish(_trigger(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
-async def _trigger(where: Where, output: Output, job_id: str) -> None:
+async def _trigger(choice: StoreChoice, output: Output, job_id: str) -> None:
     from mainspring.cli.json_output import run_document
-    from mainspring.cli.store_access import producer
 
-    async with producer(where, with_code=True) as scheduler:
-        run = await scheduler.trigger(job_id)
+    async with open_client(choice, with_code=True) as client:
+        run = await client.trigger(job_id)
     if output.as_json:
         output.document(run_document(run))
     else:
@@ -214,14 +210,12 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a job and cancel its pending runs; running ones may end."""
-    finish(_remove(Where.of(store, app), Output(as_json=json), job, force=force))
+    finish(_remove(StoreChoice.of(store, app), Output(as_json=json), job, force=force))
 
 
-async def _remove(where: Where, output: Output, job_id: str, *, force: bool) -> None:
-    from mainspring.cli.store_access import producer
-
-    async with producer(where) as scheduler:
-        await scheduler.remove_job(job_id, force=force)
+async def _remove(choice: StoreChoice, output: Output, job_id: str, *, force: bool) -> None:
+    async with open_client(choice) as client:
+        await client.remove_job(job_id, force=force)
     if output.as_json:
         output.document({"id": job_id, "removed": True})
     else:

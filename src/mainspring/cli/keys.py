@@ -1,4 +1,4 @@
-"""`mainspring keys`: API keys of the service, kept in the store, where every instance looks."""
+"""`mainspring keys`: creates, lists and revokes the API keys of the service."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Column, Output, when
+from mainspring.cli.store_access import StoreChoice, check_shared, find_store
 
 if TYPE_CHECKING:
     from mainspring.service.api_keys import Key, Keys
@@ -44,7 +45,7 @@ def create(
     span = None if expires is None else duration(expires, what="--expires")
 
     async def work() -> tuple[Key, str]:
-        async with _keys(Where.of(store, app)) as found:
+        async with _keys(StoreChoice.of(store, app)) as found:
             return await found.create(name, scope, span)
 
     key, text = finish(work())
@@ -61,7 +62,7 @@ def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption
     """List keys: never the keys themselves."""
 
     async def work() -> tuple[list[Key], datetime]:
-        async with _keys(Where.of(store, app)) as found:
+        async with _keys(StoreChoice.of(store, app)) as found:
             return await found.list(), await found.now()
 
     found, now = finish(work())
@@ -94,7 +95,7 @@ def revoke(
     """Revoke a key. Running services stop taking it within seconds."""
 
     async def work() -> tuple[Key, datetime]:
-        async with _keys(Where.of(store, app)) as found:
+        async with _keys(StoreChoice.of(store, app)) as found:
             return await found.revoke(key), await found.now()
 
     found, now = finish(work())
@@ -106,20 +107,19 @@ def revoke(
 
 
 @asynccontextmanager
-async def _keys(where: Where) -> AsyncIterator[Keys]:
+async def _keys(choice: StoreChoice) -> AsyncIterator[Keys]:
     """The keys of the store that `serve` would use: the first key is made before it starts, and
     the store with it."""
-    from mainspring.cli.store_access import check_shared, find_store
-    from mainspring.scheduler import Scheduler
+    from mainspring.scheduler import Client
     from mainspring.service import require_server
 
     require_server()
     from mainspring.service.api_keys import Keys
 
-    found = find_store(where)
+    found = find_store(choice)
     check_shared(found)
-    async with Scheduler(found.store, workers=0, inline=True) as scheduler:
-        yield Keys(scheduler)
+    async with Client(found.store, inline=True) as client:
+        yield Keys(client)
 
 
 def _document(key: Key, now: datetime) -> dict[str, Any]:

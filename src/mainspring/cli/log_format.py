@@ -1,4 +1,4 @@
-"""What a worker says while it works: coloured on a terminal, plain lines or JSON elsewhere."""
+"""Sets up a worker's log: coloured on a terminal, plain or JSON lines elsewhere."""
 
 from __future__ import annotations
 

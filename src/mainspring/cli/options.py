@@ -1,17 +1,15 @@
-"""Options that many commands share, and where the store is that they lead to."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from mainspring.cli import completion
-from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.store_access import DEFAULT_STORE
 
 __all__ = [
     "AppOption",
@@ -21,15 +19,12 @@ __all__ = [
     "LimitOption",
     "RunArgument",
     "StoreOption",
-    "Where",
     "example",
     "finish",
     "span_of",
 ]
 
 T = TypeVar("T")
-
-DEFAULT_STORE = "sqlite:///mainspring.db"
 
 StoreOption = Annotated[
     str | None,
@@ -88,23 +83,3 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     return asyncio.run(coroutine)
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The store that a command is about: a URL, or the one of an app's scheduler."""
-
-    url: str | None
-    app: str | None
-
-    @classmethod
-    def of(cls, store: str | None, app: str | None) -> Where:
-        """What the command line says comes before the environment (with it, `.env`)."""
-        if store and app:
-            raise CommandError("give --store or --app, not both", code=BAD_INPUT)
-        if store or app:
-            return cls(store, app)
-        if named := os.environ.get("MAINSPRING_APP"):
-            return cls(None, named)
-        named = os.environ.get("MAINSPRING_STORE") or os.environ.get("MONGODB_URI")
-        return cls(named or DEFAULT_STORE, None)

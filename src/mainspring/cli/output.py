@@ -1,4 +1,4 @@
-"""What commands print: tables and colour on a terminal, plain columns in a pipe, or JSON."""
+"""Prints results: tables and colour on a terminal, plain columns in a pipe, or JSON."""
 
 from __future__ import annotations
 

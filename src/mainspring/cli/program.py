@@ -1,4 +1,4 @@
-"""The commands put together. Errors of any of them become one line and an exit code here."""
+"""The program with all its commands; turns their errors into exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mainspring runs`: what ran, what will, and why something did not."""
+"""`mainspring runs`: lists runs, shows, cancels and retries them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mainspring.cli.options import (
     LimitOption,
     RunArgument,
     StoreOption,
-    Where,
     example,
     finish,
 )
 from mainspring.cli.output import STYLES, Column, Output, when
+from mainspring.cli.store_access import StoreChoice, open_client
 
 if TYPE_CHECKING:
     from mainspring.core.model import Attempt, Run
@@ -58,11 +58,11 @@ def list_(
 ) -> None:
     """List runs, newest first."""
     states = [name.strip() for given in state or [] for name in given.split(",")]
-    finish(_list(Where.of(store, app), Output(as_json=json), job, states, limit, cursor))
+    finish(_list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor))
 
 
 async def _list(
-    where: Where,
+    choice: StoreChoice,
     output: Output,
     job: str | None,
     states: list[str],
@@ -70,10 +70,9 @@ async def _list(
     cursor: str | None,
 ) -> None:
     from mainspring.cli.json_output import page_document, run_document
-    from mainspring.cli.store_access import producer
 
-    async with producer(where) as scheduler:
-        page = await scheduler.list_runs(
+    async with open_client(choice) as client:
+        page = await client.list_runs(
             job=job,
             state=states or None,
             brief=not output.as_json,
@@ -81,7 +80,7 @@ async def _list(
             cursor=cursor,
         )
         if job is not None and not page.items:
-            await scheduler.get_job(job)  # a misspelt id is told, not an empty list
+            await client.get_job(job)  # a misspelt id is told, not an empty list
     if output.as_json:
         output.document(page_document(page, run_document))
     elif not page.items:
@@ -104,15 +103,13 @@ def show(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Show a run: its attempts with their log lines and errors, its result, its reason."""
-    finish(_show(Where.of(store, app), Output(as_json=json), run))
+    finish(_show(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
-async def _show(where: Where, output: Output, run_id: str) -> None:
-    from mainspring.cli.store_access import producer
-
-    async with producer(where) as scheduler:
-        run = await scheduler.get_run(run_id)
-        why = await scheduler.explain_run(run_id)
+async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
+    async with open_client(choice) as client:
+        run = await client.get_run(run_id)
+        why = await client.explain_run(run_id)
     tell_run(output, run, why)
 
 
@@ -127,16 +124,15 @@ def cancel(
     json: JsonOption = False,
 ) -> None:
     """Cancel a run. One that is running is told to stop."""
-    finish(_cancel(Where.of(store, app), Output(as_json=json), run, reason))
+    finish(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
 
 
-async def _cancel(where: Where, output: Output, run_id: str, reason: str) -> None:
+async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str) -> None:
     from mainspring.cli.json_output import run_document
-    from mainspring.cli.store_access import producer
 
-    async with producer(where) as scheduler:
-        done = await scheduler.cancel(run_id, reason=reason)
-        run = await scheduler.get_run(run_id)
+    async with open_client(choice) as client:
+        done = await client.cancel(run_id, reason=reason)
+        run = await client.get_run(run_id)
     if not done:
         raise CommandError(f"run {run_id} had ended already: it is {run.state}")
     if output.as_json:
@@ -152,15 +148,14 @@ def retry(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Try a failed or cancelled run again: the same run, its failures forgotten."""
-    finish(_retry(Where.of(store, app), Output(as_json=json), run))
+    finish(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
-async def _retry(where: Where, output: Output, run_id: str) -> None:
+async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:
     from mainspring.cli.json_output import run_document
-    from mainspring.cli.store_access import producer
 
-    async with producer(where) as scheduler:
-        run = await scheduler.retry(run_id)
+    async with open_client(choice) as client:
+        run = await client.retry(run_id)
     if output.as_json:
         output.document(run_document(run))
     else:

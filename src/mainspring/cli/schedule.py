@@ -1,4 +1,4 @@
-"""`mainspring schedule`: what an expression means, and when it will really fire."""
+"""`mainspring schedule`: describes a schedule and lists its next runs."""
 
 from __future__ import annotations
 

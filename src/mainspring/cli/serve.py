@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, StoreOption, Where, example, finish, span_of
+from mainspring.cli.options import JsonOption, StoreOption, example, finish, span_of
+from mainspring.cli.store_access import Found, StoreChoice
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -99,8 +100,8 @@ def serve(
         max_concurrent_jobs=workers,
         drain_timeout=None if drain_timeout is None else _milliseconds(drain_timeout),
     )
-    where = Where.of(store, app)
-    scheduler = _scheduler(settings, where, allow_private or [])
+    choice = StoreChoice.of(store, app)
+    scheduler = _scheduler(settings, choice, allow_private or [])
     log_format.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
@@ -110,57 +111,54 @@ def serve(
         if not quiet:
             _greet(url, scheduler, as_json=json)
 
-    finish(serving(scheduler, settings, first_key=_first_key(scheduler, where), greet=greet))
+    finish(serving(scheduler, settings, first_key=_first_key(scheduler, choice), greet=greet))
 
 
 def _milliseconds(drain_timeout: str) -> int:
     return span_of(drain_timeout, "--drain-timeout") // timedelta(milliseconds=1)
 
 
-def _scheduler(settings: ServiceSettings, where: Where, allow: list[str]) -> Scheduler:
+def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
     from mainspring.cli.app_loader import load_scheduler
     from mainspring.scheduler import Scheduler
     from mainspring.webhooks.settings import WebhookSettings
 
-    if where.url is not None:
+    if choice.url is not None:
         webhooks = WebhookSettings.from_environment()
         if allow:
             webhooks = replace(webhooks, allow=[*webhooks.allow, *allow])
         return Scheduler(
-            where.url,
+            choice.url,
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
             retention=settings.retention,
             webhooks=webhooks,
         )
-    assert where.app is not None
+    assert choice.app is not None
     if allow:
         raise CommandError(
-            f"{where.app} is a scheduler with settings of its own: --allow-private goes without it",
+            f"{choice.app} has settings of its own: --allow-private cannot be used with it",
             code=BAD_INPUT,
             advice="set it in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
         )
     said = settings.model_fields_set
-    return load_scheduler(where.app).configure(
+    return load_scheduler(choice.app).configure(
         workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
         poll=settings.poll if "scheduler_poll_interval" in said else None,
         retention=settings.retention if "retention" in said else None,
     )
 
 
-def _first_key(scheduler: Scheduler, where: Where) -> str:
+def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
     """The command that makes a key in the scheduler's store, and in no other."""
-    from mainspring.cli.store_access import Found
-
     url = Found(scheduler.store, scheduler.url).from_anywhere
-    option = ["--store", url] if url is not None else ["--app", where.app or "MODULE:ATTR"]
+    option = ["--store", url] if url is not None else ["--app", choice.app or "MODULE:ATTR"]
     return f"mainspring keys create NAME --scope admin {shlex.join(option)}"
 
 
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring import __version__
     from mainspring.cli.output import Output
-    from mainspring.cli.store_access import Found
     from mainspring.scheduler.start_message import HOW_TO_STOP
 
     store = Found(scheduler.store, scheduler.url).name

@@ -1,4 +1,4 @@
-"""`mainspring store`: what concerns the store itself."""
+"""`mainspring store`: indexes, copies and re-encrypted secrets of a store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, Where, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Output
-from mainspring.cli.store_access import find_store, producer
+from mainspring.cli.store_access import StoreChoice, find_store, open_client
 from mainspring.cli.store_copy import copy_stores
 
 __all__ = ["group"]
@@ -57,7 +57,7 @@ def indexes(
     json: JsonOption = False,
 ) -> None:
     """Print the script that makes a MongoDB store's collections and indexes by hand."""
-    found = find_store(Where.of(store, app))
+    found = find_store(StoreChoice.of(store, app))
     script = found.store.info().setup_script
     if script is None:
         raise CommandError(
@@ -86,7 +86,7 @@ def reseal(
     Keys are those of MAINSPRING_SECRET_KEY, the newest first, of the app, and of the file beside an
     embedded database. It may be interrupted, and run again.
     """
-    jobs, key = finish(_resealed(Where.of(store, app)))
+    jobs, key = finish(_resealed(StoreChoice.of(store, app)))
     output = Output(as_json=json)
     if json:
         output.document({"jobs": jobs, "key": key})
@@ -96,7 +96,7 @@ def reseal(
         output.line("nothing is under an older key")
 
 
-async def _resealed(where: Where) -> tuple[int, str | None]:
-    async with producer(where, with_code=True) as scheduler:
-        jobs = await scheduler.reseal_secrets()
-        return jobs, next(iter(scheduler.webhooks.vault.key_ids), None)
+async def _resealed(choice: StoreChoice) -> tuple[int, str | None]:
+    async with open_client(choice, with_code=True) as client:
+        jobs = await client.reseal_secrets()
+        return jobs, next(iter(client.webhooks.vault.key_ids), None)

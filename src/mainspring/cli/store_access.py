@@ -1,7 +1,8 @@
-"""From a URL or an app to a store that can be asked. Nothing here ever starts a worker."""
+"""Finds the store that a command uses, and opens a client of it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,21 +10,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import Where
 
 if TYPE_CHECKING:
-    from mainspring.scheduler import Scheduler
+    from mainspring.scheduler import Client, Scheduler
     from mainspring.stores.protocol import Store
 
 __all__ = [
+    "DEFAULT_STORE",
     "Found",
+    "StoreChoice",
     "check_exists",
     "check_shared",
     "database_file",
     "existing_store",
     "find_store",
-    "producer",
+    "open_client",
 ]
+
+
+DEFAULT_STORE = "sqlite:///mainspring.db"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChoice:
+    """The store that a command uses: one by its URL, or that of an app's scheduler."""
+
+    url: str | None
+    app: str | None
+
+    @classmethod
+    def of(cls, store: str | None, app: str | None) -> StoreChoice:
+        """The options come first, then the environment with `.env`, then the default."""
+        if store and app:
+            raise CommandError("give --store or --app, not both", code=BAD_INPUT)
+        if store or app:
+            return cls(store, app)
+        if named := os.environ.get("MAINSPRING_APP"):
+            return cls(None, named)
+        named = os.environ.get("MAINSPRING_STORE") or os.environ.get("MONGODB_URI")
+        return cls(named or DEFAULT_STORE, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +73,40 @@ class Found:
 
 
 @asynccontextmanager
-async def producer(where: Where, *, with_code: bool = False) -> AsyncIterator[Scheduler]:
-    """A started scheduler that works on nothing.
+async def open_client(choice: StoreChoice, *, with_code: bool = False) -> AsyncIterator[Client]:
+    """A client of the chosen store, open inside the block.
 
-    `with_code`: where an app is named, its own scheduler, so that arguments are checked and its
-    jobs are stored, as in any program that enqueues. Otherwise only its store is taken: looking
-    at jobs must not change them.
+    `with_code`: where an app is named, its own scheduler without workers, which checks arguments
+    and stores the app's jobs first, as in any program that enqueues. Otherwise only the app's
+    store is used: a command that reads jobs must not change them.
     """
-    from mainspring.scheduler import Scheduler
+    from mainspring.scheduler import Client
 
-    if where.app is None or not with_code:
-        scheduler = Scheduler(existing_store(where), workers=0, inline=True, wait_for_store=0)
+    client: Client
+    if choice.app is None or not with_code:
+        client = Client(existing_store(choice), inline=True, wait_for_store=0)
     else:
-        scheduler = _loaded(where.app).configure(workers=0, wait_for_store=0)
-        check_exists(Found(scheduler.store, scheduler.url))
-    async with scheduler:
-        yield scheduler
+        client = _load_scheduler(choice.app).configure(workers=0, wait_for_store=0)
+        check_exists(Found(client.store, client.url))
+    async with client:
+        yield client
 
 
-def existing_store(where: Where) -> Store:
+def existing_store(choice: StoreChoice) -> Store:
     """The store that is meant. A database file that is not there is an error, and not made."""
-    found = find_store(where)
+    found = find_store(choice)
     check_exists(found)
     return found.store
 
 
-def find_store(where: Where) -> Found:
+def find_store(choice: StoreChoice) -> Found:
     from mainspring.stores import open_store
 
-    if where.app is not None:
-        scheduler = _loaded(where.app)
+    if choice.app is not None:
+        scheduler = _load_scheduler(choice.app)
         return Found(scheduler.store, scheduler.url)
-    assert where.url is not None
-    return Found(open_store(where.url), where.url)
+    assert choice.url is not None
+    return Found(open_store(choice.url), choice.url)
 
 
 def check_exists(found: Found) -> None:
@@ -109,7 +135,7 @@ def database_file(url: str) -> Path | None:
     return Path(rest[1:]).absolute() if scheme == "sqlite" and len(rest) > 1 else None
 
 
-def _loaded(spec: str) -> Scheduler:
+def _load_scheduler(spec: str) -> Scheduler:
     from mainspring.cli.app_loader import load_scheduler
 
     return load_scheduler(spec)

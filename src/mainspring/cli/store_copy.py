@@ -1,4 +1,4 @@
-"""`mainspring store copy`: everything from one store to another."""
+"""`mainspring store copy`: copies everything from one store to another."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import Where
 from mainspring.cli.output import Output
-from mainspring.cli.store_access import Found, database_file, find_store
+from mainspring.cli.store_access import Found, StoreChoice, database_file, find_store
 from mainspring.errors import StoreMissing
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def _shown(runs: Any) -> list[tuple[str, str | None]]:
 
 
 def _named(url: str, which: str) -> Found:
-    found = find_store(Where(url, None))
+    found = find_store(StoreChoice(url, None))
     if not found.store.info().shared:
         raise CommandError(
             f"{which} is memory://, which lives in the process that made it",

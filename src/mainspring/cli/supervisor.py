@@ -1,4 +1,4 @@
-"""Several worker processes of one command: started, watched over, stopped together."""
+"""Starts several worker processes, restarts those that end, and stops them together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import logging
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from typing import TYPE_CHECKING
 
 from mainspring.cli.errors import BAD_INPUT, OK
+from mainspring.cli.worker_command import WorkerCommand
 from mainspring.core.clock import SystemClock
-
-if TYPE_CHECKING:
-    from mainspring.cli.worker import Command
 
 __all__ = ["supervise"]
 
@@ -26,7 +23,7 @@ STEADY = 60.0
 """Seconds that a process must live for its next death to count as the first."""
 
 
-def supervise(command: Command, count: int) -> int:
+def supervise(command: WorkerCommand, count: int) -> int:
     """Keep `count` processes of the command alive until a signal; the exit code."""
     from mainspring.cli import log_format
 
@@ -41,7 +38,7 @@ class Supervisor:
     ends with "bad input" would do so for ever: then all stop.
     """
 
-    def __init__(self, command: Command, count: int) -> None:
+    def __init__(self, command: WorkerCommand, count: int) -> None:
         self._command = command
         self._count = count
         self._clock = SystemClock()

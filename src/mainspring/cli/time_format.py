@@ -1,4 +1,4 @@
-"""Times as people read them: in the local zone, with words; and as programs do: ISO 8601, UTC."""
+"""Formats times for people (local zone, words) and for programs (ISO 8601, UTC)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mainspring worker`: work until a signal says stop; replace a process full of stuck threads."""
+"""`mainspring worker`: works until a signal; replaces a process that has too many stuck threads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
-from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +13,12 @@ import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
 from mainspring.cli.options import JsonOption, example, finish, span_of
+from mainspring.cli.worker_command import WorkerCommand
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
 
-__all__ = ["Command", "register"]
+__all__ = ["register"]
 
 log = logging.getLogger("mainspring.worker")
 
@@ -27,40 +26,6 @@ LOOK = 1.0
 """Seconds between two looks at stuck threads and at the supervisor."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What was asked on the command line, to be asked of another process again."""
-
-    app: str
-    queues: tuple[str, ...] | None
-    workers: int | None
-    drain_timeout: timedelta
-    verbose: bool
-    quiet: bool
-    as_json: bool
-    supervisor: int | None = None
-    place: int = 1
-
-    def line(self) -> list[str]:
-        """The same command for another process: this interpreter, as it was started."""
-        given = len(sys.argv) - 1
-        before = sys.orig_argv[1 : len(sys.orig_argv) - given]
-        words = [sys.executable, *before, "worker"]
-        if self.queues is not None:
-            words += ["--queues", ",".join(self.queues)]
-        if self.workers is not None:
-            words += ["--workers", str(self.workers)]
-        words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
-        flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
-        words += [flag for flag, on in flags.items() if on]
-        if self.supervisor is not None:
-            words += ["--supervisor", str(self.supervisor), "--place", str(self.place)]
-        return [*words, "--", self.app]
-
-    def under(self, supervisor: int, place: int) -> Command:
-        return replace(self, supervisor=supervisor, place=place)
 
 
 def register(app: typer.Typer) -> None:
@@ -114,7 +79,7 @@ def worker(
     The first signal lets running work end; a second one ends at once, and what was running is
     rescued later. With --json, the start is told as one document, and logs are JSON lines.
     """
-    command = Command(
+    command = WorkerCommand(
         app=scheduler,
         queues=_names(queues),
         workers=workers,
@@ -132,7 +97,7 @@ def worker(
     _work(command)
 
 
-def _work(command: Command) -> None:
+def _work(command: WorkerCommand) -> None:
     folder = os.getcwd()
     _end_quietly_on_signals()
     scheduler = _prepared(command)
@@ -140,7 +105,7 @@ def _work(command: Command) -> None:
         _replace_process(command, folder)
 
 
-def _prepared(command: Command) -> Scheduler:
+def _prepared(command: WorkerCommand) -> Scheduler:
     from mainspring.cli import log_format
     from mainspring.cli.app_loader import load_scheduler
 
@@ -161,7 +126,7 @@ def _prepared(command: Command) -> Scheduler:
     return scheduler
 
 
-async def _run(scheduler: Scheduler, command: Command) -> bool:
+async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     """Work; True if the process should be replaced."""
     import asyncio
 
@@ -191,7 +156,7 @@ async def _run(scheduler: Scheduler, command: Command) -> bool:
     return stuck and not stopped
 
 
-async def _greeted(scheduler: Scheduler, command: Command) -> None:
+async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
     from mainspring.cli.greeting import greet
     from mainspring.errors import MainspringError
 
@@ -219,7 +184,7 @@ async def _is_stuck(scheduler: Scheduler) -> bool:
     return True
 
 
-def _replace_process(command: Command, folder: str) -> None:
+def _replace_process(command: WorkerCommand, folder: str) -> None:
     """Become a fresh process of the same command: same pid, same supervisor, no old threads.
 
     Signals are held back on the way; the new process gets them when it can heed them.

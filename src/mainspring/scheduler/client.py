@@ -326,8 +326,8 @@ class Client:
     ) -> Page[Job]:
         """Jobs in the order of their ids. `search` looks into ids and descriptions. The `cursor`
         of one page fetches the next, or `offset` skips that many. `with_total` also counts all
-        that match, as the page's `total`. `last_runs=False` saves the lookup of each job's last run: `last_run_at` is then
-        the last slot that fired."""
+        that match, as the page's `total`. `last_runs=False` saves the lookup of each job's last
+        run: `last_run_at` is then the last slot that fired."""
         query = JobQuery(
             ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
             tag=tag,

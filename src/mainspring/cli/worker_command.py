@@ -1,0 +1,44 @@
+"""The options of `mainspring worker`, and the command line that starts a process with them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+__all__ = ["WorkerCommand"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """The options that were given. `place` numbers the processes of one supervisor from 1."""
+
+    app: str
+    queues: tuple[str, ...] | None
+    workers: int | None
+    drain_timeout: timedelta
+    verbose: bool
+    quiet: bool
+    as_json: bool
+    supervisor: int | None = None
+    place: int = 1
+
+    def line(self) -> list[str]:
+        """The command line that starts another process with the same options."""
+        given = len(sys.argv) - 1
+        before = sys.orig_argv[1 : len(sys.orig_argv) - given]
+        words = [sys.executable, *before, "worker"]
+        if self.queues is not None:
+            words += ["--queues", ",".join(self.queues)]
+        if self.workers is not None:
+            words += ["--workers", str(self.workers)]
+        words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
+        flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
+        words += [flag for flag, on in flags.items() if on]
+        if self.supervisor is not None:
+            words += ["--supervisor", str(self.supervisor), "--place", str(self.place)]
+        return [*words, "--", self.app]
+
+    def under(self, supervisor: int, place: int) -> WorkerCommand:
+        """The same command for a child of a supervisor."""
+        return replace(self, supervisor=supervisor, place=place)
