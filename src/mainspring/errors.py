@@ -196,6 +196,8 @@ class NotFound(MainspringError, LookupError):
 
 
 class JobNotFound(NotFound):
+    """There is no job of this id. The message names a similar id, if there is one."""
+
     def __init__(self, job_id: str, known: Iterable[str] = ()) -> None:
         near = difflib.get_close_matches(job_id, sorted(known), n=1)
         advice = f": did you mean {near[0]!r}?" if near else ""
@@ -204,12 +206,16 @@ class JobNotFound(NotFound):
 
 
 class RunNotFound(NotFound):
+    """There is no run of this id. It may have been pruned after the retention."""
+
     def __init__(self, run_id: str) -> None:
         super().__init__(f"there is no run {run_id!r} (finished runs are pruned after a time)")
         self.run_id = run_id
 
 
 class HandlerNotFound(NotFound):
+    """No handler of this name is registered in this process."""
+
     def __init__(self, handler: str, known: list[str]) -> None:
         names = ", ".join(known) or "none"
         super().__init__(f"no handler {handler!r} is registered here (registered: {names})")
@@ -229,6 +235,8 @@ class JobExists(Conflict):
 
 
 class JobOwnedByCode(Conflict):
+    """An edit of a job that a decorated function defines: change the code instead."""
+
     def __init__(self, job_id: str) -> None:
         super().__init__(
             f"job {job_id!r} is defined in code: change it there (it can be paused, resumed and"
@@ -242,6 +250,8 @@ class CopyRefused(Conflict):
 
 
 class JobChanged(Conflict):
+    """The job was edited since the caller read it: read it again."""
+
     def __init__(self, job_id: str) -> None:
         super().__init__(f"job {job_id!r} was changed since you read it: read it again")
         self.job_id = job_id

@@ -110,7 +110,7 @@ class RunContext:
         `async with ctx.transaction() as session:` (in a plain handler `with`). The session is
         the store's: a connection to the scheduler's own file on SQLite, a client session on
         MongoDB. The end of the block ends the run, so it is the handler's last act; the run's
-        result is what the block sets as `ctx.result`. See docs/effect-once.md.
+        result is what the block sets as `ctx.result`. See docs/explanation/effect-once.md.
         """
         if self._transact is None:
             raise InvalidState(
@@ -122,6 +122,7 @@ class RunContext:
 
     @property
     def result(self) -> Any:
+        """The result that the block of `transaction` sets: the run ends with it."""
         return self._result
 
     @result.setter
@@ -151,6 +152,7 @@ class RunContext:
 
     @property
     def log_lines(self) -> tuple[str, ...]:
+        """The lines that the handler has logged so far, as they will be kept with the attempt."""
         return self._lines.taken() if self._lines is not None else ()
 
     @property

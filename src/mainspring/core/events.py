@@ -50,6 +50,9 @@ EVENTS = frozenset(
 
 
 class Event(Struct, frozen=True):
+    """Something that happened in this process: its name, its time, and the run, error or data that
+    it concerns."""
+
     name: str
     time: datetime
     job_id: str | None = None

@@ -60,7 +60,7 @@ Errors = type[BaseException] | str | Iterable[type[BaseException] | str]
 
 
 class PolicyOptions(TypedDict, total=False):
-    """How a job's runs are tried, limited and kept apart (docs/jobs.md)."""
+    """How a job's runs are tried, limited and kept apart (docs/reference/job-options.md)."""
 
     retries: int
     backoff: Backoff | BackoffKind | Literal["fixed", "linear", "exponential"]

@@ -173,6 +173,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def finished(self) -> bool:
+        """Whether the run has ended: succeeded, failed, cancelled or skipped."""
         return self.state in FINISHED
 
 

@@ -149,7 +149,7 @@ class Misfire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a job's runs are tried, limited and kept apart. See DESIGN words in docs/jobs.md."""
+    """How a job's runs are tried, limited and kept apart: docs/reference/job-options.md."""
 
     retries: int = 0
     backoff: Backoff = field(default_factory=Backoff)

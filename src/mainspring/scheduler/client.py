@@ -121,6 +121,7 @@ class Client:
 
     @property
     def store(self) -> Store:
+        """The store that holds the jobs and runs."""
         return self._store
 
     @property
@@ -145,6 +146,7 @@ class Client:
 
     @property
     def started(self) -> bool:
+        """Whether it was started, and not stopped since."""
         return self._engine is not None
 
     @property
@@ -189,7 +191,7 @@ class Client:
         **options: Unpack[JobOptions],
     ) -> Job:
         """Store a job for a handler, or for a webhook: a URL, or an object with url, method,
-        headers, body and so on (docs/webhooks.md).
+        headers, body and so on (docs/reference/webhooks.md).
 
         If there is a job of that id, it raises `JobExists`; with `replace=True` it replaces the
         definition and keeps `enabled`, so a program may call it at every start. A process that
@@ -309,6 +311,7 @@ class Client:
         return await self._call(self._running().operations.remove_many(ids, force=force))
 
     async def get_job(self, id: JobRef) -> Job:
+        """The job of this id; `JobNotFound` if there is none."""
         return await self._call(statistics.get_job(self._running(), job_id_of(id)))
 
     async def list_jobs(
@@ -363,6 +366,7 @@ class Client:
         return run
 
     async def get_run(self, run_id: str) -> Run:
+        """The run of this id; `RunNotFound` if there is none."""
         return await self._call(self._running().operations.run(run_id))
 
     async def list_runs(
@@ -479,6 +483,7 @@ class Client:
     # Notes: small values that a program keeps beside its jobs
 
     async def note(self, kind: str, name: str) -> Note | None:
+        """The note of this kind and name, or None."""
         query = NoteQuery(kind=kind, names=frozenset({name}), limit=1)
         page = await self._call(self._running().store.notes(query))
         return page.items[0] if page.items else None
@@ -486,6 +491,7 @@ class Client:
     async def list_notes(
         self, kind: str, *, limit: int = 1000, cursor: str | None = None
     ) -> Page[Note]:
+        """The notes of a kind, by name; `cursor` of one page fetches the next."""
         query = NoteQuery(kind=kind, limit=page_limit(limit), cursor=cursor)
         return await self._call(self._running().store.notes(query))
 
@@ -497,6 +503,7 @@ class Client:
         return version
 
     async def remove_note(self, kind: str, name: str) -> bool:
+        """Delete a note. False if there was none."""
         write = NoteWrite.drop(kind, name)
         [version] = await self._call(self._running().store.put_notes([write]))
         return version is not None

@@ -58,6 +58,8 @@ NOTHING = Injection()
 
 
 class FaultPlan(Protocol):
+    """Decides which fault the next call of a store meets, as `RandomFaults` does."""
+
     def inject(self, method: str) -> Injection:
         """What the next call of this method meets."""
         ...

@@ -78,7 +78,7 @@ def _translated(error: Exception) -> Exception:
     if code == _FORBIDDEN:
         return StoreError(
             "the MongoDB user may not do this. It needs the role readWrite on the database; see"
-            f" docs/mongodb.md ({_words(error)})"
+            f" docs/how-to/use-mongodb.md ({_words(error)})"
         )
     if code in _INDEX_CONFLICTS:
         return StoreError(
