@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup servers run test check format lint types simulate chaos bench clean
+.PHONY: help setup servers run test check format docs reference lint types simulate chaos bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,7 +26,7 @@ endef
 
 .venv/ready: pyproject.toml constraints.txt
 	$(CHECK_PYTHON)
-	@echo "Setting up .venv to work on Mainspring: about 100 packages, once, a minute or more …"
+	@echo "Setting up .venv to work on Mainspring: about 120 packages, once, a minute or more …"
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) --editable '.[dev]'
 	@touch .venv/serving $@
@@ -45,6 +45,13 @@ test: servers ## all tests, on a fresh machine too
 format: .venv/ready ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: reference ## build the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
+
+reference: .venv/ready
+	@$(BIN)/python -m tools.reference
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

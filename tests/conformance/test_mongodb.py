@@ -107,7 +107,7 @@ class TestStandalone(OnMongo):
 
 @pytest.fixture(scope="module")
 def sharded_database(sharded_url: str) -> Iterator[str]:
-    """A database whose collections are sharded, as docs/mongodb.md tells an operator to.
+    """A database whose collections are sharded, as docs/how-to/use-mongodb.md tells an operator to.
 
     Sharding takes longer than a test does, so the tests share it; each empties it.
     """

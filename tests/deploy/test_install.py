@@ -180,12 +180,14 @@ def describes_itself(install: Install) -> None:
     [path] = install.prefix.rglob("mainspring-*.dist-info/METADATA")
     text = path.read_text()
     about = Parser().parsestr(text)
-    assert set(about.get_all("Provides-Extra") or ()) == {"server", "mongodb", "otel", "all", "dev"}
+    assert set(about.get_all("Provides-Extra") or ()) == {
+        *("server", "mongodb", "otel", "all", "docs", "dev")
+    }
     urls = dict(one.split(", ") for one in about.get_all("Project-URL") or ())
     assert {"Source", "Documentation", "Changelog", "Issues", "Security"} <= urls.keys()
     assert "maintainers" in (about["Author-email"] or "")
     links = re.findall(r"\]\(([^)\s]+)\)", str(about.get_payload()))
-    assert f"{urls['Source']}/blob/main/docs/http-api.md" in links
+    assert f"{urls['Source']}/blob/main/docs/reference/index.md" in links
     assert [link for link in links if not link.startswith("https://")] == []
 
 

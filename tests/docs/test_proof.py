@@ -1,13 +1,12 @@
-"""docs/proof.md says what is really there."""
+"""docs/explanation/proof.md lists what the simulation really checks."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.support.pages import DOCS
 from tests.support.simulation.monitor import INVARIANTS
 from tests.support.simulation.planted_bugs import PLANTED
 
-PAGE = (Path(__file__).parents[2] / "docs" / "proof.md").read_text()
+PAGE = (DOCS / "explanation" / "proof.md").read_text()
 
 
 def test_the_page_lists_every_planted_bug_with_what_notices_it() -> None:

@@ -1,11 +1,10 @@
-"""The page's blocks run as they stand, and its recipes verify what is really sent."""
+"""The examples about webhooks run, and their recipes verify what is really sent."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,19 +20,19 @@ from mainspring.webhooks.definition import FIELDS
 from mainspring.webhooks.request import HmacKey, RequestTemplate
 from mainspring.webhooks.templates import NAMES
 from mainspring.webhooks.vault import signing_bytes
+from tests.support.pages import DOCS, blocks
 from tests.support.webhook_endpoint import endpoint
 
-PAGE = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
-
-
-def blocks(language: str) -> str:
-    return "\n\n".join(re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL))
+REFERENCE = (DOCS / "reference" / "webhooks.md").read_text()
+RECEIVE = DOCS / "how-to" / "receive-webhooks.md"
 
 
 async def test_the_examples_run(tmp_path: Path) -> None:
     async with endpoint() as end:
         script = tmp_path / "page.py"
-        script.write_text(blocks("python"))
+        page = DOCS / "how-to" / "call-endpoints.md"
+        [example] = [block.text for block in blocks(page) if block.kind == "endpoint"]
+        script.write_text(example)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", str(script)),
             cwd=tmp_path,
@@ -46,8 +45,8 @@ async def test_the_examples_run(tmp_path: Path) -> None:
 
 
 def test_every_field_and_template_is_described() -> None:
-    assert {name for name in FIELDS if f"`{name}`" not in PAGE} == set()
-    assert {name for name in NAMES if f"`{{{{{name}}}}}`" not in PAGE} == set()
+    assert {name for name in FIELDS if f"`{name}`" not in REFERENCE} == set()
+    assert {name for name in NAMES if f"`{{{{{name}}}}}`" not in REFERENCE} == set()
 
 
 def signed(*secrets: str) -> PreparedRequest:
@@ -63,7 +62,8 @@ def signed(*secrets: str) -> PreparedRequest:
 
 def python(secret: str, headers: dict[str, str], body: bytes) -> bool:
     scope: dict[str, Any] = {}
-    exec(blocks("py"), scope)
+    [recipe] = [block.text for block in blocks(RECEIVE) if block.kind == "verify"]
+    exec(recipe, scope)
     return bool(scope["verify"](secret, headers, body))
 
 
@@ -72,7 +72,8 @@ def node(secret: str, headers: dict[str, str], body: bytes) -> bool:
     if program is None:
         pytest.skip("no node here")
     given = json.dumps([secret, headers, body.hex()])
-    code = f"{blocks('js')}\nconst [s, h, b] = {given};\n"
+    [recipe] = [block.text for block in blocks(RECEIVE) if block.language == "js"]
+    code = f"{recipe}\nconst [s, h, b] = {given};\n"
     code += "console.log(verify(s, h, Buffer.from(b, 'hex')));"
     done = subprocess.run([program, "-e", code], capture_output=True, text=True, check=True)
     return done.stdout.strip() == "true"

@@ -20,7 +20,7 @@ from mainspring.service import connection_limits
 from mainspring.service.settings import ServiceSettings
 from tests.support.service import LONG, Serve, Served
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 OK = b'{"status":"ok"}'
 SLOW_BODY = (
@@ -184,6 +184,6 @@ def test_connections_leave_descriptors_for_the_rest(
 
 def test_the_limits_are_those_that_are_written_down() -> None:
     settings = ServiceSettings.read()
-    written = SECURITY.read_text()
-    assert f"{settings.max_connections:,} at once (`MAX_CONNECTIONS`)" in written
-    assert f"within {settings.header_timeout // 1000} s (`HEADER_TIMEOUT`)" in written
+    written = LIMITS.read_text()
+    assert f"| connections | {settings.max_connections:,} at once, and at most" in written
+    assert f"within {settings.header_timeout // 1000} s of connecting" in written

@@ -15,7 +15,7 @@ from mainspring.service import api_keys, middleware
 from tests.service.test_middleware import code, key
 from tests.support.service import LONG, Api, Make
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 
 
 async def test_the_constant_time_comparison_decides_and_nothing_else(
@@ -47,7 +47,7 @@ async def test_the_constant_time_comparison_decides_and_nothing_else(
 async def test_a_body_that_does_not_come_is_waited_for_so_long(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"within {middleware.BODY_SECONDS:.0f} s" in SECURITY.read_text()
+    assert f"within {middleware.BODY_SECONDS:.0f} s" in LIMITS.read_text()
     monkeypatch.setattr(middleware, "BODY_SECONDS", 0.05)
 
     async def trickle() -> AsyncIterator[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +15,8 @@ from mainspring import Scheduler
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.service.api_keys import Keys
+from tests.support.pages import DOCS, blocks
 from tests.support.service import WEBHOOK
-
-ROOT = Path(__file__).parents[2]
 
 
 def client(app: Any) -> httpx.AsyncClient:
@@ -108,10 +106,10 @@ async def test_the_program_of_the_page_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/http-api.md").read_text()
-    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = DOCS / "how-to" / "mount-the-api.md"
+    [program] = [block.text for block in blocks(page) if block.kind == "mounted"]
     names: dict[str, Any] = {}
-    exec(compile(program, "http-api.md", "exec"), names)
+    exec(compile(program, "mount-the-api.md", "exec"), names)
     app = names["app"]
     async with app.router.lifespan_context(app), client(app) as api:
         assert (await api.get("/jobs/api/jobs")).status_code == 401

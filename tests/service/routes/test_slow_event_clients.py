@@ -16,7 +16,7 @@ from mainspring.service.dependencies import Service
 from tests.service.test_connection_limits import connected, read_to
 from tests.support.service import LONG, Serve, Served
 
-SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
+LIMITS = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 
 
 @pytest.fixture
@@ -109,5 +109,5 @@ def test_streams_leave_half_of_the_connections_to_the_rest(serve: Serve) -> None
 
 
 def test_the_limits_are_those_that_are_written_down() -> None:
-    written = SECURITY.read_text()
+    written = LIMITS.read_text()
     assert f"{Service.most_streams} for each instance, and at most half of" in written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import threading
@@ -27,10 +26,11 @@ from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from mainspring.testing.store_calls import get_runs
 from tests.support.effect_counts import effect_test
 from tests.support.engine import Heard
+from tests.support.pages import DOCS, blocks
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
-PAGE = Path(__file__).parents[3] / "docs" / "effect-once.md"
+PAGE = DOCS / "how-to" / "write-effects-once.md"
 
 
 @pytest.fixture(params=["replica set", "sharded"])
@@ -269,7 +269,7 @@ async def test_a_server_alone_has_none(standalone_url: str, database_name: str) 
 def test_the_page_runs_as_it_stands(
     replica_set_url: str, database_name: str, tmp_path: Path
 ) -> None:
-    [block] = re.findall(r"```python mongodb\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [block] = [one.text for one in blocks(PAGE) if one.kind == "mongodb"]
     url = with_database(replica_set_url, database_name)
     assert block.count("mongodb://db1,db2,db3/shop?replicaSet=rs") == 1
     script = tmp_path / "page.py"

@@ -20,7 +20,7 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.server import Document
 
 BY_HAND = ["find", "insert", "update", "remove", "listIndexes", "listCollections"]
-"""What docs/mongodb.md says a program needs where somebody else makes the indexes."""
+"""What docs/how-to/use-mongodb.md says a program needs where somebody else makes the indexes."""
 
 
 @pytest.fixture(scope="module")

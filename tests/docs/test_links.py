@@ -1,0 +1,95 @@
+"""What pages name exists: linked pages and headings, files, settings, commands and their flags."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mainspring.cli.program import app as program
+from tests.deploy.test_files import KNOWN
+from tests.support.pages import DOCS, ROOT, blocks, page_files
+
+SOURCES = [
+    path
+    for folder in ("src", "deploy", "examples")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".yaml", ".service", ".example", ".html", ".md") and path.is_file()
+]
+OTHER_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE", "NO_COLOR", "MAINSPRING_DEBUG"}
+OTHER_VARIABLES |= {"CRON_TZ", "TYPE_CHECKING"}  # no variables of the environment
+MAINSPRING_COMMAND = re.compile(
+    r"(?<![\w./-])mainspring((?: [a-z]+){1,2})((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
+)
+
+
+def anchor(heading: str) -> str:
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-")
+
+
+def headings(page: Path) -> set[str]:
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {anchor(one) for one in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", page_files(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http:", "https:")):
+            continue
+        name, _, part = link.partition("#")
+        target = (page.parent / name) if name else page
+        assert target.exists(), link
+        if part:
+            assert part in headings(target), link
+
+
+def test_pages_that_sources_name_exist() -> None:
+    for path in SOURCES:
+        for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
+            assert (ROOT / name).exists(), (path, name)
+
+
+def test_files_that_pages_name_exist() -> None:
+    for page in page_files():
+        for name in re.findall(r"\b(?:deploy|examples)/[\w./-]*\w", page.read_text()):
+            assert (ROOT / name).exists(), (page, name)
+
+
+def test_variables_that_pages_name_are_read() -> None:
+    for page in DOCS.rglob("*.md"):
+        for name in re.findall(r"`((?:MAINSPRING_)?[A-Z]{3,}_[A-Z_]+)(?==|`)", page.read_text()):
+            assert name in KNOWN | OTHER_VARIABLES or page.parent.name == "decisions", (page, name)
+
+
+def test_commands_that_pages_name_have_these_flags() -> None:
+    """In blocks that no test runs, and in the text: a command, its subcommand, its flags."""
+    groups = {"jobs", "runs", "keys", "store"}
+    single = {"serve", "worker", "enqueue", "schedule", "doctor"}
+    shown: dict[tuple[str, ...], str] = {}
+    seen = 0
+    for page in page_files():
+        if page.parent.name in ("decisions", "architecture"):
+            continue
+        for words, rest in MAINSPRING_COMMAND.findall(page.read_text()):
+            command = tuple(words.split())
+            if command[0] in single:
+                command = command[:1]
+            elif command[0] not in groups or len(command) < 2:
+                continue
+            if command not in shown:
+                done = CliRunner().invoke(program, [*command, "--help"], env={"COLUMNS": "200"})
+                assert done.exit_code == 0, (page, command)
+                shown[command] = done.output
+            for flag in re.findall(r"--[a-z-]+", rest):
+                assert flag in shown[command], (page, command, flag)
+                seen += 1
+    assert seen > 30
+
+
+def test_blocks_of_every_page_can_be_read() -> None:
+    assert sum(len(blocks(page)) for page in page_files()) > 100

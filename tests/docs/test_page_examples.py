@@ -1,0 +1,136 @@
+"""Every example of every page runs as a reader would run it."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import (
+    DOCS,
+    ROOT,
+    Block,
+    ConsoleSession,
+    blocks,
+    commands,
+    differs,
+    page_files,
+)
+
+PAGES = [
+    page
+    for page in page_files()
+    if page.name != "README.md" and not {"decisions", "architecture"} & set(page.parts)
+]
+CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def is_doctest(block: Block) -> bool:
+    return block.language == "python" and block.text.startswith(">>>")
+
+
+def is_script(block: Block) -> bool:
+    plain = block.language == "python" and not block.title
+    return plain and block.kind is None and not is_doctest(block)
+
+
+def pages_with(choose: object) -> list[Path]:
+    assert callable(choose)
+    return [page for page in PAGES if any(choose(block) for block in blocks(page))]
+
+
+def is_pytest(page: Path) -> bool:
+    return any(block.kind == "pytest" for block in blocks(page))
+
+
+SCRIPTS = [page for page in pages_with(is_script) if not is_pytest(page)]
+CONSOLES = pages_with(lambda block: block.language == "console" and block.kind != "stream")
+
+
+@pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
+def test_python_blocks_run_as_one_script(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text("\n\n".join(one.text for one in blocks(page) if is_script(one)))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "never" not in done.stderr  # awaited, retrieved: what Python says of forgotten work
+
+
+@pytest.mark.parametrize("page", pages_with(is_doctest), ids=name_of)
+def test_doctests_print_what_the_page_shows(page: Path) -> None:
+    results = doctest.testfile(str(page), module_relative=False)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if is_pytest(page)], ids=name_of)
+def test_pages_of_tests_pass_under_pytest(page: Path, tmp_path: Path) -> None:
+    python = [one.text for one in blocks(page) if one.language == "python"]
+    (tmp_path / "test_page.py").write_text("\n\n".join(python))
+    # Of the suite in real time a few tests are enough here: the rest is the same with sleeps.
+    chosen = ["-k", "not OwnClock or priority or due"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+@CURL
+@pytest.mark.parametrize("page", CONSOLES, ids=name_of)
+def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    with ConsoleSession(tmp_path) as session:
+        for block in blocks(page):
+            if block.title is not None:
+                (tmp_path / block.title).write_text(block.text)
+            if block.language != "console" or block.kind == "stream":
+                continue
+            for command in commands(block):
+                if block.kind == "background":
+                    session.start(command)
+                else:
+                    repeated = block.kind == "eventually"
+                    problem = (session.run_until if repeated else session.run)(command)
+                    assert problem is None, f"$ {command.line}\n\n{problem}"
+
+
+def test_every_example_belongs_to_a_test() -> None:
+    run = {"pytest", "mongodb", "mounted", "endpoint", "verify", "stream"}
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "python":
+                known = block.title or is_doctest(block) or is_script(block) or block.kind in run
+                assert known, (page, block)
+            if block.title is not None:
+                assert page in CONSOLES, (page, block.title)
+            if block.language == "bash":
+                assert page == DOCS / "how-to" / "use-the-http-api.md", page
+
+
+def test_a_wrong_output_is_noticed() -> None:
+    shown = "ID TIME\n…\nstate: succeeded\n"
+    assert differs(shown, "ID TIME\na\nb\nstate: succeeded\n") is None
+    assert differs(shown, "ID TIME\nstate: succeeded\n") is None
+    assert differs(shown, "ID TIME\nstate: failed\n") is not None
+    assert differs("took: 0.01s", "took: 3.20s") is None
+    assert differs("due: 2026-11-15T09:40:05Z", "due: 2030-01-01T00:00:00Z") is None
+    assert differs("done", "done\nand more") is not None
+
+
+def test_no_example_leaves_the_pages_unread() -> None:
+    assert len(SCRIPTS) > 8
+    assert len(CONSOLES) > 8
+    assert os.path.commonpath([*SCRIPTS, *CONSOLES]) == str(DOCS)

@@ -1,0 +1,157 @@
+"""The reference is complete: nothing public is missing from docs/reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+import mainspring
+import mainspring.errors
+import mainspring.schedules
+import mainspring.testing
+import mainspring.webhooks
+from mainspring import Client, Policy, RunContext, Scheduler
+from mainspring.core.events import EVENTS
+from mainspring.core.job_options import EnqueueOptions, JobChanges, option_names
+from mainspring.service.settings import ServiceSettings
+from mainspring.webhooks import WebhookSettings
+from tests.deploy.test_files import KNOWN
+from tests.support.pages import DOCS, ROOT
+from tools import reference
+
+PAGES = DOCS / "reference"
+
+
+def page(name: str) -> str:
+    return (PAGES / name).read_text()
+
+
+def missing(names: object, text: str) -> set[str]:
+    assert isinstance(names, set | frozenset)
+    return {name for name in names if f"`{name}`" not in text}
+
+
+@pytest.mark.parametrize("name", sorted(reference.pages()))
+def test_generated_page_is_current(name: str) -> None:
+    """`make reference` writes it again."""
+    assert page(name) == reference.pages()[name]
+
+
+def test_every_option_of_a_job_is_described() -> None:
+    options = set(option_names(JobChanges)) | {"id", "on_start", "on_success", "on_error"}
+    fields = {field.name for field in dataclasses.fields(Policy)}
+    assert missing(options | fields, page("job-options.md")) == set()
+
+
+def test_every_option_of_an_enqueue_is_described() -> None:
+    described = page("job-options.md").partition("## Options of one enqueue")[2]
+    assert missing(option_names(EnqueueOptions), described) == set()
+
+
+def test_every_option_of_the_scheduler_is_described() -> None:
+    names = set(inspect.signature(Scheduler).parameters)
+    assert missing(names, page("settings.md")) == set()
+    names = set(inspect.signature(Client).parameters)
+    assert missing(names, page("python/client.md")) == set()
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    text = page("settings.md")
+    assert missing(frozenset(KNOWN), text) == set()
+    settings = ServiceSettings.read()
+    for name, value in settings.model_dump().items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            [row] = re.findall(rf"^\| `{name.upper()}` .*$", text, re.MULTILINE)
+            assert re.search(rf"\b{value:g}\b|\b{value:.0f}\b", row), row
+
+
+def test_every_variable_that_the_source_reads_is_described() -> None:
+    """Names in capitals that the source looks up in the environment."""
+    names = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        names |= set(re.findall(r"[\"'](MAINSPRING_[A-Z_]+[A-Z])[\"']", path.read_text()))
+        names |= set(
+            re.findall(r"environ(?:\.get\(|\[|\.pop\()[\"']([A-Z_]+)[\"']", path.read_text())
+        )
+    assert len(names) > 5
+    assert missing(names - {"TERM"}, page("settings.md")) == set()
+
+
+def test_every_event_is_described() -> None:
+    assert missing(EVENTS, page("events.md")) == set()
+
+
+async def test_every_metric_is_described() -> None:
+    async with Scheduler("memory://") as scheduler:
+        app = scheduler.asgi(auth=None)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app.example") as api:
+            text = (await api.get("/metrics")).text
+    names = set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
+    assert len(names) > 15
+    assert missing(names, page("metrics.md")) == set()
+
+
+def test_every_attribute_of_the_context_is_described() -> None:
+    names = {name for name in RunContext.__slots__ if not name.startswith("_")}
+    assert missing(names, page("python/context.md")) == set()
+
+
+def test_every_option_of_webhook_settings_is_described() -> None:
+    names = {field.name for field in dataclasses.fields(WebhookSettings)}
+    assert missing(names, inspect.getdoc(WebhookSettings) or "") == set()
+
+
+def public_names() -> set[str]:
+    """What programs import, by the path that the reference names it under."""
+    names = {
+        f"{module.__name__}.{name}"
+        for module in (mainspring, mainspring.schedules, mainspring.testing, mainspring.webhooks)
+        for name in module.__all__
+    }
+    # Makers of schedules are described where they belong; errors on a page of their own.
+    elsewhere = {f"mainspring.{name}" for name in ("at", "cron", "every", "rrule")}
+    elsewhere |= {f"mainspring.{name}" for name in ("GiveUp", "MainspringError", "Retry")}
+    return names - elsewhere | {"mainspring.errors"}
+
+
+def test_every_public_name_has_its_entry() -> None:
+    entries = set()
+    for path in (PAGES / "python").glob("*.md"):
+        entries |= set(re.findall(r"^::: (\S+)$", path.read_text(), re.MULTILINE))
+    assert public_names() - entries == set()
+    assert entries - public_names() == set()
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in public_names() | {f"mainspring.errors.{one}" for one in mainspring.errors.__all__}:
+        module, _, last = name.rpartition(".")
+        value = getattr(__import__(module, fromlist=[last]), last)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            inherited = inspect.isclass(value) and value.__doc__ == value.__base__.__doc__
+            assert value.__doc__, name
+            assert not inherited, name
+
+
+@pytest.mark.parametrize("kind", [Client, Scheduler, RunContext, mainspring.Run, mainspring.Job])
+def test_every_public_method_has_a_docstring(kind: type) -> None:
+    bare = {
+        name
+        for name, member in inspect.getmembers(kind)
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, property))
+        and not member.__doc__
+    }
+    assert bare == set()
+
+
+def test_every_page_of_the_reference_is_listed() -> None:
+    text = page("index.md")
+    for path in PAGES.rglob("*.md"):
+        name = str(Path(path).relative_to(PAGES))
+        assert name == "index.md" or f"]({name})" in text, name

@@ -1,0 +1,67 @@
+"""The site of `make docs` holds every page and public name, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import mainspring.errors
+from mainspring import Client, Scheduler
+from tests.docs.test_reference import public_names
+from tests.support.pages import DOCS, ROOT
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_page_is_in_the_site_and_in_its_menu(site: Path) -> None:
+    home = (site / "index.html").read_text()
+    for page in DOCS.rglob("*.md"):
+        made = page.relative_to(DOCS).with_suffix(".html")
+        assert (site / made).exists(), page
+        assert f'href="{made}"' in home or str(made) == "index.html", page
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    inventory = (site / "objects.inv").read_bytes()
+    head = b"".join(inventory.splitlines(keepends=True)[:4])
+    lines = zlib.decompress(inventory[len(head) :]).decode().splitlines()
+    found = {line.split(" ")[0] for line in lines}
+    names = public_names() | {f"mainspring.errors.{one}" for one in mainspring.errors.__all__}
+    for kind in (Client, Scheduler):
+        own = {one for one in vars(kind) if not one.startswith("_")}
+        names |= {f"mainspring.{kind.__name__}.{one}" for one in own}
+    assert names - found - {"mainspring.errors"} == set()
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\s\">]+)", text)
+        loaded += re.findall(r"<link[^>]*rel=\"?(?:stylesheet|icon|preload)[^>]*>", text)
+        assert [one for one in loaded if "://" in one or 'href="//' in one] == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?https?:|@import", sheet.read_text()), sheet
+
+
+def test_the_search_finds_words_of_every_kind(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text()
+    for word in ("dedupe_key", "TransactionExpired", "mainspring_store_up", "SIGSTOP"):
+        assert word in index, word

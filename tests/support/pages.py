@@ -1,0 +1,245 @@
+"""Reads the pages of the documentation, and runs their console examples.
+
+A fenced block is an example by its language:
+
+- `python`: a script; the blocks of a page are one file. Blocks of `>>>` lines are doctests. A block
+  with a title is a file of that name, for the console examples of the page.
+- `console`: commands after `$` (continued after `>`), each followed by the output that it has.
+- `bash`: a script that is run against a live service.
+- `sh`: commands that a test cannot run (docker, pip); only their names and flags are checked.
+
+A comment `<!-- example: background -->` above a block says how it is run otherwise: `background`
+(started, and stopped at the end of the page), `eventually` (repeated until it prints what the page
+shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify` for tests of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = [
+    "DOCS",
+    "ROOT",
+    "Block",
+    "Command",
+    "ConsoleSession",
+    "blocks",
+    "commands",
+    "differs",
+    "page_files",
+]
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+KINDS = {"background", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint", "verify"}
+LONG = 60.0
+
+_FENCE = re.compile(
+    r"(?:^ *<!-- example: (?P<kind>\w+) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    language: str
+    title: str | None
+    kind: str | None
+    text: str
+
+
+class Command(NamedTuple):
+    line: str
+    output: str
+
+
+def page_files() -> list[Path]:
+    """The pages of the documentation, and those at the top of the repository."""
+    return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = [
+        Block(one["language"], one["title"], one["kind"], _dedent(one["text"], one["indent"]))
+        for one in _FENCE.finditer(text)
+    ]
+    fences = len(re.findall(r"^ *```\w", text, re.MULTILINE))
+    assert len(found) == fences, f"{page.name}: a fenced block cannot be read"
+    unknown = {one.kind for one in found if one.kind} - KINDS
+    assert not unknown, f"{page.name}: unknown kinds of examples: {unknown}"
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a console block, each with the output that the page shows."""
+    found = []
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        line, *rest = part.splitlines()
+        while rest and rest[0].startswith("> "):
+            line += "\n" + rest.pop(0)[2:]
+        found.append(Command(line, "\n".join(rest)))
+    assert found, f"a console block without a command: {block.text!r}"
+    return found
+
+
+def _dedent(text: str, indent: str) -> str:
+    return re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) if indent else text
+
+
+# Comparing output
+
+_VARYING = [
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)", "TIME"),
+    (r"\b\d{8}T\d{6}(\.\d+)?Z", "TIME"),
+    (r"\bin \d+ \w+|\b\d+ \w+ ago", "SPAN"),
+    (r"[+-]?\d+\.\d+ ?(s|ms)\b", "DURATION"),
+    (r"[\w.-]+:\d+:[0-9a-f]{8,12}\b", "WORKER"),
+    (r"\b[0-9a-f]{12,32}\b", "ID"),
+    (r"\bprocess \d+", "process N"),
+    (r"\[\d+\]", "[N]"),
+    (r"\d+\.\d+\.\d+ at \S+", "VERSION at PATH"),
+    (r"(sqlite +)\d+\.\d+\.\d+", r"\1VERSION"),
+    (r"[ \t]+", " "),
+]
+
+
+def normalized(text: str) -> list[str]:
+    """The lines of an output without what differs from run to run: times, ids, durations."""
+    for pattern, name in _VARYING:
+        text = re.sub(pattern, name, text)
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def differs(shown: str, output: str) -> str | None:
+    """Why an output is not what a page shows, or None. `…` stands for any text in a line, and alone
+    on a line for any number of lines."""
+    wanted, found = normalized(shown), normalized(output)
+    pattern = "".join(
+        r"(?:.*\n)*?" if line.strip() == "…" else _line(line) + r"\n" for line in wanted
+    )
+    if re.fullmatch(pattern, "".join(f"{line}\n" for line in found)):
+        return None
+    return f"the page shows:\n{shown}\n\nthe command printed:\n{output}"
+
+
+def _line(line: str) -> str:
+    return ".*".join(map(re.escape, line.split("…")))
+
+
+# Running a page
+
+
+class ConsoleSession:
+    """The console examples of one page, in order, in one folder and one shell's variables."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+        self._logs: list[Path] = []
+        self._port = _free_port()
+        self._variables = folder / ".variables"
+
+    def __enter__(self) -> ConsoleSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        codes = []
+        for process in self._started:
+            process.send_signal(signal.SIGTERM)
+        for process in self._started:
+            try:
+                codes.append(process.wait(timeout=LONG))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                codes.append(process.wait())
+        if not error[0]:
+            assert codes == [0] * len(codes), [log.read_text() for log in self._logs]
+
+    def start(self, command: Command) -> None:
+        """Start a command that goes on, and wait until it has printed what the page shows."""
+        log = self.folder / f".background-{len(self._logs)}"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {self._local(command.line)}"],
+                cwd=self.folder,
+                env=self._environment(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self._started.append(process)
+        self._logs.append(log)
+        deadline = time.monotonic() + LONG
+        while (problem := self._differs_from_start(command.output, log)) is not None:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, problem
+            time.sleep(0.05)
+
+    def _differs_from_start(self, shown: str, log: Path) -> str | None:
+        """What was printed so far must begin as shown: later lines are nobody's business."""
+        lines = log.read_text().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        problem = "nothing was printed"
+        for end in range(len(whole) + 1):
+            found = differs(shown, self._public("".join(whole[:end])))
+            if found is None and (end or not shown):
+                return None
+            problem = found or problem
+        return problem
+
+    def run_until(self, command: Command) -> str | None:
+        """Repeat a command until it prints what the page shows."""
+        deadline = time.monotonic() + LONG
+        while (problem := self.run(command)) is not None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return problem
+
+    def run(self, command: Command) -> str | None:
+        """Run a command to its end; why its output differs from the page's, or None."""
+        script = f"set -a; . {self._variables}; set +a; " if self._variables.exists() else ""
+        script += f"{self._local(command.line)}\ncode=$?; export -p > {self._variables}"
+        script += f"; set | grep -E '^(RUN|KEY|CI)=' >> {self._variables}; exit $code"
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LONG,
+        )
+        return differs(command.output, self._public(done.stdout))
+
+    def _environment(self) -> dict[str, str]:
+        binaries = Path(sys.executable).parent
+        return {
+            **{name: value for name, value in os.environ.items() if "MAINSPRING" not in name},
+            "PATH": f"{binaries}:{os.environ['PATH']}",
+            "PORT": str(self._port),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "200",
+        }
+
+    def _local(self, line: str) -> str:
+        return line.replace("127.0.0.1:3000", f"127.0.0.1:{self._port}")
+
+    def _public(self, text: str) -> str:
+        text = text.replace(f"127.0.0.1:{self._port}", "127.0.0.1:3000")
+        return text.replace(str(self.folder), "/srv/shop")
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
