@@ -22,6 +22,7 @@ from mainspring.stores.protocol import (
     Firing,
     Held,
     JobWrite,
+    NoteWrite,
     Renewed,
     RunQuery,
 )
@@ -223,8 +224,10 @@ class LastWriteWins(MemoryStore):
 
 
 class LeaderForLife(MemoryStore):
-    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        return await super().elect(name, holder, timedelta(days=999) if ttl else ttl)
+    def _put_note(self, write: NoteWrite, now: datetime) -> int | None:
+        return super()._put_note(
+            replace(write, ttl=timedelta(days=999)) if write.ttl else write, now
+        )
 
 
 class LapsedByState(MemoryStore):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from mainspring.core.model import Note, replace
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import (
@@ -24,6 +25,7 @@ from mainspring.testing import (
     VirtualLoop,
     run_virtual,
 )
+from mainspring.testing.store_calls import put_note
 
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
 
@@ -220,16 +222,16 @@ print(trace)
 class TestFaultyStore:
     def test_an_error_before_does_nothing_and_one_after_did_it(self) -> None:
         async def main() -> None:
-            plan = ScriptedFaults({"elect": ["before", "after", None]})
+            plan = ScriptedFaults({"put_notes": ["before", "after", None]})
             store = FaultyStore(MemoryStore(VirtualClock()), plan)
-            ttl = timedelta(seconds=60)
+            note = Note(kind="k", name="n", value=1)
             with pytest.raises(StoreUnavailable):
-                await store.elect("lead", "a", ttl)
+                await put_note(store, note)
             with pytest.raises(StoreUnavailable):
-                await store.elect("lead", "b", ttl)
-            assert await store.elect("lead", "a", ttl) is None  # b holds it
-            assert store.injected == {("elect", "before"): 1, ("elect", "after"): 1}
-            assert store.calls["elect"] == 3
+                await put_note(store, replace(note, value=2))
+            assert await put_note(store, note) is None  # the second is there
+            assert store.injected == {("put_notes", "before"): 1, ("put_notes", "after"): 1}
+            assert store.calls["put_notes"] == 3
 
         run_virtual(main)
 

@@ -32,6 +32,7 @@ from mainspring.engine.live_workers import (
     without_worker,
 )
 from mainspring.errors import MainspringError
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
 __all__ = ["Check", "all_checks"]
@@ -161,10 +162,10 @@ async def _writes(store: Store, clock: SystemClock) -> Check:
     holder = f"doctor:{os.getpid()}"
     sent = clock.monotonic()
     try:
-        won = await store.elect("doctor", holder, timedelta(seconds=5))
+        won = await elect(store, "doctor", holder, timedelta(seconds=5))
         taken = clock.monotonic() - sent
         if won is not None:
-            await store.elect("doctor", holder, timedelta(0))
+            await elect(store, "doctor", holder, timedelta(0))
     except MainspringError as error:
         return Check("fail", "store writes", str(error), "workers need to write to it")
     detail = f"a commit takes {taken * 1000:.1f} ms"

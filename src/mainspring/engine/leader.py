@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from mainspring.engine.context import EngineContext
-from mainspring.stores.protocol import LEADER
+from mainspring.stores.election import LEADER, elect
 
 __all__ = ["Leader"]
 
@@ -51,11 +51,11 @@ class Leader:
     async def resign(self) -> None:
         """End the term of this node, if it leads, so that another one can lead at once."""
         if self._term is not None:
-            await self._engine.store.elect(LEADER, self._engine.settings.worker_id, timedelta())
+            await elect(self._engine.store, LEADER, self._engine.settings.worker_id, timedelta())
             self._set_term(None)
 
     async def _elect(self) -> int | None:
-        return await self._engine.store.elect(LEADER, self._engine.settings.worker_id, TERM)
+        return await elect(self._engine.store, LEADER, self._engine.settings.worker_id, TERM)
 
     def _set_term(self, term: int | None) -> None:
         if term is not None and term != self._term:

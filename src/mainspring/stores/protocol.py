@@ -39,7 +39,7 @@ from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
 
 __all__ = [
-    "LEADER",
+    "TTL_NOTE_KEPT",
     "Added",
     "Claim",
     "Counts",
@@ -59,10 +59,6 @@ __all__ = [
     "ended",
     "overlapped",
 ]
-
-
-LEADER = "keeper"
-"""The name of the election that the leader holds, as stores have kept it since 0.1.0."""
 
 
 class Added(Struct, frozen=True):
@@ -210,19 +206,29 @@ class NoteQuery(Struct, frozen=True, kw_only=True):
     cursor: str | None = None
 
 
+TTL_NOTE_KEPT = timedelta(days=1)
+"""How long `maintain` leaves a note that was written with a `ttl` after it has expired."""
+
+
 class NoteWrite(Struct, frozen=True):
     """An insert, an update or a delete of a note: done if the stored note still has the version
-    expected (0: there is none, or it has expired; None: whatever it has). `note=None` deletes."""
+    expected (0: there is none, or it has expired; None: whatever it has). `note=None` deletes.
+
+    With a `ttl` the store itself sets `expires_at`: so long from now, by its own clock, also if
+    somebody sets that clock meanwhile. The version of such a note grows on for at least a day after
+    it has expired: elections count their terms by it.
+    """
 
     kind: str
     name: str
     expected_version: int | None
     note: Note | None
+    ttl: timedelta | None = None
 
     @classmethod
-    def put(cls, note: Note) -> NoteWrite:
+    def put(cls, note: Note, ttl: timedelta | None = None) -> NoteWrite:
         """Insert or replace a note that was read at `note.version` (0 for a new one)."""
-        return cls(note.kind, note.name, note.version, note)
+        return cls(note.kind, note.name, note.version, note, ttl)
 
     @classmethod
     def drop(cls, kind: str, name: str, expected_version: int | None = None) -> NoteWrite:
@@ -409,13 +415,6 @@ class Store(Protocol):
         call are a chain: where one is not done, those behind it are not either (an edit may
         have brought the job to the very version that the second expects). Overlap is decided
         in here, by `overlapped`, on what the store holds at that moment.
-        """
-        ...
-
-    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        """Become or stay the leader of `name` for `ttl`: the term's token, or None.
-
-        The token grows whenever the holder changes. `ttl` zero resigns.
         """
         ...
 

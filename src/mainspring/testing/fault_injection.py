@@ -224,9 +224,6 @@ class FaultyStore:
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         return await self._call("fire", lambda: self.store.fire(firings))
 
-    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        return await self._call("elect", lambda: self.store.elect(name, holder, ttl))
-
     async def wait(self, timeout: float) -> bool:
         return await self._call("wait", lambda: self.store.wait(timeout))
 

@@ -23,6 +23,7 @@ from mainspring.core import transitions
 from mainspring.core.model import State, Webhook, replace
 from mainspring.core.policy import Policy
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
 from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
@@ -496,7 +497,7 @@ async def test_a_locked_file_is_away_for_now(
         other.execute("ROLLBACK")
         other.close()
         await store.add([a_run("one")])
-        assert await store.elect("x", "me", timedelta(seconds=1)) == 1
+        assert await elect(store, "x", "me", timedelta(seconds=1)) == 1
 
 
 async def test_a_file_from_before_webhooks_is_brought_up_to_date(

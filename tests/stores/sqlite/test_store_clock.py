@@ -14,6 +14,7 @@ import pytest
 from mainspring.core import clock as clocks
 from mainspring.core import transitions
 from mainspring.core.clock import EPOCH, CarriedClock, SteadyClock, SystemClock
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FakeClock
@@ -125,12 +126,12 @@ async def test_leases_of_a_former_boot_have_lapsed(
     async with opened(tmp_path / "jobs.db", clock) as store:
         await store.add([a_run("one")])
         await store.claim(a_claim())
-        assert await store.elect("lead", "a", a_claim().lease) == 1
+        assert await elect(store, "lead", "a", a_claim().lease) == 1
     booted = FakeClock(START.replace(year=2020))
     name_the_boot(monkeypatch, "another")
     async with opened(tmp_path / "jobs.db", booted) as store:
         assert await lapsed(store) == ["one"]
-        assert await store.elect("lead", "b", a_claim().lease) == 2
+        assert await elect(store, "lead", "b", a_claim().lease) == 2
 
 
 async def test_another_boot_id_on_the_same_machine_lapses_nothing(
@@ -159,11 +160,11 @@ async def test_two_boots_that_began_at_the_same_wall_time_are_told_apart(
         await store.add([a_run("one", run_at=EPOCH)])
         clock.advance(timedelta(days=3))
         await store.claim(a_claim())
-        assert await store.elect("lead", "a", a_claim().lease) == 1
+        assert await elect(store, "lead", "a", a_claim().lease) == 1
     name_the_boot(monkeypatch, "another")
     async with opened(tmp_path / "jobs.db", FakeClock(EPOCH)) as store:
         assert await lapsed(store) == ["one"]
-        assert await store.elect("lead", "b", a_claim().lease) == 2
+        assert await elect(store, "lead", "b", a_claim().lease) == 2
 
 
 async def test_where_there_is_no_boot_clock_the_wall_clock_decides(

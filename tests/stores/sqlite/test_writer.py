@@ -19,6 +19,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
 from mainspring.errors import StoreUnavailable
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
@@ -40,7 +41,7 @@ async def test_a_failing_operation_harms_no_other(tmp_path: Path) -> None:
             store.add([a_run("before")]),
             store._write(fail, [1]),
             store.add([a_run("after")]),
-            store.elect("x", "me", timedelta(seconds=9)),
+            elect(store, "x", "me", timedelta(seconds=9)),
             return_exceptions=True,
         )
         assert isinstance(results[1], RuntimeError)

@@ -8,6 +8,7 @@ from typing import Any
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace
 from mainspring.core.policy import Overlap, Policy
+from mainspring.stores.election import elect
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import (
     Claim,
@@ -60,7 +61,7 @@ async def do_everything(url: str) -> None:
         await _work(store)
         await _keep_jobs(store)
         await _keep_notes(store)
-        assert await store.elect("lead", "me", timedelta(seconds=5)) == 1
+        assert await elect(store, "lead", "me", timedelta(seconds=5)) == 1
         await store.wait(0.3)
         await store.add(await some_runs(store, "heard"))
         assert await store.wait(10) is True

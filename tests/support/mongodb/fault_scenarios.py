@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pymongo import MongoClient
-
 from mainspring import Run, Scheduler, State
 from mainspring.core.model import LIVE
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.mongodb.url import DEFAULT_PREFIX
+from mainspring.stores.election import LEADER, TERMS
 from tests.support.mongodb.worker import PLACES, build
 from tests.support.process_crashes import Crew, Entry, check, read_log
 from tests.support.servers.clocks import SteppedClock, program_clock
 from tests.support.servers.mongodb import ReplicaSet, with_database
-from tests.support.servers.server import Document
 
 __all__ = ["Failed", "failover", "orphaned_slots", "skewed"]
 
@@ -191,11 +188,7 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
 
     Gives how many slots there were, each of which had exactly one run that succeeded.
     """
-    with (
-        Crew.on(place, 1, url, (NODE, str(lease))) as crew,
-        MongoClient[Document](url) as client,
-    ):
-        terms = client.get_default_database()[DEFAULT_PREFIX + "terms"]
+    with Crew.on(place, 1, url, (NODE, str(lease))) as crew:
         desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
         async with desk:
             for _ in range(3):
@@ -205,8 +198,8 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
                 leader = None
                 while leader is None:  # the dead lead on until their term is over
                     await asyncio.sleep(0.3)
-                    term = terms.find_one({"_id": "keeper"})
-                    pid = int(term["holder"].split(":")[-2]) if term else 0
+                    term = await desk.note(TERMS, LEADER)
+                    pid = int(term.value["holder"].split(":")[-2]) if term else 0
                     leader = next((one for one in crew.alive if one.pid == pid), None)
                 crew.kill(leader)
                 crew.processes.remove(leader)

@@ -38,7 +38,8 @@ from mainspring.stores.copy.reader import (
     patiently,
     runs_by_id,
 )
-from mainspring.stores.protocol import LEADER, JobQuery, JobWrite, RunQuery, Store
+from mainspring.stores.election import LEADER, elect
+from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
 
 __all__ = ["Copied", "Look", "copy", "look"]
 
@@ -271,7 +272,7 @@ async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awa
     finally:
         for store, holder in held:
             try:
-                await store.elect(_LOCK, holder, timedelta())
+                await elect(store, _LOCK, holder, timedelta())
             except StoreUnavailable:
                 continue  # it lapses by itself
 
@@ -283,7 +284,7 @@ async def _same_store(source: Store, target: Store, mine: str, other: str) -> bo
 
 
 async def _elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
-    return await patiently(store.elect, name, holder, ttl)
+    return await patiently(elect, store, name, holder, ttl)
 
 
 async def _refuse_leases(store: Store) -> None:

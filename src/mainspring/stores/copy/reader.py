@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from mainspring.core.model import Job, Note, Run, State
 from mainspring.errors import StoreUnavailable
+from mainspring.stores.election import TERMS
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
 __all__ = [
@@ -62,12 +63,13 @@ async def all_jobs(store: Store) -> AsyncIterator[list[Job]]:
 
 
 async def all_notes(store: Store) -> AsyncIterator[list[Note]]:
-    """Page by page, each of one kind."""
+    """Page by page, each of one kind. Terms of elections stay with the store that held them."""
     cursor: str | None = None
     while True:
         page = await patiently(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
-        for _, notes in groupby(page.items, key=lambda note: note.kind):
-            yield list(notes)
+        for kind, notes in groupby(page.items, key=lambda note: note.kind):
+            if kind != TERMS:
+                yield list(notes)
         if (cursor := page.cursor) is None:
             return
 

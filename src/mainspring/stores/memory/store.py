@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
 from itertools import count
@@ -33,6 +32,7 @@ from mainspring.stores.memory import records
 from mainspring.stores.memory.handler_transaction import MemoryTransaction
 from mainspring.stores.notifier import Waiters
 from mainspring.stores.protocol import (
+    TTL_NOTE_KEPT,
     Added,
     Claim,
     Counts,
@@ -60,13 +60,6 @@ T = TypeVar("T")
 _Doing = Coroutine[Any, Any, T]
 
 
-@dataclass(slots=True)
-class _Term:
-    holder: str
-    token: int
-    until: datetime
-
-
 def _whole(method: Callable[P, _Doing[T]]) -> Callable[P, _Doing[T]]:
     """Nothing of another thread comes between, either: handlers commit in theirs."""
 
@@ -91,7 +84,7 @@ class MemoryStore:
         self._last_change: dict[str, int] = {}
         self._jobs: dict[str, Job] = {}
         self._notes: dict[tuple[str, str], Note] = {}
-        self._terms: dict[str, _Term] = {}
+        self._with_ttl: set[tuple[str, str]] = set()
         # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
         self.data: dict[Any, Any] = {}
@@ -110,8 +103,8 @@ class MemoryStore:
         return self._now()
 
     def _now(self) -> datetime:
-        """The wall clock's time. When somebody has set it, leases, terms and retries are moved
-        along: they last as long as they were meant to."""
+        """The wall clock's time. When somebody has set it, leases, notes with a ttl and retries are
+        moved along: they last as long as they were meant to."""
         if self._wall_offset is None:
             self._wall_offset = self._steady.wall_offset_us()
         elif step := self._steady.step_from(self._wall_offset):
@@ -130,8 +123,10 @@ class MemoryStore:
             if run.state is State.RUNNING and run.lease_until is not None:
                 run = replace(run, lease_until=run.lease_until + step)
             self._runs[run.id] = run
-        for term in self._terms.values():
-            term.until += step
+        for key in self._with_ttl:
+            note = self._notes[key]
+            assert note.expires_at is not None
+            self._notes[key] = replace(note, expires_at=note.expires_at + step)
 
     @_whole
     async def add(self, runs: Sequence[Run]) -> list[Added]:
@@ -260,7 +255,8 @@ class MemoryStore:
             return 0
         now = self._now()
         for key in [key for key, note in self._notes.items() if records.over(note, now)]:
-            del self._notes[key]
+            if key not in self._with_ttl or records.over(self._notes[key], now - TTL_NOTE_KEPT):
+                self._drop_note(key)
         old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
         gone = [run_id for run_id in old if self._droppable(run_id, now)][:limit]
         for run_id in gone:
@@ -340,11 +336,20 @@ class MemoryStore:
         if write.expected_version not in (None, version):
             return None
         if write.note is None:
-            return None if self._notes.pop(key, None) is None else 0
+            return 0 if self._drop_note(key) else None
         # The number of a note that has expired grows on: no writer meets the same version twice.
         version = (stored.version if stored else 0) + 1
-        self._notes[key] = replace(write.note, version=version)
+        note = replace(write.note, version=version)
+        self._with_ttl.discard(key)
+        if write.ttl is not None:
+            note = replace(note, expires_at=now + write.ttl)
+            self._with_ttl.add(key)
+        self._notes[key] = note
         return version
+
+    def _drop_note(self, key: tuple[str, str]) -> bool:
+        self._with_ttl.discard(key)
+        return self._notes.pop(key, None) is not None
 
     @_whole
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -358,17 +363,6 @@ class MemoryStore:
             fired.append(one)
         self._waiters.wake()
         return fired
-
-    @_whole
-    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        now = self._now()
-        term = self._terms.get(name)
-        if term is None or (term.until <= now and term.holder != holder):
-            term = self._terms[name] = _Term(holder, term.token + 1 if term else 1, now)
-        if term.holder != holder:
-            return None
-        term.until = now + ttl
-        return term.token if ttl else None
 
     async def wait(self, timeout: float) -> bool:
         return await self._waiters.wait(timeout)

@@ -13,7 +13,7 @@
     crowd.py      others who claim, and which runs are left to them
     changes.py    commit
     reads.py      get, find, counts, jobs
-    upkeep.py     prune, elect
+    upkeep.py     prune
     rows.py       values to documents and back
     schema.py     collections, indexes, opening a database
     database.py   what all of the above work on

@@ -60,10 +60,6 @@ class Database:
         return self._collection("notes")
 
     @property
-    def terms(self) -> Collection:
-        return self._collection("terms")
-
-    @property
     def meta(self) -> Collection:
         return self._collection("meta")
 

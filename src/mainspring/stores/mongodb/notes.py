@@ -16,7 +16,7 @@ from mainspring.core.model import Note, Page
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.protocol import NoteQuery, NoteWrite
 
 __all__ = ["find", "put"]
@@ -62,11 +62,14 @@ async def put(db: Database, write: NoteWrite) -> int | None:
 
 async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | None:
     expected, by_id = write.expected_version, {"_id": _id(write.kind, write.name)}
-    shown = {"version": 1, "over": _over(db)}
+    shown = {"version": 1, "over": _over(db), "now": db.time.now}
     seen = await db.notes.find_one(by_id, shown)
     live = 0 if seen is None or seen["over"] else seen["version"]
     if expected not in (None, live):
         return None
+    if made is not None and write.ttl is not None:
+        now = to_us(await db.now()) if seen is None else int(seen["now"])
+        made = {**made, "expires_at": now + span_us(write.ttl), "ttl": span_us(write.ttl)}
     if seen is None:
         return None if made is None else await _insert(db, made)
     same = {**by_id, "version": seen["version"]}

@@ -1,29 +1,29 @@
-"""Deletes old runs and expired notes, and elects."""
+"""Deletes old runs and expired notes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
-
-from pymongo.errors import DuplicateKeyError
 
 from mainspring.core.model import FINISHED
 from mainspring.stores.mongodb import dedupe
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.server_clock import span_us, until
+from mainspring.stores.mongodb.server_clock import span_us
+from mainspring.stores.protocol import TTL_NOTE_KEPT
 
-__all__ = ["delete_finished", "elect", "prunable", "prune"]
+__all__ = ["delete_finished", "prunable", "prune"]
 
-TRIES = 10
 _FINISHED = sorted(map(str, FINISHED))
 
 
 async def prune(db: Database, before: datetime, limit: int) -> int:
     """Deletes by ids, and only what is still as it was seen: a run may be revived meanwhile."""
     now = to_us(await db.now())
-    await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": now}})
+    await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": now}, "ttl": None})
+    kept = now - span_us(TTL_NOTE_KEPT)
+    await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": kept}, "ttl": {"$ne": None}})
     if limit <= 0:
         return 0
     walk = db.runs.find(prunable(db, before), {"dedupe_key": 1}).sort("finished_at", 1).limit(limit)
@@ -88,46 +88,3 @@ async def _of_none(db: Database, seen: list[Document]) -> list[Document]:
     wanted = {"_id": {"$in": [key["run"] for key in seen]}}
     left = {run["_id"] async for run in db.runs.find(wanted, {"_id": 1})}
     return [key for key in seen if key["run"] not in left]
-
-
-async def elect(db: Database, name: str, holder: str, ttl: timedelta) -> int | None:
-    """A term is a document; who takes it over guards that by the term seen."""
-    for _ in range(TRIES):
-        shown = {"holder": 1, "token": 1, "since": 1, "over": _over(db)}
-        term = await db.terms.find_one({"_id": name}, shown)
-        if term is None:
-            token = await _begin(db, name, holder, ttl) if ttl else 0
-        elif term["holder"] == holder:
-            token = await _write(db, term, term["token"], holder, ttl)
-        elif term["over"] and ttl:
-            token = await _write(db, term, term["token"] + 1, holder, ttl)
-        else:
-            return None
-        if token is not None:
-            return token if ttl else None
-    return None
-
-
-def _over(db: Database) -> Document:
-    return {"$lte": [until("since", "ttl"), db.time.now]}
-
-
-async def _begin(db: Database, name: str, holder: str, ttl: timedelta) -> int | None:
-    put = {"holder": holder, "token": 1, "ttl": span_us(ttl)}
-    change = db.time.stamped({"$set": put}, "since")
-    try:
-        await db.terms.update_one({"_id": name, "token": None}, change, upsert=True)
-    except DuplicateKeyError:
-        return None
-    return 1
-
-
-async def _write(
-    db: Database, seen: Document, token: int, holder: str, ttl: timedelta
-) -> int | None:
-    change = db.time.stamped(
-        {"$set": {"holder": holder, "token": token, "ttl": span_us(ttl)}}, "since"
-    )
-    same = {name: seen[name] for name in ("_id", "holder", "token", "since")}
-    result = await db.terms.update_one(same, change)
-    return token if result.matched_count else None

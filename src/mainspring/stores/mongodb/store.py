@@ -225,10 +225,6 @@ class MongoStore:
         self._ring()
         return fired
 
-    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        with translating():
-            return await upkeep.elect(self._db, name, holder, ttl)
-
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().bell.wait(timeout)
 

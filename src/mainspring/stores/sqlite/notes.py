@@ -10,7 +10,7 @@ from mainspring.core import codec
 from mainspring.core.model import Note, Page
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
-from mainspring.stores.sqlite.codec import from_us, name_list, to_us
+from mainspring.stores.sqlite.codec import from_us, name_list, span_us, to_us
 from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = ["NoteRow", "find", "put"]
@@ -26,13 +26,15 @@ class NoteRow(NamedTuple):
     expected_version: int | None
     value: str | None
     expires_at: int | None
+    ttl: int | None
 
     @classmethod
     def of(cls, write: NoteWrite) -> NoteRow:
         note = write.note
         value = None if note is None else codec.encode(note.value, what="note")
         ends = None if note is None or note.expires_at is None else to_us(note.expires_at)
-        return cls(write.kind, write.name, write.expected_version, value, ends)
+        ttl = None if write.ttl is None else span_us(write.ttl)
+        return cls(write.kind, write.name, write.expected_version, value, ends, ttl)
 
 
 def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Note]:
@@ -78,7 +80,8 @@ def _put(tx: Transaction, item: NoteRow) -> int | None:
     if item.value is None:
         return 0 if tx.changed(_DROP, *same) else None
     # The number of a note that has expired grows on: no writer meets the same version twice.
-    tx.connection.execute(_PUT, (*same, kept + 1, item.expires_at, item.value))
+    ends = item.expires_at if item.ttl is None else tx.now + item.ttl
+    tx.connection.execute(_PUT, (*same, kept + 1, ends, item.value, item.ttl))
     return int(kept) + 1
 
 
@@ -87,7 +90,7 @@ _STORED = (
     " WHERE kind = ? AND name = ?"
 )
 _PUT = (
-    "INSERT OR REPLACE INTO mainspring_notes (kind, name, version, expires_at, value)"
-    " VALUES (?, ?, ?, ?, ?)"
+    "INSERT OR REPLACE INTO mainspring_notes (kind, name, version, expires_at, value, ttl)"
+    " VALUES (?, ?, ?, ?, ?, ?)"
 )
 _DROP = "DELETE FROM mainspring_notes WHERE kind = ? AND name = ?"

@@ -19,7 +19,7 @@ from mainspring.core.model import (
     Run,
     replace,
 )
-from mainspring.stores.protocol import Added, Claim, Held, Renewed
+from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
 from mainspring.stores.sqlite.claim import next_runs, room_for
 from mainspring.stores.sqlite.codec import (
     LANE_SQL,
@@ -44,7 +44,6 @@ __all__ = [
     "add",
     "bring_back",
     "claim",
-    "elect",
     "prune",
     "renew",
     "set_aside",
@@ -264,12 +263,12 @@ _RENEW = (
 _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE id = ?"
 
 
-# -- maintain and elect ---------------------------------------------------------------------
+# -- maintain ------------------------------------------------------------------------------------
 
 
 def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Each item is a moment and how many runs may go."""
-    tx.changed(_EXPIRED, tx.now)
+    tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
     tx.changed(_WAITED)
     return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
 
@@ -280,7 +279,10 @@ DELETE FROM mainspring_upstream WHERE NOT EXISTS (
     WHERE run.seq = mainspring_upstream.seq AND run.state = 'waiting'
 )
 """
-_EXPIRED = "DELETE FROM mainspring_notes WHERE expires_at <= ?"
+_EXPIRED = """
+DELETE FROM mainspring_notes
+WHERE expires_at <= ?1 AND (ttl IS NULL OR expires_at <= ?1 - ?2)
+"""
 
 
 _PRUNE = """
@@ -289,24 +291,4 @@ DELETE FROM mainspring_runs WHERE seq IN (
     WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?)
     ORDER BY finished_at LIMIT ?
 )
-"""
-
-
-def elect(tx: Transaction, items: Sequence[tuple[str, str, int]]) -> list[int | None]:
-    """Each item is what is led, who asks, and for how many microseconds."""
-    return [_elect(tx, *item) for item in items]
-
-
-def _elect(tx: Transaction, name: str, holder: str, ttl: int) -> int | None:
-    tx.changed(_ELECT, name, holder, tx.now + ttl, tx.now)
-    row = tx.connection.execute(_TERM, (name,)).fetchone()
-    return int(row[1]) if row[0] == holder and ttl else None
-
-
-_TERM = "SELECT holder, token FROM mainspring_terms WHERE name = ?"
-_ELECT = """
-INSERT INTO mainspring_terms (name, holder, token, until) VALUES (?1, ?2, 1, ?3)
-ON CONFLICT (name) DO UPDATE SET
-    token = token + (holder <> ?2), holder = ?2, until = ?3
-WHERE holder = ?2 OR until <= ?4
 """

@@ -177,7 +177,16 @@ _BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
 # The id of the change that was applied last: a change that is sent again is recognised by it.
 _LAST_CHANGE = "ALTER TABLE mainspring_runs ADD COLUMN last_change INTEGER"
 
-MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN, _LAST_CHANGE]
+# Terms are notes: those whose end the store's clock gives, and keeps through steps of that clock.
+_TERMS = """
+ALTER TABLE mainspring_notes ADD COLUMN ttl INTEGER;
+INSERT OR IGNORE INTO mainspring_notes (kind, name, version, expires_at, value, ttl)
+SELECT 'mainspring.term', name, token, until, json_object('holder', holder), 0
+FROM mainspring_terms;
+DROP TABLE mainspring_terms;
+"""
+
+MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN, _LAST_CHANGE, _TERMS]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

@@ -193,10 +193,6 @@ class SqliteStore:
         [fired] = await self._write(firing.fire, [list(firings)])
         return list(fired)
 
-    async def elect(self, name: str, holder: str, ttl: timedelta) -> int | None:
-        [token] = await self._write(writes.elect, [(name, holder, span_us(ttl))], wakes=False)
-        return None if token is None else int(token)
-
     async def wait(self, timeout: float) -> bool:
         return await self._open_session().writer.bell.wait(timeout)
 

@@ -3,9 +3,10 @@
 Leases are kept as wall times, so that people can read them. Whoever sets the wall clock would
 lengthen or end them all. Therefore the database holds how far the wall clock is from a clock that
 nobody can set (the time since boot, the same in every process of the machine). A transaction that
-finds another distance moves every lease, every term of a leader and every retry by the
-difference, before it decides anything: they last as long as they were meant to. What is due stays
-due when the clock is set back. Schedules and delays name wall times, and follow the new time.
+finds another distance moves every lease, every note with a ttl (the term of a leader) and every
+retry by the difference, before it decides anything: they last as long as they were meant to. What
+is due stays due when the clock is set back. Schedules and delays name wall times, and follow the
+new time.
 
 A retry is moved only if its last attempt began at a time that this boot has seen. A machine
 without a battery clock starts in 1970 and is set to today later: retries of the former boot name
@@ -39,7 +40,7 @@ _LATEST = "latest wall time"
 _LAPSE_LEASES = (
     "UPDATE mainspring_runs SET lease_until = min(lease_until, ?) WHERE state = 'running'"
 )
-_LAPSE_TERMS = "UPDATE mainspring_terms SET until = min(until, ?)"
+_LAPSE_TERMS = "UPDATE mainspring_notes SET expires_at = min(expires_at, ?) WHERE ttl IS NOT NULL"
 _CLAIMED_LATER = (
     "SELECT EXISTS (SELECT 1 FROM mainspring_runs WHERE state = 'running' AND started_at > ?)"
 )
@@ -54,7 +55,7 @@ WHERE state = '{}' AND run_at <= :before AND run_at > :after
 """
 _MOVES = (
     "UPDATE mainspring_runs SET lease_until = lease_until + :step WHERE state = 'running'",
-    "UPDATE mainspring_terms SET until = until + :step",
+    "UPDATE mainspring_notes SET expires_at = expires_at + :step WHERE ttl IS NOT NULL",
     *(_MOVE_DUE.format(state) for state in ("pending", "running", "waiting")),
     _MOVE_RETRIES,  # behind the others: what it moves would look due to them
 )

@@ -1,4 +1,4 @@
-"""`elect`, `wait`."""
+"""Elections by notes that expire, and `wait`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring.core import transitions
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import put_job
@@ -19,45 +20,45 @@ __all__ = ["Electing", "Waking"]
 class Electing(Suite):
     async def test_one_leads_until_its_term_is_over(self, store: Store) -> None:
         ttl = self.ticks(10)
-        first = await store.elect("lead", "a", ttl)
+        first = await elect(store, "lead", "a", ttl)
         assert first is not None
-        assert await store.elect("lead", "b", ttl) is None
+        assert await elect(store, "lead", "b", ttl) is None
         await self.pass_ticks(6)
-        assert await store.elect("lead", "a", ttl) == first  # and is renewed
+        assert await elect(store, "lead", "a", ttl) == first  # and is renewed
         await self.pass_ticks(6)
-        assert await store.elect("lead", "b", ttl) is None
+        assert await elect(store, "lead", "b", ttl) is None
         await self.pass_ticks(6)
-        second = await store.elect("lead", "b", ttl)
+        second = await elect(store, "lead", "b", ttl)
         assert second is not None
         assert second > first
-        assert await store.elect("lead", "a", ttl) is None
+        assert await elect(store, "lead", "a", ttl) is None
 
     async def test_tokens_only_grow(self, store: Store) -> None:
         last = 0
         for n in range(6):
-            token = await store.elect("lead", "ab"[n % 2], self.ticks(1))
+            token = await elect(store, "lead", "ab"[n % 2], self.ticks(1))
             assert token is not None
             assert token > last
             last = token
             await self.pass_ticks(2)
 
     async def test_a_leader_that_resigns_lets_the_next_in_at_once(self, store: Store) -> None:
-        first = await store.elect("lead", "a", self.ticks(100))
-        assert await store.elect("lead", "a", timedelta()) is None
-        second = await store.elect("lead", "b", self.ticks(100))
+        first = await elect(store, "lead", "a", self.ticks(100))
+        assert await elect(store, "lead", "a", timedelta()) is None
+        second = await elect(store, "lead", "b", self.ticks(100))
         assert first is not None
         assert second is not None
         assert second > first
 
     async def test_only_the_leader_can_resign(self, store: Store) -> None:
-        token = await store.elect("lead", "a", self.ticks(100))
-        assert await store.elect("lead", "b", timedelta()) is None
-        assert await store.elect("lead", "b", self.ticks(100)) is None
-        assert await store.elect("lead", "a", self.ticks(100)) == token
+        token = await elect(store, "lead", "a", self.ticks(100))
+        assert await elect(store, "lead", "b", timedelta()) is None
+        assert await elect(store, "lead", "b", self.ticks(100)) is None
+        assert await elect(store, "lead", "a", self.ticks(100)) == token
 
     async def test_names_are_apart(self, store: Store) -> None:
-        assert await store.elect("one", "a", self.ticks(10)) is not None
-        assert await store.elect("two", "b", self.ticks(10)) is not None
+        assert await elect(store, "one", "a", self.ticks(10)) is not None
+        assert await elect(store, "two", "b", self.ticks(10)) is not None
 
 
 class Waking(Suite):

@@ -9,6 +9,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import Note, Run, State, replace
 from mainspring.core.policy import Policy
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, drop_note, drop_runs, put_job, put_note
@@ -92,8 +93,8 @@ class Naming(Suite):
         assert (await store.notes(NoteQuery(kind=odd, cursor=page.cursor))).items == []
         assert [note.kind for note in (await store.notes(NoteQuery())).items] == [odd]
         assert await drop_note(store, odd, odd)
-        assert await store.elect(odd, odd, self.ticks(5)) == 1
-        assert await store.elect(odd, "another", self.ticks(5)) is None
+        assert await elect(store, odd, odd, self.ticks(5)) == 1
+        assert await elect(store, odd, "another", self.ticks(5)) is None
 
     async def test_a_name_with_a_nul_finds_no_other(self, store: Store) -> None:
         """No name holds one (the scheduler refuses it), and none may be taken for its beginning."""

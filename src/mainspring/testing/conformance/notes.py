@@ -101,6 +101,31 @@ class Noting(Suite):
         assert found is not None
         assert (found.value, found.expires_at) == ("new", None)
 
+    async def test_a_note_with_a_ttl_expires_by_the_stores_clock(self, store: Store) -> None:
+        note = Note(kind="key", name="a", value=1)
+        assert await store.put_notes([NoteWrite.put(note, self.ticks(5))]) == [1]
+        found = await self.note(store)
+        assert found is not None
+        assert found.expires_at is not None
+        assert self.at(5) <= found.expires_at <= await store.now() + self.ticks(5)
+        await self.pass_ticks(6)
+        assert await self.note(store) is None
+        assert await store.put_notes([NoteWrite.put(note, self.ticks(5))]) == [2]
+        assert await store.put_notes([NoteWrite.put(replace(note, version=2))]) == [3]
+        await self.pass_ticks(6)
+        found = await self.note(store)
+        assert found == replace(note, version=3)
+
+    async def test_the_version_of_a_note_with_a_ttl_survives_maintenance(
+        self, store: Store
+    ) -> None:
+        note = Note(kind="key", name="a", value=1)
+        for version in (1, 2, 3):
+            assert await store.put_notes([NoteWrite.put(note, self.ticks(1))]) == [version]
+            await self.pass_ticks(2)
+            await store.maintain(self.start, 10)
+            assert await self.note(store) is None
+
     async def test_a_dropped_note_is_gone(self, store: Store) -> None:
         await put_note(store, Note(kind="key", name="a", value=1))
         assert await drop_note(store, "other", "a") is False

@@ -11,6 +11,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Delivery
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, put_job
@@ -107,7 +108,7 @@ class Racing(Suite):
     async def test_racing_candidates_have_one_leader(self, store: Store) -> None:
         peer = await self.peer(store)
         votes = [
-            (peer if n % 2 else store).elect("lead", f"n{n}", self.ticks(30)) for n in range(20)
+            elect(peer if n % 2 else store, "lead", f"n{n}", self.ticks(30)) for n in range(20)
         ]
         assert sum(token is not None for token in await asyncio.gather(*votes)) == 1
 

@@ -37,6 +37,7 @@ from mainspring.core.policy import (
     Policy,
 )
 from mainspring.core.schedules import Schedule, at, cron, every, rrule
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs, put_job
@@ -264,7 +265,7 @@ class Keeping(Suite):
         failed = transitions.failed(held, self.start, failure, (text, f"log-{text}"), f"why-{text}")
         assert await store.commit([failed]) == [True]
         assert await self.one(store, run.id) == failed.after(held)
-        assert await store.elect(f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
+        assert await elect(store, f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
 
     async def test_an_error_text_that_is_no_unicode(self, store: Store) -> None:
         """A file name with stray bytes in a message must not keep its run from ending."""
