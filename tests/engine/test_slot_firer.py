@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mainspring import Event, Scheduler
-from mainspring.core.model import Job
+from mainspring.core.model import Job, Page
 from mainspring.engine.slots import plan
 from mainspring.errors import StoreError
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Fired, Firing
+from mainspring.stores.protocol import Fired, Firing, JobQuery
 from mainspring.testing import VirtualClock, run_virtual
 
 
@@ -45,6 +45,36 @@ async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
             async with asyncio.timeout(20):
                 await ticked.wait()
     assert [(event.job_id, type(event.error)) for event in told] == [("bad", ZeroDivisionError)]
+
+
+def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
+    """The second query of each slot is for the hint that its firing gave."""
+
+    class CountingStore(MemoryStore):
+        due_queries = 0
+
+        async def jobs(self, query: JobQuery) -> Page[Job]:
+            self.due_queries += query.due is not None
+            return await super().jobs(query)
+
+    async def main() -> None:
+        store = CountingStore(VirtualClock())
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, queues=["another"])
+
+        @scheduler.job("1s")
+        async def tick() -> None: ...
+
+        @scheduler.job("1h")
+        async def rarely() -> None: ...
+
+        async with scheduler:
+            await asyncio.sleep(5)
+            before = store.due_queries
+            await asyncio.sleep(20)
+            assert len((await scheduler.list_runs(job="tick")).items) >= 24
+            assert store.due_queries - before <= 2 * 20 + 2
+
+    run_virtual(main)
 
 
 class RefusingStore(MemoryStore):

@@ -149,19 +149,16 @@ class SlotFirer:
             await wait_for_event(self._hinted, seconds - pause)
 
     async def fire_due(self) -> float:
-        """Fire one chunk of what is due. Returns the seconds until the next look: 0 if more may
-        be due already."""
+        """Fire one chunk of due slots. Return the seconds until the next search: 0 if more slots
+        may be due already."""
         if self._stopped:
             return self._engine.settings.poll.total_seconds()
         now = await self._engine.store.now()
         self._engine.time.correct(now)
-        if not self._more_due:
-            seconds = await self._until_next(now)
-            if seconds > 0:
-                self._tell_caught_up()
-                return seconds
-        jobs = await self._due(now - self._grace(), self._chunk)
-        self._more_due = len(jobs) >= self._chunk
+        jobs, upcoming = await self._search(now)
+        if not jobs and upcoming is not None:
+            self._tell_caught_up()
+            return self._seconds_until(upcoming, now)
         chains = await self._planned_chunk(jobs)
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
@@ -177,7 +174,11 @@ class SlotFirer:
         if not any(one.done for one in fired):
             self._more_due = False
             return 0.0 if self._leads() else FOLLOWER_REST
-        return 0.0
+        if upcoming is None or self._more_due or not all(one.done for one in fired):
+            return 0.0
+        self._tell_caught_up()
+        upcoming += [chain.firings[-1].next_run_at for chain in chains]
+        return self._seconds_until(upcoming, self._engine.time.now())
 
     # Looking
 
@@ -185,13 +186,27 @@ class SlotFirer:
         fires_at_once = self._leads() or self._leader_is_away
         return timedelta() if fires_at_once else FOLLOWER_GRACE
 
-    async def _until_next(self, now: datetime) -> float:
-        """Seconds until the next slot is due, or until the next look."""
-        poll = self._engine.settings.poll.total_seconds()
-        soonest = await self._due(now + FAR, 1)
-        if not soonest or soonest[0].next_run_at is None:
-            return poll
-        return min(poll, (soonest[0].next_run_at + self._grace() - now).total_seconds())
+    async def _search(self, now: datetime) -> tuple[list[Job], list[datetime | None] | None]:
+        """Return the jobs to fire now, and the next slots of the jobs after them. Those are None
+        where more jobs may be due.
+
+        Mostly one slot is due at a time: one query finds it, and when the next one is due.
+        """
+        if not self._more_due:
+            grace = self._grace()
+            soonest = [(job, job.next_run_at) for job in await self._due(now + FAR, 2)]
+            due = [job for job, slot in soonest if slot is not None and slot + grace <= now]
+            if len(due) < 2:
+                return due, [slot for job, slot in soonest if job not in due]
+        jobs = await self._due(now - self._grace(), self._chunk)
+        self._more_due = len(jobs) >= self._chunk
+        return jobs, None
+
+    def _seconds_until(self, slots: Sequence[datetime | None], now: datetime) -> float:
+        """Seconds until the first of these slots is to be fired, at most until the next poll."""
+        grace = self._grace()
+        seconds = [(slot + grace - now).total_seconds() for slot in slots if slot is not None]
+        return max(min([self._engine.settings.poll.total_seconds(), *seconds]), 0.001)
 
     async def _due(self, moment: datetime, limit: int) -> list[Job]:
         """Up to `limit` jobs with a slot by that moment, earliest first. Jobs that are set aside,
