@@ -40,7 +40,7 @@ class SqliteMachine(StoreMachine):
 
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH
 )
 
 
@@ -55,7 +55,7 @@ def test_mongodb(replica_set_url: str, database_name: str) -> None:
             return MongoStore(f"{url}{sign}mainspringPrefix=m{next(names)}_", clock)
 
     bounded = settings(
-        max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=HEALTH
+        max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=HEALTH
     )
     run_state_machine_as_test(MongoMachine, settings=bounded)
 
