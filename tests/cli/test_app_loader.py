@@ -40,7 +40,7 @@ def test_a_scheduler_or_a_function_that_gives_one(folder: Path, spec: str) -> No
         ("app:send_email", "is the job 'send_email'", "scheduler it belongs to"),
     ],
 )
-def test_what_is_refused(folder: Path, spec: str, message: str, advice: str) -> None:
+def test_wrong_targets_are_refused(folder: Path, spec: str, message: str, advice: str) -> None:
     with pytest.raises(CommandError) as caught:
         load_scheduler(spec)
     assert message in str(caught.value)

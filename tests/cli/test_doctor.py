@@ -46,7 +46,7 @@ def producer() -> Scheduler:
     return scheduler
 
 
-def test_all_is_well(run: Run, stocked: Stocked) -> None:
+def test_a_healthy_store_passes_every_check(run: Run, stocked: Stocked) -> None:
     code, found = checks(run)
     assert code == 0
     assert {"python", "mainspring", "sqlite", "tzdata", "clock steady"} <= found.keys()
@@ -58,7 +58,7 @@ def test_all_is_well(run: Run, stocked: Stocked) -> None:
     assert said.out.splitlines()[0].startswith("ok    python")
 
 
-def test_it_leaves_nothing_behind(run: Run, stocked: Stocked) -> None:
+def test_doctor_leaves_nothing_behind(run: Run, stocked: Stocked) -> None:
     before = run("runs", "list", "--json").json, run("jobs", "list", "--json").json
     assert run("doctor").code == 0
     assert (run("runs", "list", "--json").json, run("jobs", "list", "--json").json) == before

@@ -41,7 +41,7 @@ def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
     assert "--json" in answer.out
 
 
-def test_alone_it_shows_its_help(run: Run) -> None:
+def test_without_a_command_help_is_shown(run: Run) -> None:
     assert run().out == run("--help").out
     assert "mainspring worker app:scheduler" in run().out
     assert run("jobs").out == run("jobs", "--help").out

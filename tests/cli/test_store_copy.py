@@ -18,7 +18,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HERE, THERE = "sqlite:///mainspring.db", "sqlite:///copy.db"
 
 
-def test_there_and_back(
+def test_a_copy_back_equals_the_original(
     run: Run, stocked: dict[str, str], replica_set_url: str, database_name: str
 ) -> None:
     cluster = with_database(replica_set_url, database_name)

@@ -16,9 +16,7 @@ from tests.support.command_line import Run, Start, until
 READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
 
 
-def test_works_until_sigterm_and_lets_running_work_end(
-    start: Start, run: Run, folder: Path
-) -> None:
+def test_sigterm_lets_running_work_end(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler")
     worker.says(READY)
     assert "sqlite:///mainspring.db" in worker.output
@@ -49,7 +47,9 @@ def test_ctrl_c_stops_too(start: Start) -> None:
 @pytest.mark.parametrize(
     "command", [["worker", "calm:scheduler"], ["serve", "--app", "calm:scheduler", "--port", "0"]]
 )
-def test_the_collector_is_calm(start: Start, run: Run, folder: Path, command: list[str]) -> None:
+def test_worker_freezes_startup_objects_and_raises_the_gc_threshold(
+    start: Start, run: Run, folder: Path, command: list[str]
+) -> None:
     (folder / "calm.py").write_text(
         "import gc\n"
         "from mainspring import Scheduler\n"
@@ -139,7 +139,7 @@ def test_json_tells_the_start_as_a_document_and_logs_as_lines(start: Start, run:
     assert worker.ends() == 0
 
 
-def test_quiet_says_nothing_when_all_is_well(start: Start, run: Run) -> None:
+def test_quiet_prints_nothing_without_a_failure(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--quiet")
     until(lambda: run("jobs", "show", "whoami").code == 0)
     assert run("enqueue", "whoami", "--wait", "--json").json["result"] == worker.pid

@@ -95,7 +95,7 @@ PLANTED: list[tuple[type[StoreConformance], Plant, str, dict[str, str]]] = [
     PLANTED,
     ids=[f"{plant.__name__.strip('_')}-{test[:20]}" for _, plant, test, _ in PLANTED],
 )
-def test_the_suite_finds_it(
+def test_the_conformance_suite_finds_a_planted_bug(
     suite: type[StoreConformance], plant: Plant, test: str, given: dict[str, str], tmp_path: Path
 ) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"

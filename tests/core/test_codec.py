@@ -75,13 +75,13 @@ def test_the_text_is_plain_json_in_ascii(value: Any) -> None:
         ({"$date": "x", "b": 1}, '{"$date":"x","b":1}'),
     ],
 )
-def test_the_words_of_the_format(value: Any, text: str) -> None:
+def test_encoded_text_of_special_values(value: Any, text: str) -> None:
     """Stored data outlives a version: these texts must go on being read."""
     assert encode(value) == text
     assert decode(text) == value
 
 
-def test_what_changes_its_type() -> None:
+def test_values_that_come_back_as_another_type() -> None:
     class Colour(StrEnum):
         RED = "red"
 
@@ -93,7 +93,7 @@ def test_what_changes_its_type() -> None:
     assert decode(encode({Colour.RED: Level.LOW})) == {"red": 1}
 
 
-def test_nothing_is_none() -> None:
+def test_null_decodes_to_none() -> None:
     assert decode(None) is None
     assert decode(encode(None)) is None
 

@@ -100,7 +100,7 @@ async def test_an_async_handler_in_a_thread(make: Make, place: str | Store) -> N
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-async def test_inline(make: Make, place: str | Store, kind: str) -> None:
+async def test_transaction_on_an_inline_engine(make: Make, place: str | Store, kind: str) -> None:
     scheduler = make(inline=True)
 
     async def send(ctx: RunContext) -> None:
@@ -144,7 +144,7 @@ async def test_an_error_in_the_block_undoes_it_and_retries_apply(
     assert effects(place) == ["attempt 2"]
 
 
-async def test_a_handler_that_forgets_it_fails_and_is_not_tried_again(make: Make) -> None:
+async def test_a_handler_without_its_transaction_fails_without_retry(make: Make) -> None:
     """Its effects, if any, are there once; a retry would repeat them."""
     scheduler = make()
     ran = []
@@ -160,7 +160,7 @@ async def test_a_handler_that_forgets_it_fails_and_is_not_tried_again(make: Make
     assert "without a transaction" in str(done.error)
 
 
-async def test_whatever_comes_behind_the_block_changes_nothing(
+async def test_code_after_the_block_does_not_change_the_outcome(
     make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = make()
@@ -239,7 +239,9 @@ async def test_a_cancel_that_came_before_is_found_when_it_begins(
 
 
 @pytest.mark.parametrize("how", ["awaits", "blocks its loop", "plain"])
-async def test_it_lasts_a_third_of_the_lease(make: Make, place: str | Store, how: str) -> None:
+async def test_a_transaction_expires_after_a_third_of_the_lease(
+    make: Make, place: str | Store, how: str
+) -> None:
     scheduler = make(lease="1s")
     others = []
 
@@ -345,9 +347,7 @@ async def test_many_at_once_and_a_long_run_beside_them(make: Make, place: str | 
     assert "ownership.lost" not in heard.names
 
 
-async def test_those_who_come_after_it_are_freed_with_its_result(
-    make: Make, place: str | Store
-) -> None:
+async def test_followers_are_released_with_the_result(make: Make, place: str | Store) -> None:
     """Any delivery may use it; `effect_once` says that it must."""
     scheduler = make()
 
@@ -385,7 +385,7 @@ async def test_a_result_that_cannot_be_kept_is_kept_as_text(make: Make, place: s
     assert "job send returned a result that is kept as text only" in done.attempts[0].log[0]
 
 
-async def test_they_do_not_nest(make: Make, place: str | Store) -> None:
+async def test_transactions_do_not_nest(make: Make, place: str | Store) -> None:
     scheduler = make()
 
     @scheduler.job(delivery="effect_once")

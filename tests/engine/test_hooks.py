@@ -156,7 +156,7 @@ async def test_an_error_event_carries_the_error(make: Make) -> None:
     assert failed.run.state is State.FAILED
 
 
-async def test_every_event_is_told(make: Make, place: str | Store) -> None:
+async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
     """One life with everything in it. What each event says is tested beside its feature."""
     weather = Weather()
     scheduler = make(FaultyStore(opened(place), weather), lease="1s", poll="50ms")

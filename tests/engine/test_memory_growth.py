@@ -33,7 +33,7 @@ WATCHED = (
 
 
 @pytest.mark.parametrize("kind", ["plain", "timeout", "thread", "failing", "listening"])
-async def test_nothing_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_does_not_grow_with_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Kept from pytest's own capture, which holds every record until the test's end.
     monkeypatch.setattr(logging.getLogger("mainspring.run"), "propagate", False)
     monkeypatch.setattr(logging.getLogger("mainspring.run"), "handlers", [logging.NullHandler()])

@@ -53,7 +53,7 @@ async def end_all(store: Counting) -> None:
     await store.commit([transitions.succeeded(run, now, None) for run in held])
 
 
-async def test_a_thousand_who_wait_ask_one_question(store: Counting) -> None:
+async def test_a_thousand_waiters_share_one_query(store: Counting) -> None:
     waiters = RunWaiters(store)
     waiting = [asyncio.create_task(waiters.wait(f"r{n}", LONG)) for n in range(MANY)]
     for _ in range(10):  # turns of the loop: until they have their first answer
@@ -67,7 +67,7 @@ async def test_a_thousand_who_wait_ask_one_question(store: Counting) -> None:
     assert store.asked == [MANY]
 
 
-async def test_who_is_cancelled_takes_no_answer_from_others(store: Counting) -> None:
+async def test_a_cancelled_waiter_does_not_affect_others(store: Counting) -> None:
     waiters = RunWaiters(store)
     two = [asyncio.create_task(waiters.wait("r1", LONG)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -372,7 +372,7 @@ async def test_triggered_runs_do_not_overlap_slots(world: World) -> None:
 
 
 @virtual
-async def test_a_retry_swallows_no_slot(world: World) -> None:
+async def test_a_retry_skips_no_slot(world: World) -> None:
     scheduler = world.scheduler()
 
     @scheduler.job("10s", retries=1, retry_delay="12s", overlap="allow")
@@ -728,7 +728,7 @@ async def _nothing() -> None: ...
 
 
 @pytest.mark.parametrize("url", ["memory", "sqlite"])
-async def test_real_seconds_too(url: str, tmp_path: Any) -> None:
+async def test_slots_fire_in_real_time(url: str, tmp_path: Any) -> None:
     """The same with threads and a real clock: a cron of each second, an interval."""
     store = "memory://" if url == "memory" else f"sqlite:///{tmp_path}/jobs.db"
     scheduler = Scheduler(store)

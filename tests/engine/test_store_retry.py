@@ -256,7 +256,7 @@ class Hushed(MemoryStore):
         return await super().next_due(claim, back)
 
 
-async def test_an_idle_worker_asks_little_and_finds_what_no_hint_told_of(make: Make) -> None:
+async def test_an_idle_worker_polls_rarely_and_finds_runs_without_a_hint(make: Make) -> None:
     store = Hushed()
     scheduler = make(store, poll="10ms")
 
@@ -273,7 +273,7 @@ async def test_an_idle_worker_asks_little_and_finds_what_no_hint_told_of(make: M
         assert (await scheduler.wait(run.id, timeout=LONG)).result == "done"
 
 
-async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: str | Store) -> None:
+async def test_waiting_for_a_run_outlasts_an_outage(make: Make, place: str | Store) -> None:
     weather = Weather()
     scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
     begun, gate = asyncio.Event(), asyncio.Event()
@@ -296,7 +296,7 @@ async def test_who_waits_for_a_run_waits_through_an_outage(make: Make, place: st
             assert (await waiting).result == "done"
 
 
-async def test_what_fails_no_more_because_nothing_is_left_of_it_is_told_no_more(
+async def test_health_recovers_when_no_lease_is_left_to_renew(
     make: Make, place: str | Store
 ) -> None:
     """A lease that could not be renewed is lost, and there may be none to renew ever after."""

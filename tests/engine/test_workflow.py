@@ -73,7 +73,7 @@ async def test_what_comes_after_a_failure_is_skipped(make: Make) -> None:
         assert (done[name].state, done[name].reason) == (State.SKIPPED, "upstream failed")
 
 
-async def test_each_instance_is_its_own(make: Make) -> None:
+async def test_each_workflow_instance_is_separate(make: Make) -> None:
     scheduler = make()
     ran = diamond(scheduler)
     async with scheduler:

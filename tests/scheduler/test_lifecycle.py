@@ -127,7 +127,7 @@ async def test_two_stops_at_once(make: Make) -> None:
     assert heard.names.count("scheduler.stopped") == 1
 
 
-async def test_who_waits_while_it_stops_hears_why(make: Make) -> None:
+async def test_a_waiter_is_told_that_the_scheduler_stops(make: Make) -> None:
     scheduler = make()
 
     @scheduler.job()

@@ -108,7 +108,7 @@ def test_a_connection_that_brings_no_request_is_closed(
         assert client.get("/livez").status_code == 200
 
 
-def test_what_was_asked_for_may_take_its_time(serve: Serve) -> None:
+def test_a_response_may_take_longer_than_the_header_timeout(serve: Serve) -> None:
     served = serve(HEADER_TIMEOUT="400")
     with connected(served) as stream, connected(served) as other:
         stream.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -135,7 +135,9 @@ def test_a_connection_that_keeps_sending_requests_outlives_the_header_timeout(se
 
 
 @pytest.mark.parametrize("sent", [HEAD, SLOW_BODY], ids=["head", "body"])
-def test_a_crowd_that_asks_for_nothing_keeps_nobody_out(serve: Serve, sent: bytes) -> None:
+def test_idle_connections_beyond_the_limit_are_closed_oldest_first(
+    serve: Serve, sent: bytes
+) -> None:
     served = serve(HEADER_TIMEOUT="600000", MAX_CONNECTIONS="20")
     with served.client() as client, ExitStack() as stack:
         crowd = []

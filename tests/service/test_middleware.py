@@ -30,14 +30,14 @@ async def code(api: Api, method: str = "GET", path: str = "/api/jobs", **options
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:3000", "127.0.0.1:1", "[::1]:3000"])
-async def test_the_machines_own_names_are_heard(api: Api, host: str) -> None:
+async def test_loopback_host_names_are_accepted(api: Api, host: str) -> None:
     assert await code(api, headers={"Host": host}) == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1", "[", "localhost.evil"]
 )
-async def test_a_name_that_was_bent_to_loopback_is_not(api: Api, host: str) -> None:
+async def test_other_host_names_are_refused_on_loopback(api: Api, host: str) -> None:
     answer = await api.get("/api/jobs", headers={"Host": host})
     assert answer.status_code == 403
     assert "localhost" in answer.json()["error"]
@@ -64,7 +64,7 @@ async def test_what_a_proxy_passes_on_needs_a_key(api: Api, mark: str) -> None:
     assert await code(api, headers={mark: "203.0.113.9", **await key(api)}) == 200
 
 
-async def test_elsewhere_any_host_is_heard_with_a_key(make: Make) -> None:
+async def test_beyond_loopback_any_host_is_accepted_with_a_key(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     assert await code(api, headers={"Host": "jobs.example.org", **await key(api)}) == 200
 
@@ -79,7 +79,7 @@ async def test_elsewhere_any_host_is_heard_with_a_key(make: Make) -> None:
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
     ],
 )
-async def test_a_page_elsewhere_may_not_ask(api: Api, headers: dict[str, str]) -> None:
+async def test_cross_site_requests_are_refused(api: Api, headers: dict[str, str]) -> None:
     assert await code(api, headers=headers) == 403
     assert await code(api, "POST", json=WEBHOOK, headers=headers) == 403
     assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
@@ -98,7 +98,7 @@ async def test_a_page_elsewhere_may_not_ask(api: Api, headers: dict[str, str]) -
         },
     ],
 )
-async def test_its_own_pages_and_links_that_people_follow_may(
+async def test_same_origin_requests_and_followed_links_are_allowed(
     api: Api, headers: dict[str, str]
 ) -> None:
     assert await code(api, headers=headers) == 200
@@ -117,7 +117,7 @@ async def test_a_proxy_that_rewrites_the_host_is_told_what_to_set(make: Make) ->
     assert await code(told, "POST", json=WEBHOOK, headers=other) == 403
 
 
-async def test_no_other_origin_is_ever_invited(api: Api) -> None:
+async def test_no_cors_header_allows_another_origin(api: Api) -> None:
     answer = await api.options(
         "/api/jobs",
         headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},
@@ -368,7 +368,7 @@ async def test_a_key_counts_beside_what_a_proxy_adds(make: Make) -> None:
 # -- rates ------------------------------------------------------------------------------------
 
 
-async def test_a_key_that_asks_too_often_is_told_when_to_come_back(
+async def test_a_key_over_its_rate_gets_429_with_retry_after(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 2})
@@ -386,7 +386,7 @@ async def test_without_a_key_on_loopback_there_is_no_limit(make: Make) -> None:
     assert {await code(api) for _ in range(10)} == {200}
 
 
-async def test_who_guesses_keys_has_to_wait(make: Make) -> None:
+async def test_a_client_that_guesses_keys_is_rate_limited(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     headers = {"Authorization": "Bearer ms_000000000000_guess"}
     codes = [await code(api, headers=headers) for _ in range(40)]
@@ -422,7 +422,7 @@ async def test_made_up_keys_are_not_remembered(make: Make) -> None:
     assert list(api.app.state.service.keys._known) == [used["Authorization"].split("_")[1]]
 
 
-def test_rates_are_saved_up_and_forgotten() -> None:
+def test_unused_rate_is_saved_up_and_idle_clients_are_forgotten() -> None:
     clock = FakeClock()
     rates = Rates(1, 2, clock)
     assert [rates.take("a") > 0 for _ in range(3)] == [False, False, True]

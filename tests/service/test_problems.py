@@ -34,7 +34,7 @@ from tests.support.service import WEBHOOK, Api
         {"method": {"Authorization": "Bearer s3cret"}},
     ],
 )
-async def test_no_secret_is_told_back(api: Api, wrong: Any) -> None:
+async def test_errors_do_not_repeat_secrets(api: Api, wrong: Any) -> None:
     whole = {**WEBHOOK, **wrong}
     await created(api, id="mine")
     answers = [
@@ -53,7 +53,7 @@ async def test_no_secret_is_told_back(api: Api, wrong: Any) -> None:
     assert told == {field}
 
 
-async def test_what_is_no_secret_is_told_back(api: Api) -> None:
+async def test_errors_repeat_values_that_are_not_secret(api: Api) -> None:
     wrong = {**WEBHOOK, "priority": "high", "endpoint": "ftp://example.org/", "tags": {"a": 1}}
     document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
     told = {one["field"]: one["message"] for one in document["errors"]}

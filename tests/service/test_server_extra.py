@@ -13,13 +13,13 @@ from mainspring import Scheduler
 from mainspring.errors import InvalidInput
 
 
-def test_the_service_says_what_it_needs(monkeypatch: Any) -> None:
+def test_serve_without_the_extra_names_the_extra(monkeypatch: Any) -> None:
     monkeypatch.setattr(mainspring.service, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pip install 'mainspring\[server\]'"):
         Scheduler("memory://").asgi()
 
 
-def test_the_core_imports_nothing_of_it() -> None:
+def test_the_core_imports_nothing_of_the_server_extra() -> None:
     script = (
         "import sys, mainspring\n"
         "from mainspring import Scheduler\n"
@@ -31,6 +31,6 @@ def test_the_core_imports_nothing_of_it() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_auth_is_said_in_words() -> None:
+def test_an_unknown_auth_value_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'keys' or None"):
         Scheduler("memory://").asgi(auth="none")

@@ -63,7 +63,7 @@ async def away(make: Make, request: pytest.FixtureRequest) -> Away:
     return Away(await make(sample_scheduler(store, workers=0), loopback=loopback), weather)
 
 
-async def test_a_key_that_was_good_hears_of_it(away: Away) -> None:
+async def test_a_key_known_before_the_outage_can_read_metrics(away: Away) -> None:
     headers = await key(away.api)
     assert await away.up(headers=headers) == "mainspring_store_up 1.0"
     away.go()
@@ -78,7 +78,7 @@ async def test_a_key_that_was_good_hears_of_it(away: Away) -> None:
     await come_true(back)  # the engine has to find out
 
 
-async def test_it_opens_nothing_else(away: Away) -> None:
+async def test_a_key_known_before_the_outage_opens_only_metrics(away: Away) -> None:
     headers = await key(away.api, "admin")
     assert await away.up(headers=headers) == "mainspring_store_up 1.0"
     away.go()
@@ -93,7 +93,7 @@ async def test_it_opens_nothing_else(away: Away) -> None:
         assert await code(away.api, method, path, headers=headers) == 503
 
 
-async def test_nobody_else_comes_in(away: Away) -> None:
+async def test_an_unknown_key_is_refused_during_an_outage(away: Away) -> None:
     good, unused = await key(away.api), await key(away.api)
     revoked, expired = (
         await away.keys.create("revoked", "read"),

@@ -87,7 +87,9 @@ def producer(store: Any) -> Scheduler:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("seconds", [0.0, 2.0], ids=["at once", "after a while"])
-def test_one_killer_among_a_hundred_harmless_runs(workers: int, seconds: float) -> None:
+def test_a_run_that_kills_workers_harms_none_of_a_hundred_others(
+    workers: int, seconds: float
+) -> None:
     async def main() -> None:
         cluster = Cluster(workers, seed=1)
         client = producer(cluster.store)

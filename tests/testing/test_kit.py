@@ -31,7 +31,7 @@ NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
 
 
 class TestFakeClock:
-    def test_stands_still_until_it_is_moved(self) -> None:
+    def test_fake_clock_stands_still_until_it_is_moved(self) -> None:
         clock = FakeClock(NOON)
         assert clock.now() == clock.now() == NOON
         assert clock.advance(90) == NOON + timedelta(seconds=90)
@@ -200,7 +200,7 @@ print(trace)
 
         run_virtual(main)
 
-    def test_a_clock_is_never_short_of_the_moment_slept_for(self) -> None:
+    def test_virtual_clock_reaches_the_moment_slept_for(self) -> None:
         async def main() -> None:
             clock = VirtualClock()
             rng = random.Random(1)

@@ -249,7 +249,7 @@ async def test_a_compressed_answer_is_kept_as_it_came() -> None:
     assert len(answer["body"]) < 22_000
 
 
-async def test_nobody_listens() -> None:
+async def test_a_refused_connection_fails_the_attempt() -> None:
     async with serving(silent) as port:
         pass
     async with scheduler() as mainspring:
@@ -274,7 +274,7 @@ async def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("behaviour", [silent, no_http, closing])
-async def test_tls_that_is_none(behaviour: Behaviour) -> None:
+async def test_a_plain_endpoint_under_https_fails_the_attempt(behaviour: Behaviour) -> None:
     async def garbage(reader: Reader, writer: Writer) -> None:
         if behaviour is not silent:
             writer.write(b"not TLS at all\r\n\r\n" if behaviour is no_http else b"")

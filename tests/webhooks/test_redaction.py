@@ -51,7 +51,7 @@ def test_a_secret_is_masked_in_every_form(secret: str, echoed: str, kept: str) -
     assert SecretRedactor([secret]).redact(echoed) == kept
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_text_that_is_not_a_secret_is_not_masked() -> None:
     known = SecretRedactor([TOKEN, DIGEST, COOKIE, BASIC, "short", ""])
     text = "Bearer, Basic and Digest; username bob, session, csrf: a short answer"
     assert known.redact(text) == text

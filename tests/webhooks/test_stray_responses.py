@@ -36,7 +36,7 @@ async def test_what_stands_behind_an_answer_does_not_take_it_back(answer: bytes)
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("status", [200, 410])
-async def test_an_answer_that_nobody_asked_for_is_nobodys(status: int, together: bool) -> None:
+async def test_an_unrequested_response_is_dropped(status: int, together: bool) -> None:
     """The next job of that host would have it, and its own request would never be sent."""
     stray, closed, seen = response(status, b"forged"), asyncio.Event(), []
 

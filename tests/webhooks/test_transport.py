@@ -198,7 +198,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(broken: bool)
     assert (response.status, bytes(response.body), response.more) == (200, b"some", broken)
 
 
-async def test_what_is_answered_to_a_call_that_was_cut_off_is_nobodys() -> None:
+async def test_a_late_response_to_an_aborted_call_is_dropped() -> None:
     arrived = asyncio.Event()
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -220,7 +220,7 @@ async def test_what_is_answered_to_a_call_that_was_cut_off_is_nobodys() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk\r\n\r\n"])
-async def test_a_flood_of_interim_answers_is_soon_enough(junk: bytes) -> None:
+async def test_too_many_interim_responses_end_the_call(junk: bytes) -> None:
     async def serve(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 6_000 + junk)
@@ -243,7 +243,7 @@ async def test_what_cannot_be_read_is_told_in_whole_words() -> None:
             await asked(made, port)
 
 
-async def test_a_status_that_is_none_is_an_answer() -> None:
+async def test_an_unknown_status_code_is_a_response() -> None:
     async def serve(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n")

@@ -59,7 +59,7 @@ def test_what_is_sealed_opens_again_and_only_for_its_use() -> None:
             vault.open(sealed, *bound)
 
 
-def test_what_was_changed_does_not_open() -> None:
+def test_a_changed_ciphertext_does_not_decrypt() -> None:
     vault = Vault.of([new_key()], environ={})
     sealed = vault.seal(TOKEN, "job", "x")
     box = bytearray(base64.b64decode(sealed.box))

@@ -22,7 +22,7 @@ async def warmed(scheduler: Scheduler, enqueue_many: Callable[..., object]) -> N
         await ended(scheduler, run)
 
 
-async def test_no_more_at_once_than_there_are_places(make: Make) -> None:
+async def test_no_more_handlers_run_at_once_than_the_worker_has_slots(make: Make) -> None:
     scheduler = make(workers=3)
     running, most = 0, 0
 
@@ -43,7 +43,7 @@ async def test_no_more_at_once_than_there_are_places(make: Make) -> None:
     assert most == 3
 
 
-async def test_a_hook_that_waits_keeps_no_place_shut(make: Make) -> None:
+async def test_a_slow_hook_occupies_no_worker_slot(make: Make) -> None:
     scheduler = make(workers=3)
     together = asyncio.Barrier(3)
 
@@ -58,7 +58,7 @@ async def test_a_hook_that_waits_keeps_no_place_shut(make: Make) -> None:
             assert (await ended(scheduler, run)).state is State.SUCCEEDED
 
 
-async def test_threads_and_the_loop_share_the_places(make: Make) -> None:
+async def test_threads_and_the_loop_share_the_worker_slots(make: Make) -> None:
     scheduler = make(workers=2)
     lock = threading.Lock()
     running, most = 0, 0
@@ -90,7 +90,7 @@ async def test_threads_and_the_loop_share_the_places(make: Make) -> None:
     assert most == 2
 
 
-async def test_what_waits_on_the_loop_keeps_no_thread_from_its_turn(make: Make) -> None:
+async def test_attempts_queued_for_the_loop_do_not_delay_threads(make: Make) -> None:
     """A stream of loop work that always has the next at hand still gives places back."""
     scheduler = make(workers=1)
     go = True
@@ -147,7 +147,7 @@ async def test_a_run_that_waits_has_a_task_of_its_own(make: Make) -> None:
     assert len(set(tasks)) == 50
 
 
-async def test_the_program_has_its_turn_between_handlers_that_never_wait(make: Make) -> None:
+async def test_the_programs_own_tasks_run_between_handlers_that_never_wait(make: Make) -> None:
     scheduler = make(workers=1)
     turns = 0
     seen = []
@@ -171,7 +171,7 @@ async def test_the_program_has_its_turn_between_handlers_that_never_wait(make: M
     assert all(before < after for before, after in itertools.pairwise(seen))
 
 
-async def test_what_waits_its_turn_can_be_cancelled(make: Make) -> None:
+async def test_a_queued_attempt_can_be_cancelled(make: Make) -> None:
     scheduler = make(workers=1)
     go = asyncio.Event()
     go.set()
@@ -197,7 +197,9 @@ async def test_what_waits_its_turn_can_be_cancelled(make: Make) -> None:
     assert begun[MANY:] == ["a", "c"]
 
 
-async def test_a_run_is_told_started_when_it_starts(make: Make, second_client: Store) -> None:
+async def test_run_started_is_emitted_when_the_handler_starts(
+    make: Make, second_client: Store
+) -> None:
     scheduler = make(workers=1)
     go = asyncio.Event()
     go.set()

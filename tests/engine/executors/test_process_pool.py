@@ -131,7 +131,7 @@ async def test_a_thread_that_outlives_its_run_does_not_log_into_the_next() -> No
     await pool.close()
 
 
-async def test_the_child_is_at_home_where_the_parent_is(pool: ProcessPool) -> None:
+async def test_a_child_has_the_working_directory_and_path_of_its_parent(pool: ProcessPool) -> None:
     here = await result(pool, handlers.surroundings)
     assert here == {"cwd": os.getcwd(), "path": sys.path, "leader": True, "stdin": os.devnull}
     await result(pool, handlers.wander)

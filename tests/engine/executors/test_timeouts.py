@@ -66,7 +66,7 @@ def attempt_of(timeout: int | None) -> Any:
 
 
 @given(st.lists(st.one_of(begin, end, wait), max_size=60))
-def test_each_at_its_own_time(steps: list[tuple[str, int]]) -> None:
+def test_each_attempt_expires_at_its_own_time(steps: list[tuple[str, int]]) -> None:
     loop: Any = Loop()
     expired: dict[Any, float] = {}
     timeouts = Timeouts(loop, loop, lambda attempt: expired.update({attempt: loop.now}))
@@ -96,7 +96,7 @@ def test_each_at_its_own_time(steps: list[tuple[str, int]]) -> None:
     assert loop.timers == 0
 
 
-def test_one_that_ends_another_while_both_are_up() -> None:
+def test_an_expiry_that_ends_another_attempt_skips_its_expiry() -> None:
     loop: Any = Loop()
     first, second, third = attempt_of(1), attempt_of(1), attempt_of(1)
     expired = []

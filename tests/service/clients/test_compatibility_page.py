@@ -111,7 +111,7 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def test_the_page_from_top_to_bottom(served: Served, endpoint: Endpoint) -> None:
+def test_every_request_of_the_page_works(served: Served, endpoint: Endpoint) -> None:
     client = PageClient(served.url)
     before = datetime.now(UTC)
     status, answer = client.create_job(
@@ -211,7 +211,7 @@ def test_a_failing_endpoint_is_retried_and_told(served: Served, endpoint: Endpoi
     assert "500" in failed[0]["errorMessage"]
 
 
-def test_no_retries_means_none(served: Served, endpoint: Endpoint) -> None:
+def test_zero_retries_means_one_attempt(served: Served, endpoint: Endpoint) -> None:
     """Theirs made three of zero."""
     client = PageClient(served.url)
     endpoint.status = 503

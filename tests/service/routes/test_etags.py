@@ -103,7 +103,7 @@ async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
     assert (await api.get(path)).status_code == 404
 
 
-async def test_of_edits_at_once_with_one_etag_one_wins(api: Api) -> None:
+async def test_one_of_concurrent_edits_with_the_same_etag_wins(api: Api) -> None:
     job_id = await created(api)
     path = f"/api/jobs/{job_id}"
     tag = (await api.get(path)).headers["etag"]
@@ -128,7 +128,7 @@ async def test_of_edits_at_once_with_one_etag_one_wins(api: Api) -> None:
         ({"executionType": "AT_MOST_ONCE"}, {"headers": {"X-A": "b"}}),
     ],
 )
-async def test_edits_at_once_lose_nothing_of_each_other(
+async def test_concurrent_edits_of_different_fields_are_all_kept(
     api: Api, mine: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = await created(api, jitter=1000)
@@ -149,7 +149,7 @@ async def test_edits_at_once_lose_nothing_of_each_other(
         assert shown == value, field
 
 
-async def test_of_many_edits_at_once_each_is_done(api: Api) -> None:
+async def test_every_one_of_many_concurrent_edits_is_done(api: Api) -> None:
     job_id = await created(api)
     edits: list[dict[str, Any]] = [
         *({"metadata": {"team": "x"}}, {"name": "Mine"}, {"backoff": "linear"}),

@@ -171,7 +171,7 @@ async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
     await enqueue(api, 1)  # nobody is told
 
 
-async def test_a_heartbeat_keeps_the_line_open(api: Api, monkeypatch: Any) -> None:
+async def test_an_idle_stream_sends_heartbeats(api: Api, monkeypatch: Any) -> None:
     monkeypatch.setattr(events, "HEARTBEAT", 0.01)
     client = Client(api)
     while not any(b"still here" in m.get("body", b"") for m in client.messages):
@@ -181,7 +181,7 @@ async def test_a_heartbeat_keeps_the_line_open(api: Api, monkeypatch: Any) -> No
     assert client.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_there_is_room_for_so_many(api: Api) -> None:
+async def test_streams_are_limited_in_number(api: Api) -> None:
     api.app.state.service.most_streams = 1
     client = Client(api)
     await client.begun()
@@ -211,7 +211,7 @@ async def test_one_key_cannot_take_all_streams(make: Make) -> None:
 
 
 @pytest.mark.parametrize("loopback", [True, False])
-async def test_a_key_that_opens_nothing_any_more_hears_nothing(
+async def test_the_stream_of_a_revoked_key_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch, loopback: bool
 ) -> None:
     api: Api = await make(workers=0, loopback=loopback)
@@ -238,7 +238,7 @@ async def test_a_key_that_opens_nothing_any_more_hears_nothing(
     assert service.streams.total() == 0
 
 
-async def test_who_listens_without_a_key_is_shut_out_by_the_first_one(
+async def test_streams_without_a_key_end_when_the_first_key_is_made(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "LOOK", 0.01)
@@ -249,7 +249,7 @@ async def test_who_listens_without_a_key_is_shut_out_by_the_first_one(
     assert client.messages[-1]["more_body"] is False
 
 
-async def test_a_store_that_is_away_shuts_nobody_out(
+async def test_streams_stay_open_while_the_store_is_away(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weather = Weather()
@@ -269,7 +269,7 @@ async def test_a_store_that_is_away_shuts_nobody_out(
     await client.task
 
 
-async def test_where_the_program_guards_it_no_key_is_looked_at(
+async def test_an_open_mounted_app_checks_no_key_of_a_stream(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "LOOK", 0.001)

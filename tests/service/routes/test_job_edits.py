@@ -163,7 +163,7 @@ async def test_a_null_timeout_is_none_for_a_handler_and_the_default_for_a_call(
         assert (await job(api, job_id))["timeout"] == timeout
 
 
-async def test_a_null_resumes_nothing(api: Api) -> None:
+async def test_enabled_null_does_not_resume_a_job(api: Api) -> None:
     path = f"/api/jobs/{await created(api, enabled=False, retryAttempts=2, timezone='Asia/Tokyo')}"
     before = (await api.ok("GET", path))["data"]
     sent = {"description": "x", "enabled": None}
@@ -175,7 +175,7 @@ async def test_a_null_resumes_nothing(api: Api) -> None:
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 
-async def test_a_job_that_is_over_is_resumed_by_no_way(api: Api) -> None:
+async def test_a_finished_job_cannot_be_resumed(api: Api) -> None:
     """One that fires once, fired, and was paused: to switch it on says the same either way."""
     job_id = await created(api, schedule="2999-01-01T00:00:00Z", enabled=False)
     stored = await api.scheduler.get_job(job_id)

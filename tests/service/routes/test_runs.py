@@ -140,7 +140,7 @@ async def test_all_that_match(api: Api) -> None:
         await refused(api, "POST", "/api/runs/bulk", 422, json=wrong)
 
 
-async def test_a_schedules_future(api: Api) -> None:
+async def test_preview_lists_the_next_slots(api: Api) -> None:
     body = {"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "after": "2027-03-27T00:00:00Z"}
     data = (await api.ok("POST", "/api/schedules/preview", json={**body, "count": 2}))["data"]
     assert [slot["local"] for slot in data["slots"]] == [
@@ -164,13 +164,13 @@ async def test_a_schedules_future(api: Api) -> None:
 
 
 @pytest.mark.parametrize("after", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
-async def test_the_calendars_ends_are_no_surprise(api: Api, after: str) -> None:
+async def test_previews_at_the_ends_of_the_calendar(api: Api, after: str) -> None:
     body = {"schedule": "@yearly", "after": after}
     answer = await api.post("/api/schedules/preview", json=body)
     assert answer.status_code == 200, answer.text
 
 
-async def test_figures(working: Api) -> None:
+async def test_statistics_and_health(working: Api) -> None:
     api = working
     await finished(api, name="Ada")
     await finished(api, name="nobody")

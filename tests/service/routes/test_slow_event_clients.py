@@ -56,7 +56,7 @@ def change(client: httpx.Client, times: int) -> None:
         assert changed.status_code == 200, changed.text
 
 
-def test_who_does_not_keep_up_is_cut_off_and_keeps_no_connection(
+def test_a_client_that_stops_reading_loses_its_connection(
     serve: Serve, unread: Callable[..., socket.socket]
 ) -> None:
     served = serve(MAX_CONNECTIONS="10")
@@ -79,7 +79,7 @@ def test_who_does_not_keep_up_is_cut_off_and_keeps_no_connection(
     assert "without completing" not in "".join(served.err)
 
 
-def test_a_revoked_key_that_does_not_read_keeps_no_connection(
+def test_a_revoked_client_that_stops_reading_loses_its_connection(
     serve: Serve, unread: Callable[..., socket.socket]
 ) -> None:
     served = serve()

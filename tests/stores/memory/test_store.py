@@ -23,7 +23,7 @@ def make(clock: FakeClock | VirtualClock, run_id: str, **fields: Any) -> Run:
     return Run(**{"id": run_id, "job_id": "j", "handler": "h", **times, **fields})
 
 
-async def test_what_a_caller_does_to_its_values_stays_with_it() -> None:
+async def test_values_changed_by_the_caller_do_not_change_the_store() -> None:
     clock = FakeClock()
     store = MemoryStore(clock)
     payload = {"items": [1]}

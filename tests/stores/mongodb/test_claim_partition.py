@@ -55,12 +55,14 @@ def leaves(one: Crowd, theirs: Document, ours: Document) -> bool:
     return one.leaves(theirs, ours, short=False)
 
 
-def test_who_meets_nobody_takes_from_all(one: Crowd, time: Time) -> None:
+def test_a_client_that_lost_no_claim_takes_every_lane(one: Crowd, time: Time) -> None:
     one.heard(Crowd(random.Random(2), time).me)
     assert one.deal(LANES) == (LANES, [])
 
 
-def test_who_met_somebody_keeps_to_his_part_for_a_while(one: Crowd, time: Time) -> None:
+def test_a_client_that_lost_a_claim_keeps_to_its_lanes_for_twenty_claims(
+    one: Crowd, time: Time
+) -> None:
     introduce([one, Crowd(random.Random(2), time)])
     for _ in range(20):
         ours, theirs = one.deal(LANES)
@@ -70,24 +72,24 @@ def test_who_met_somebody_keeps_to_his_part_for_a_while(one: Crowd, time: Time) 
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_those_who_know_of_each_other_have_no_lane_in_common(time: Time, count: int) -> None:
+def test_clients_that_know_of_each_other_share_no_lane(time: Time, count: int) -> None:
     dealt = [lane for member in crowd_of(count, time) for lane in member.deal(LANES)[0]]
     assert sorted(dealt, key=LANES.index) == LANES
 
 
-def test_more_than_there_are_parts_share_them(time: Time) -> None:
+def test_more_clients_than_parts_share_parts(time: Time) -> None:
     dealt = [tuple(LANES.index(lane) for lane in m.deal(LANES)[0]) for m in crowd_of(8, time)]
     assert len(dealt) == 8
     assert sorted(set(dealt)) == [(part, part + LANE_PARTS) for part in range(LANE_PARTS)]
 
 
-def test_who_hears_of_nobody_draws_his_part(one: Crowd) -> None:
+def test_a_client_that_hears_of_no_other_draws_a_random_part(one: Crowd) -> None:
     one.met(True)
     drawn = {one.deal(LANES)[0][0]["p"] for _ in range(50)}
     assert drawn == set(range(LANE_PARTS))
 
 
-def test_nothing_is_left_to_who_has_gone_silent(time: Time) -> None:
+def test_lanes_of_a_silent_client_are_divided_again(time: Time) -> None:
     one, _, third = crowd_of(3, time)
     time.now = 0.9
     one.heard(third.me)
@@ -96,13 +98,13 @@ def test_nothing_is_left_to_who_has_gone_silent(time: Time) -> None:
     assert len(one.deal(LANES)[0]) == 4  # of two
 
 
-def test_who_hears_of_nobody_and_wants_more_leaves_nothing(one: Crowd, time: Time) -> None:
+def test_a_client_alone_that_wants_more_runs_skips_none(one: Crowd, time: Time) -> None:
     assert not one.leaves(run(5, 100), run(5, 100), short=True)
     one.heard(Crowd(random.Random(2), time).me)
     assert one.leaves(run(5, 100), run(5, 100), short=True)
 
 
-def test_only_who_claimed_lately_says_so(one: Crowd, time: Time) -> None:
+def test_a_client_counts_as_claiming_for_a_short_time_after_a_claim(one: Crowd, time: Time) -> None:
     time.now = 10
     assert not one.claims
     one.came()
@@ -111,12 +113,12 @@ def test_only_who_claimed_lately_says_so(one: Crowd, time: Time) -> None:
     assert not one.claims
 
 
-def test_what_is_more_urgent_is_left_to_nobody(one: Crowd) -> None:
+def test_runs_of_higher_priority_are_never_skipped(one: Crowd) -> None:
     assert not leaves(one, run(9, 500), run(5, 100))
     assert leaves(one, run(5, 100), run(9, 500))
 
 
-def test_nobody_gets_more_than_a_second_ahead_of_the_others(one: Crowd, time: Time) -> None:
+def test_a_client_gets_at_most_a_second_ahead_of_others(one: Crowd, time: Time) -> None:
     assert leaves(one, run(5, 100), run(5, 300))
     time.now = 0.9
     assert leaves(one, run(5, 150), run(5, 900))
@@ -128,13 +130,13 @@ def test_nobody_gets_more_than_a_second_ahead_of_the_others(one: Crowd, time: Ti
     assert not leaves(one, run(5, 999), run(5, 2000))
 
 
-def test_who_is_ahead_of_nobody_leaves_them_theirs(one: Crowd, time: Time) -> None:
+def test_a_client_that_is_not_ahead_keeps_to_its_lanes(one: Crowd, time: Time) -> None:
     for second in range(0, 20, 2):
         time.now = second
         assert leaves(one, run(5, 100 * second), run(5, 100 * second + 150))
 
 
-def test_runs_of_one_moment_are_nobodys_delay(one: Crowd, time: Time) -> None:
+def test_runs_due_at_the_same_moment_may_be_skipped(one: Crowd, time: Time) -> None:
     for second in range(0, 20, 2):
         time.now = second
         assert leaves(one, run(5, 100), run(5, 100))

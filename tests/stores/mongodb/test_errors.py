@@ -123,7 +123,7 @@ async def test_reads_come_from_the_primary_whatever_the_url_says(
 # -- servers that refuse --------------------------------------------------------------------
 
 
-async def test_nobody_there_is_worth_another_try() -> None:
+async def test_an_unreachable_server_is_a_temporary_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -132,7 +132,7 @@ async def test_nobody_there_is_worth_another_try() -> None:
         await MongoStore(url).open()
 
 
-async def test_no_primary_is_worth_another_try() -> None:
+async def test_a_missing_primary_is_a_temporary_error() -> None:
     with ReplicaSet(3, election_timeout=10) as servers:
         url = with_database(servers.url, "jobs") + "&timeoutMS=1500"
         async with opened(url) as store:
@@ -341,7 +341,7 @@ async def test_a_claim_that_others_cut_short_is_soon_made_again(
         assert not await one.wait(0.2)
 
 
-async def test_a_claim_under_way_is_nobody_elses(
+async def test_runs_of_a_claim_under_way_are_not_claimed_again(
     replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even its own worker's, whose next claim looks for those that went astray."""

@@ -33,7 +33,9 @@ async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) 
     assert account.acknowledged > 50
 
 
-async def test_the_cut_loses_nothing_that_a_majority_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_acknowledged_by_a_majority_survive_the_loss_of_the_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with ReplicaSet(election_timeout=10) as servers:
         told, lost = await cut(servers)
         assert told == BEFORE_THE_CUT
@@ -62,7 +64,7 @@ def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awai
     return sent
 
 
-async def test_whoever_leads_is_killed_and_every_slot_runs_once(
+async def test_killed_leaders_lose_and_repeat_no_slot(
     tmp_path: Path, replica_set_url: str, database_name: str
 ) -> None:
     url = with_database(replica_set_url, database_name)

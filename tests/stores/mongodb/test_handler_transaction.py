@@ -204,7 +204,7 @@ def commits(patch: pytest.MonkeyPatch, *story: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("fate", ["lost", "refused"])
-async def test_an_answer_that_never_came(
+async def test_a_commit_whose_answer_was_lost_is_found(
     url: str, fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Scheduler(url)
@@ -256,7 +256,9 @@ async def test_a_commit_of_unknown_outcome_is_sent_again(
     assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
 
 
-async def test_a_server_alone_has_none(standalone_url: str, database_name: str) -> None:
+async def test_a_standalone_server_offers_no_transactions(
+    standalone_url: str, database_name: str
+) -> None:
     scheduler = Scheduler(with_database(standalone_url, database_name))
 
     @scheduler.job(delivery="effect_once")

@@ -27,7 +27,7 @@ def server() -> Iterator[ReplicaSet]:
 
 
 @pytest.mark.parametrize("line", [Line.CUT, Line.SILENT, Line.HALF_OPEN])
-async def test_work_goes_on_when_the_line_is_well_again(
+async def test_work_resumes_when_the_connection_recovers(
     server: ReplicaSet, database_name: str, line: Line
 ) -> None:
     """Every run is done once, nobody loses a lease, and it was said that something is wrong."""
@@ -71,7 +71,7 @@ async def _answers(scheduler: Scheduler) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_slow_line_is_only_slow(server: ReplicaSet, database_name: str) -> None:
+async def test_a_slow_connection_loses_nothing(server: ReplicaSet, database_name: str) -> None:
     async with Proxy(server.primary().port) as proxy:
         proxy.delay = 0.03
         url = f"mongodb://{proxy.address}/{database_name}?directConnection=true"

@@ -137,7 +137,9 @@ def of(plans: list[Plan], kind: str, collection: str = "runs") -> list[Plan]:
     ],
     ids=["all", "a state", "states of a job", "a job", "failing"],
 )
-async def test_lists_are_walks_merged(store: MongoStore, sent: Sent, query: RunQuery) -> None:
+async def test_lists_merge_index_walks_without_sorting(
+    store: MongoStore, sent: Sent, query: RunQuery
+) -> None:
     """Also behind a cursor, and though all these runs were made at one moment."""
     cursor = None
     for _ in range(4):
@@ -198,7 +200,9 @@ def by_ids(plans: list[Plan], count: int) -> None:
         assert plan.keys <= 2 * count, plan.command
 
 
-async def test_the_claim_looks_at_what_it_takes(store: MongoStore, sent: Sent) -> None:
+async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
+    store: MongoStore, sent: Sent
+) -> None:
     """Lanes are one key each, heads are walked as far as they are taken, the rest is by ids."""
     taken = await store.claim(_claim(100, HOUR))
     plans = await explained(store, sent)
@@ -233,7 +237,9 @@ async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, s
     assert plan.keys <= SEEKS
 
 
-async def test_one_of_a_crowd_looks_at_its_own_part(store: MongoStore, sent: Sent) -> None:
+async def test_a_claim_among_other_clients_examines_its_own_lanes(
+    store: MongoStore, sent: Sent
+) -> None:
     """And at one run of the others' parts, to see that it is in nobody's way."""
     crowd = store._open_session().crowd
     crowd.met(True)
@@ -348,7 +354,7 @@ async def test_keys_are_looked_up_by_name(store: MongoStore, sent: Sent) -> None
     await drop_runs(store, [run.id for run in keyed])
 
 
-async def test_firing_sees_only_slots(store: MongoStore, sent: Sent) -> None:
+async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: Sent) -> None:
     now = await store.now()
     job = Job(id="slotted", handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await put_job(store, job)

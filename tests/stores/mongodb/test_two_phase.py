@@ -93,7 +93,7 @@ async def test_a_key_that_points_at_a_half_made_run(
     assert [held.id for held in await store.claim(CLAIM)] == ["a"]
 
 
-async def test_a_run_that_was_reserved_and_no_more(
+async def test_a_reservation_left_by_a_crash_holds_no_dedupe_key(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Death(monkeypatch, dedupe, "_point")
@@ -106,7 +106,7 @@ async def test_a_run_that_was_reserved_and_no_more(
     assert [found.id for found in (await store.find(RunQuery())).items] == ["b"]
 
 
-async def test_what_nobody_asks_for_again_is_swept_up(
+async def test_an_abandoned_reservation_is_swept(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run_id, step in (("pointed", "carry_out"), ("reserved", "_point")):
@@ -135,7 +135,7 @@ async def test_a_half_made_run_that_has_ended_is_not_counted(
     assert counts.runs == {"job": {State.SUCCEEDED: 1}}
 
 
-async def test_what_is_decided_is_not_kept_waiting_by_what_is_not(
+async def test_an_undecided_reservation_delays_no_other_run(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client died with a large batch in its hands, which may be junk in ten minutes."""
@@ -505,7 +505,7 @@ async def test_what_follows_a_slots_run_is_not_seen_before_it(
 # -- limits ---------------------------------------------------------------------------------
 
 
-async def test_a_place_reserved_by_the_dead_comes_free(
+async def test_a_slot_reserved_by_a_dead_claim_becomes_free(
     store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await job(store, clock, concurrency=1)

@@ -397,7 +397,9 @@ async def test_a_restored_backup_is_taken(path: Path, stamped: None) -> None:
         assert len(await ids_of(store)) == 11
 
 
-async def test_what_is_no_overwriting_is_left_in_peace(path: Path, stamped: None) -> None:
+async def test_changes_that_do_not_overwrite_the_file_are_accepted(
+    path: Path, stamped: None
+) -> None:
     """A checkpoint or a VACUUM by another program, and a `touch`, change the file's time."""
     async with opened(path) as store:
         for n in range(5):

@@ -56,7 +56,9 @@ def kept(tmp_path: Path) -> list[Any]:
         return connection.execute("SELECT * FROM effects ORDER BY 1").fetchall()
 
 
-async def test_only_the_block_ends_it(store: SqliteStore, tmp_path: Path) -> None:
+async def test_a_handler_cannot_end_its_transaction_itself(
+    store: SqliteStore, tmp_path: Path
+) -> None:
     run = await running(store)
     mine = turn(store, run)
     session = await mine.begin()
@@ -131,7 +133,7 @@ MANY: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("busy", ["sleeping", "in a statement", *FETCHES, *MANY])
-async def test_its_time_is_up_whatever_the_handler_does(
+async def test_a_transaction_expires_whatever_the_handler_does(
     store: SqliteStore, tmp_path: Path, busy: str
 ) -> None:
     run, other = await running(store), await running(store, "other")
