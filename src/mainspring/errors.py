@@ -1,19 +1,19 @@
-"""Every error Mainspring raises on purpose, under one root.
+"""Every error that Mainspring raises on purpose, under one root.
 
     MainspringError
-    ├── InvalidInput (ValueError)      what was given cannot be used; nothing was changed
-    │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire
+    ├── InvalidInput (ValueError)      an argument cannot be used; carries field, given, allowed
+    │   ├── InvalidSchedule              a schedule that cannot be read, or can never fire; part
     │   ├── InvalidPayload               not JSON, or too large
     │   ├── InvalidArguments             the handler does not take these arguments
-    │   │   └── ArgumentsRefused           nor did it when a stored run of them began
+    │   │   └── ArgumentsRefused           a stored run's payload no longer fits its handler
     │   ├── UnknownOption                there is no option of that name
-    │   └── SecretKeyMissing             no key to encrypt a secret with, or to open it
+    │   └── SecretKeyMissing             no key to encrypt or decrypt a secret
     ├── NotFound (LookupError)
     │   ├── JobNotFound
     │   ├── RunNotFound
     │   └── HandlerNotFound
-    ├── Conflict
-    │   ├── JobExists                    two jobs of one id with different handlers
+    ├── Conflict                       what is stored does not allow this
+    │   ├── JobExists                    there is a job of that id already
     │   ├── JobOwnedByCode               an edit of a job that code owns
     │   ├── CopyRefused                  a store that is in use, or holds something else
     │   ├── JobChanged                   an edit of a job that was edited meanwhile
@@ -21,23 +21,23 @@
     │   └── InvalidState                 the run is not in a state that allows this
     ├── NotStarted                     the scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
-    ├── RunCancelled                   process-isolated work was stopped by a cancel
-    ├── MemoryExceeded                 process-isolated work outgrew its memory limit
-    ├── ProcessDied                    a process died under its handler
-    ├── RemoteFailure                  what a handler raised in a process of its own
-    ├── TransactionAborted             rolled back by no fault of the handler: it is tried again
-    ├── TransactionExpired (TimeoutError)  rolled back: a transaction lasted too long
-    ├── WebhookFailed                  an endpoint gave no answer, or not the one hoped for
-    │   └── AddressRefused               it lies at an address that webhooks may not call
+    ├── RunCancelled                   a cancel stopped a handler in its own process
+    ├── MemoryExceeded                 a handler in its own process exceeded its memory limit
+    ├── ProcessDied                    the process of a handler died
+    ├── RemoteFailure                  a handler in its own process raised an exception
+    ├── TransactionAborted             rolled back through no fault of the handler; tried again
+    ├── TransactionExpired (TimeoutError)  rolled back because the transaction lasted too long
+    ├── WebhookFailed                  an endpoint gave no answer, or one that means failure
+    │   └── AddressRefused               webhooks may not call the endpoint's address
     └── StoreError
-        ├── StoreUnavailable             away for now: worth another try
+        ├── StoreUnavailable             the store cannot be reached now; try again
         │   └── StoreFileChanged           its file was deleted, moved or replaced while in use
         ├── StoreMissing                 nothing of Mainspring is there, and nothing may be made
-        ├── StoreDamaged                 a file that is no Mainspring database, or a broken one
+        ├── StoreDamaged                 not a Mainspring database, or a damaged one
         └── StoreTooNew                  written by a newer Mainspring
 
-Three more steer a run from inside a handler, and are no errors of ours: `Retry`, `GiveUp` and
-`Snooze`. `RetryNotBefore` is a `Retry` for which the backoff is the least wait.
+A handler raises three more to say how its run goes on: `Retry` (with `RetryNotBefore`), `GiveUp`
+and `Snooze`. They are not under the root.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class InvalidArguments(InvalidInput, TypeError):
 
 
 class UnknownOption(InvalidInput):
-    """There is no option of that name: `unknown` are those given, `allowed` all that there are."""
+    """There is no option of that name. `unknown` lists those given, `allowed` those that exist."""
 
     def __init__(
         self, unknown: Iterable[str], allowed: Iterable[str], what: str = "option"
@@ -188,11 +188,11 @@ _OTHER_NAMES = {
 
 
 class SecretKeyMissing(InvalidInput):
-    """There is no key to encrypt a secret with, or not the one that opens it."""
+    """There is no key to encrypt a secret with, or the key that decrypts it is missing."""
 
 
 class NotFound(MainspringError, LookupError):
-    """Nothing of that name is here."""
+    """There is nothing of that name."""
 
 
 class JobNotFound(NotFound):
@@ -223,11 +223,11 @@ class HandlerNotFound(NotFound):
 
 
 class Conflict(MainspringError):
-    """What is stored stands against what was asked."""
+    """What is stored does not allow what was asked for."""
 
 
 class JobExists(Conflict):
-    """Two jobs of one id. `job_id` is that of the stored one, where it is in the way."""
+    """There is a job of that id already. `job_id` is its id where it is stored."""
 
     def __init__(self, message: str, *, job_id: str | None = None) -> None:
         super().__init__(message)
@@ -246,7 +246,8 @@ class JobOwnedByCode(Conflict):
 
 
 class CopyRefused(Conflict):
-    """A copy between stores that one of them stands against. What was copied so far is right."""
+    """A copy between stores was refused because of what one of them holds. What was copied so far
+    is complete and correct."""
 
 
 class JobChanged(Conflict):
@@ -258,7 +259,7 @@ class JobChanged(Conflict):
 
 
 class RecordUnreadable(Conflict):
-    """A job or run that is damaged, or that a newer version wrote. It is left as it is."""
+    """A job or run that is damaged, or that a newer version wrote. No process changes it."""
 
     def __init__(self, kind: str, id: str, why: str | None) -> None:
         super().__init__(
@@ -281,33 +282,33 @@ class RunTimeout(MainspringError, TimeoutError):
 
 
 class RunCancelled(MainspringError):
-    """Process-isolated work was stopped by a cancel."""
+    """A cancel stopped a handler that ran in its own process."""
 
 
 class MemoryExceeded(MainspringError):
-    """Process-isolated work outgrew its memory limit."""
+    """A handler that ran in its own process exceeded its memory limit."""
 
 
 class ProcessDied(MainspringError):
-    """A process died under its handler (`os._exit`, a segfault, the kernel's OOM killer)."""
+    """The process of a handler died (`os._exit`, a segfault, the kernel's OOM killer)."""
 
 
 class RemoteFailure(MainspringError):
-    """What a handler raised in a process of its own, in words: `ValueError: …`."""
+    """A handler that ran in its own process raised this, given as text: `ValueError: …`."""
 
 
 class TransactionAborted(MainspringError):
-    """A handler's transaction was rolled back by no fault of its own: another transaction came
-    between, the store went away, the run was cancelled or is somebody else's by now. What still
-    is this worker's is given back and tried again, and no retry is used up."""
+    """A handler's transaction was rolled back through no fault of the handler: another transaction
+    conflicted, the store could not be reached, the run was cancelled, or another worker holds it
+    by now. A run that this worker still holds is tried again, and no retry is used up."""
 
 
 class TransactionExpired(MainspringError, TimeoutError):
-    """A handler's transaction lasted longer than it may, and was rolled back."""
+    """A handler's transaction lasted longer than allowed and was rolled back."""
 
 
 class WebhookFailed(MainspringError):
-    """An endpoint gave no answer, or not the one hoped for. It never names a secret."""
+    """An endpoint gave no answer, or one that means failure. The message contains no secret."""
 
 
 class StoreError(MainspringError):
@@ -315,7 +316,7 @@ class StoreError(MainspringError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is away for now: the engine backs off and tries again."""
+    """The store cannot be reached now. The engine waits and tries again."""
 
 
 class StoreFileChanged(StoreUnavailable):
@@ -328,7 +329,7 @@ class StoreMissing(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """A file that is no Mainspring database, or a broken one."""
+    """A file that is not a Mainspring database, or a damaged one."""
 
 
 class StoreTooNew(StoreError):
@@ -336,9 +337,9 @@ class StoreTooNew(StoreError):
 
 
 class Retry(Exception):
-    """Raise in a handler: try again, `after` a given time instead of the backoff's.
+    """Raise in a handler: try again, `after` this time instead of the backoff's.
 
-    It counts as a failure, so `retries` still bounds it.
+    It counts as a failure, so `retries` limits it.
     """
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
@@ -347,16 +348,16 @@ class Retry(Exception):
 
 
 class RetryNotBefore(Retry):
-    """Try again `after` a given time, but no sooner than the backoff says."""
+    """Try again `after` this time, but not earlier than the backoff says."""
 
 
 class GiveUp(Exception):
-    """Raise in a handler: fail now, whatever retries are left."""
+    """Raise in a handler: the run fails now, even if retries are left."""
 
 
 class Snooze(Exception):
-    """Raise in a handler that has done nothing yet: give the run back, and claim it again `after` a
-    time. No attempt is burnt, and nothing has failed."""
+    """Raise in a handler that has done nothing yet: the run is given back and can be claimed again
+    `after` this time. It counts neither as an attempt nor as a failure."""
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta = 1) -> None:
         super().__init__(reason or "the handler gave the run back for later")
@@ -364,8 +365,10 @@ class Snooze(Exception):
 
 
 class ArgumentsRefused(InvalidArguments, GiveUp):
-    """A run began whose stored payload does not fit its handler: another try changes nothing."""
+    """The stored payload of a run does not fit its handler. It is not retried, because another
+    try would fail too."""
 
 
 class AddressRefused(WebhookFailed, GiveUp):
-    """An endpoint lies at an address that webhooks may not call: another try changes nothing."""
+    """Webhooks may not call the endpoint's address. It is not retried, because another try would
+    fail too."""

@@ -257,13 +257,14 @@ class Scheduler(Client):
             self._late_jobs.add(asyncio.run_coroutine_threadsafe(coroutine, self._engine_loop.loop))
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop, after jobs decorated since the start are stored."""
         try:
             while self._late_jobs:
                 await self._store_late_jobs()
         except BaseException:
             coroutine.close()
             raise
-        return await super()._call(coroutine)
+        return await self._open_portal().call(coroutine)
 
     async def _store_late_jobs(self) -> None:
         for job in list(self._late_jobs):
