@@ -20,7 +20,7 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
 )
-from mainspring.scheduler.definitions import edited
+from mainspring.scheduler.definitions import edit_job
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobWrite, RunQuery, Store
 from mainspring.testing.store_calls import put_job
@@ -338,11 +338,11 @@ def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
         schedule=cron("*/5 * * * * *").bind("job", due),
         next_run_at=due,
     )
-    same = edited(
+    same = edit_job(
         job, {"schedule": "*/5 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
     )
     assert same.next_run_at == due
-    other = edited(
+    other = edit_job(
         job, {"schedule": "*/6 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
     )
     assert other.next_run_at == now + timedelta(seconds=5)

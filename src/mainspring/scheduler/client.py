@@ -44,7 +44,7 @@ from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidState, MainspringError, NotStarted
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
-from mainspring.scheduler.definitions import edited, new_job, replaced
+from mainspring.scheduler.definitions import edit_job, new_job, replace_job
 from mainspring.scheduler.explanation import explain_run
 from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
@@ -205,7 +205,7 @@ class Client:
         own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
         def adapt(draft: Job, stored: Job) -> Job:
-            return replaced(draft, stored, self.webhooks, own_secret=own_secret)
+            return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
 
         return await self._call(operations.put(draft, adapt, dry_run=dry_run))
 
@@ -216,7 +216,7 @@ class Client:
             self._registry,
             self.webhooks,
             self._timezone,
-            elsewhere=not self.workers,
+            handlers_elsewhere=not self.workers,
             **given,
         )
 
@@ -228,14 +228,14 @@ class Client:
         read it: if it was edited since, `JobChanged` is raised (a slot that fired is no edit)."""
 
         def edit(job: Job, now: datetime) -> Job:
-            return edited(
+            return edit_job(
                 job,
                 changes,
                 self._registry,
                 self.webhooks,
                 self._timezone,
                 now,
-                elsewhere=not self.workers,
+                handlers_elsewhere=not self.workers,
             )
 
         return await self._call(

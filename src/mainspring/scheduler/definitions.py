@@ -35,26 +35,30 @@ from mainspring.webhooks.service import HANDLER, Webhooks
 __all__ = [
     "WEBHOOK_TIMEOUT",
     "draft_job",
-    "edited",
+    "edit_job",
+    "is_stored_as",
     "new_job",
-    "refuse_unknown",
-    "replaced",
-    "stored_as",
-    "zone_after",
+    "refuse_unknown_options",
+    "replace_job",
+    "zone_of_new_schedule",
 ]
 
-_WHEN: tuple[str, ...] = ("schedule", "timezone", "jitter")
-_ABOUT: tuple[str, ...] = ("description", "tags", "metadata")
+_SCHEDULE_OPTIONS: tuple[str, ...] = ("schedule", "timezone", "jitter")
+_DESCRIPTIVE_OPTIONS: tuple[str, ...] = ("description", "tags", "metadata")
 
 WEBHOOK_TIMEOUT = timedelta(seconds=30)
-USUAL = timedelta(hours=4)
-"""A timeout or a delay longer than this, given as a bare number, may be meant in milliseconds."""
+LONGEST_USUAL = timedelta(hours=4)
+"""A longer timeout or delay that is given as a bare number was perhaps meant in milliseconds: it is
+warned of."""
 
 LONGEST_WEBHOOK = timedelta(hours=1)
 
 
-def refuse_unknown(given: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()) -> None:
-    """Refuse options that are none of `kind`; those `beside` are taken too, by other ways."""
+def refuse_unknown_options(
+    given: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()
+) -> None:
+    """Refuse options that `kind` does not name. `beside`: options that the caller takes itself, for
+    the list in the message."""
     allowed = option_names(kind)
     if unknown := given.keys() - allowed:
         raise UnknownOption(unknown, allowed.union(beside))
@@ -74,12 +78,12 @@ def draft_job(
     webhook: Webhook | None = None,
     **given: Any,
 ) -> Job:
-    """A job that was never stored: no times, no version. A handler that another process has is
-    given by its name, and what its signature asks for is checked there."""
+    """A checked job that is not stored yet: it has no times and no version. A handler is given by
+    its name if another process has it; that process then checks the payload."""
     if webhook is not None:
         given.setdefault("timeout", WEBHOOK_TIMEOUT)
     _warn_of_bare_numbers({**given, "jitter": jitter})
-    about = {name: given.pop(name) for name in _ABOUT if name in given}
+    about = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
     job = Job(
         id=check_job_id(job_id),
         handler=handler if isinstance(handler, str) else handler.name,
@@ -91,7 +95,7 @@ def draft_job(
         enabled=enabled,
         owner=owner,
         webhook=webhook,
-        **_about(about),
+        **_describe(about),
     )
     _check(job, None if isinstance(handler, str) else handler)
     return job
@@ -103,26 +107,28 @@ def new_job(
     webhooks: Webhooks,
     default_zone: str,
     *,
-    elsewhere: bool = False,
+    handlers_elsewhere: bool = False,
     handler: Any = None,
     webhook: Any = None,
     **given: Any,
 ) -> Job:
-    """A draft for a registered handler, by its name or as it was decorated, or for a webhook.
-    `elsewhere`: handlers may be in other processes, so any name will do."""
+    """A draft for a handler (its name, or the decorated function) or for a webhook. With
+    `handlers_elsewhere` a handler need not be registered here: another process may have it."""
     beside = ("schedule", "handler", "webhook", "replace", "dry_run")
-    refuse_unknown({name: given[name] for name in given if name not in beside}, JobOptions, beside)
+    refuse_unknown_options(
+        {name: given[name] for name in given if name not in beside}, JobOptions, beside
+    )
     if webhook is not None and handler in (None, HANDLER):
         handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
     elif webhook is not None or handler in (None, HANDLER):
         raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
-    found = _handler(registry, handler, elsewhere=elsewhere)
+    found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
     return draft_job(job_id, found, Owner.API, default_zone, **given)
 
 
-def replaced(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
-    """The draft as `add_job(replace=True)` puts it in the place of a stored job. It keeps the
-    signing secret, unless it brings its `own_secret`: receivers have the former one."""
+def replace_job(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
+    """The draft with what `add_job(replace=True)` keeps of the stored job: its signing secret,
+    which receivers know. With `own_secret` the draft's is used."""
     if stored.owner is Owner.CODE:
         raise JobOwnedByCode(stored.id)
     if (draft.webhook is None) is not (stored.webhook is None):
@@ -132,7 +138,7 @@ def replaced(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -
     return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
 
 
-def edited(
+def edit_job(
     job: Job,
     changes: Mapping[str, Any],
     registry: Registry,
@@ -140,11 +146,11 @@ def edited(
     default_zone: str,
     now: datetime,
     *,
-    elsewhere: bool = False,
+    handlers_elsewhere: bool = False,
 ) -> Job:
-    """A stored job with changes; what is not named stays. A new schedule starts afresh.
-    `elsewhere` is as for `new_job`."""
-    refuse_unknown(changes, JobChanges)
+    """A stored job with changes; what is not named stays. A new schedule counts from now.
+    `handlers_elsewhere`: see `new_job`."""
+    refuse_unknown_options(changes, JobChanges)
     given = dict(changes)
     _warn_of_bare_numbers(given)
     if "webhook" in given:
@@ -152,15 +158,15 @@ def edited(
     if "signing_secret" in given:
         rotated, _ = webhooks.rotated(job, now, secret=given.pop("signing_secret"))
         job = replace(job, webhook=rotated)
-    about = _about({name: given.pop(name) for name in _ABOUT if name in given})
+    about = _describe({name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given})
     handler = registry.find(job.handler)
     if "handler" in given:
-        found = _handler(registry, given.pop("handler"), elsewhere=elsewhere)
+        found = _find_handler(registry, given.pop("handler"), handlers_elsewhere=handlers_elsewhere)
         handler = None if isinstance(found, str) else found
         job = replace(job, handler=found if isinstance(found, str) else found.name)
         if (job.handler == HANDLER) is not (job.webhook is not None):
             raise _other_kind(job)
-    fresh = {name: given.pop(name) for name in _WHEN if name in given}
+    rescheduling = {name: given.pop(name) for name in _SCHEDULE_OPTIONS if name in given}
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
     if handler is not None:
@@ -172,9 +178,9 @@ def edited(
         enabled=enabled,
         **about,
     )
-    if fresh:
-        after = replace(after, schedule=_rescheduled(job, fresh, default_zone, now))
-    # The same schedule named once more must not step over a slot that is due.
+    if rescheduling:
+        after = replace(after, schedule=_rescheduled(job, rescheduling, default_zone, now))
+    # An edit that repeats the same schedule must not skip a slot that is due.
     if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
@@ -184,8 +190,8 @@ def edited(
     return after
 
 
-def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
-    """Whether the job is what storing the draft would have made, and nobody has edited it since."""
+def is_stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
+    """Whether the job is the draft as it was stored, with no edit since."""
     schedule = draft.schedule
     if schedule is not None:
         anchor = getattr(job.schedule, "anchor", None) or job.created_at
@@ -197,15 +203,17 @@ def stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
 
 def _warn_of_bare_numbers(given: Mapping[str, Any]) -> None:
     for name in ("timeout", "start_deadline", "retry_delay", "jitter"):
-        warn_of_bare_number(given.get(name), name, USUAL)
+        warn_of_bare_number(given.get(name), name, LONGEST_USUAL)
 
 
-def _handler(registry: Registry, asked: Any, *, elsewhere: bool) -> Handler | str:
+def _find_handler(registry: Registry, asked: Any, *, handlers_elsewhere: bool) -> Handler | str:
     name = getattr(asked, "id", asked)
     found = registry.find(name) if isinstance(name, str) else None
     if found is not None:
         return found
-    return check_job_id(name) if elsewhere and isinstance(name, str) else registry.get(name)
+    return (
+        check_job_id(name) if handlers_elsewhere and isinstance(name, str) else registry.get(name)
+    )
 
 
 def _other_kind(job: Job) -> InvalidInput:
@@ -217,7 +225,7 @@ def _other_kind(job: Job) -> InvalidInput:
 
 
 def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -> Schedule | None:
-    """What was given as a schedule: in its own zone, else in the job's, else in the default."""
+    """The schedule that was given, in its own zone, else in the job's, else in the default."""
     if spec is None:
         if jitter is not None:
             raise InvalidInput(
@@ -231,35 +239,37 @@ def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -
 
 
 def _rescheduled(
-    job: Job, fresh: Mapping[str, Any], default_zone: str, now: datetime
+    job: Job, rescheduling: Mapping[str, Any], default_zone: str, now: datetime
 ) -> Schedule | None:
-    """The schedule after an edit. Another schedule that names no zone stays in the job's, and
-    another zone alone moves the wall times that the schedule names."""
-    old, timezone = job.schedule, fresh.get("timezone")
-    if "schedule" in fresh:
-        zone = zone_after(old, default_zone)
-        schedule = _schedule(fresh["schedule"], timezone, zone, None)
+    """The schedule after an edit. A new schedule without a zone keeps the job's zone. A new zone
+    alone keeps the wall times and moves them to that zone."""
+    old, timezone = job.schedule, rescheduling.get("timezone")
+    if "schedule" in rescheduling:
+        zone = zone_of_new_schedule(old, default_zone)
+        schedule = _schedule(rescheduling["schedule"], timezone, zone, None)
     else:
         schedule = old
         if old is not None and timezone is not None:
             schedule = dataclasses.replace(old, timezone=timezone)
     if schedule is None:
         return None
-    jitter = fresh.get("jitter", old.jitter if old and "schedule" not in fresh else None)
+    jitter = rescheduling.get(
+        "jitter", old.jitter if old and "schedule" not in rescheduling else None
+    )
     if jitter is not None:
         schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
-    return schedule.bind(job.id, now) if "schedule" in fresh else schedule
+    return schedule.bind(job.id, now) if "schedule" in rescheduling else schedule
 
 
-def zone_after(old: Schedule | None, default_zone: str) -> str:
-    """The zone of a schedule that takes the place of `old` and names none: that of `old`, if it
-    has one of its own (an interval in UTC was given none)."""
+def zone_of_new_schedule(old: Schedule | None, default_zone: str) -> str:
+    """The zone of a new schedule that names none: that of the `old` schedule, if one was given for
+    it. (An interval in UTC was given none.)"""
     if old is None or (isinstance(old, Interval) and old.timezone == "UTC"):
         return default_zone
     return old.timezone
 
 
-def _about(given: dict[str, Any]) -> dict[str, Any]:
+def _describe(given: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "description" in given:
         made["description"] = str(given["description"] or "")
@@ -305,7 +315,7 @@ def _check(job: Job, handler: Handler | None) -> None:
                 f"{error}; a job that runs by itself needs them in payload=…"
             ) from None
     if job.policy.isolation is Isolation.PROCESS:
-        Target.check(handler.function)  # refused here, not when the first run is due
+        Target.check(handler.function)  # raises now, not when the first run is due
 
 
 def _check_effect_once(job: Job, handler: Handler | None) -> None:

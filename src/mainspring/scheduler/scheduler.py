@@ -25,7 +25,7 @@ from mainspring.errors import InvalidInput, InvalidState
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
-from mainspring.scheduler.definitions import draft_job, refuse_unknown
+from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
 from mainspring.scheduler.run_forever import run_until_signal
 from mainspring.scheduler.start_message import HOW_TO_STOP, show, summary
 from mainspring.stores.protocol import Store
@@ -131,7 +131,7 @@ class Scheduler(Client):
         Its id is the function's name, or `id`. Without a schedule (`@scheduler.job`) it runs when
         enqueued, triggered, or `after` other jobs. May be used after start too.
         """
-        refuse_unknown(
+        refuse_unknown_options(
             options, JobOptions, ("schedule", "id", "on_start", "on_success", "on_error")
         )
         hooks = Hooks(on_start, on_success, on_error)
@@ -264,7 +264,7 @@ class Scheduler(Client):
         except BaseException:
             coroutine.close()
             raise
-        return await self._open_portal().call(coroutine)
+        return await self._open_engine_loop().call(coroutine)
 
     async def _store_late_jobs(self) -> None:
         for job in list(self._late_jobs):

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from mainspring.core import codec
 from mainspring.core.model import Job, Run
 from mainspring.errors import Conflict, JobChanged, JobNotFound, MainspringError
-from mainspring.scheduler.definitions import stored_as
+from mainspring.scheduler.definitions import is_stored_as
 from mainspring.service import problems
 from mainspring.service.dependencies import (
     COMPATIBILITY,
@@ -397,7 +397,7 @@ def _asked_for(service: Service, job: Job, body: JobBody) -> bool:
     scheduler = service.scheduler
     try:
         draft = scheduler.draft(job.id, **arguments(body, service.settings, scheduler.timezone))
-        return stored_as(draft, job, scheduler.webhooks)
+        return is_stored_as(draft, job, scheduler.webhooks)
     except (MainspringError, Problem):
         return False
 

@@ -25,7 +25,7 @@ from mainspring.errors import (
     MainspringError,
     SecretKeyMissing,
 )
-from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT, zone_after
+from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT, zone_of_new_schedule
 from mainspring.service.problems import FieldError, Problem
 from mainspring.service.schemas import cross_field_rules, documents
 from mainspring.service.schemas.cross_field_rules import slug
@@ -148,7 +148,7 @@ def _rescheduled(old: Schedule | None, body: JobUpdateBody, zone: str) -> dict[s
     given: dict[str, Any] = {}
     sent = body.model_fields_set
     if {"schedule", "every", "run_at"} & sent:
-        given["schedule"] = _schedule(body, zone_after(old, zone))
+        given["schedule"] = _schedule(body, zone_of_new_schedule(old, zone))
         if given["schedule"] is not None and "jitter" not in sent and old is not None:
             given["jitter"] = old.jitter
     elif "jitter" in sent and body.jitter is None and old is not None:
