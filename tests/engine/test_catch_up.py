@@ -22,6 +22,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Fired, Firing, JobQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import add_jobs
+from tests.support.engine import all_runs
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -99,7 +100,7 @@ def test_schedules_catch_up_and_leases_are_kept_however_slow_planning_is(
             caught_up.set()
             ended = await scheduler.wait(running.id, 60)
             assert (ended.state, ended.attempt) == (State.SUCCEEDED, 1)
-        gaps = [run for run in store._runs.values() if run.reason == "misfire"]
+        gaps = [run for run in (await all_runs(store)).values() if run.reason == "misfire"]
         assert len(gaps) == jobs
         assert {run.result["count"] for run in gaps} <= {24 * 60 - 1, 24 * 60}
 
@@ -140,7 +141,7 @@ def test_all_missed_slots_run_in_order_and_in_bounded_transactions(
             )
             while (await store.jobs(JobQuery(due=START, limit=1))).items:
                 await asyncio.sleep(0.1)
-            while any(not run.finished for run in store._runs.values()):
+            while any(not run.finished for run in (await all_runs(store)).values()):
                 await asyncio.sleep(0.1)
         assert max(store.chunks) <= 22
         for job_id, missed, count in [
@@ -148,7 +149,7 @@ def test_all_missed_slots_run_in_order_and_in_bounded_transactions(
             ("job-0001", 20, 100),
             ("job-0002", 0, 42),
         ]:
-            runs = [run for run in store._runs.values() if run.job_id == job_id]
+            runs = [run for run in (await all_runs(store)).values() if run.job_id == job_id]
             ran = [run for run in runs if run.state is State.SUCCEEDED]
             assert len(ran) == count
             assert sum(run.result["count"] for run in runs if run not in ran) == missed

@@ -11,6 +11,7 @@ import pytest
 from mainspring import RunContext, Scheduler, State
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.engine import all_runs
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -41,9 +42,9 @@ def test_a_worker_that_stops_fires_no_slot_that_it_will_not_run(draining: bool) 
             await scheduler.drain(timeout=60)
         await scheduler.stop(timeout=60)
         assert asyncio.get_running_loop().time() > 34
-        runs = [run for run in store._runs.values() if run.job_id == "tick"]
+        runs = [run for run in (await all_runs(store)).values() if run.job_id == "tick"]
         assert runs == []
-        assert store._runs[long.id].state is State.SUCCEEDED
+        assert (await all_runs(store))[long.id].state is State.SUCCEEDED
         async with scheduler_on(store, ran):
             await asyncio.sleep(2)
         assert ran == [START + timedelta(seconds=30)]  # the newest of those that were due
@@ -64,7 +65,7 @@ def test_another_node_leads_as_soon_as_a_drain_begins() -> None:
             stopping = asyncio.ensure_future(first.stop(timeout=60))
             await asyncio.sleep(6)
             assert second.is_leader
-            assert store._runs[long.id].state is State.RUNNING
+            assert (await all_runs(store))[long.id].state is State.RUNNING
             await stopping
             await asyncio.sleep(10)
         assert ran == [START + timedelta(seconds=n) for n in (10, 20, 30, 40)]

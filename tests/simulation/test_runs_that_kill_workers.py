@@ -14,6 +14,7 @@ from mainspring.core.model import Run, replace
 from mainspring.engine import suspects
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.engine import all_runs
 from tests.support.simulation.machines import Machine, MachineLoop, machines_of
 
 
@@ -65,15 +66,18 @@ class Cluster:
         scheduler.job()(killer)
         await scheduler.start()
 
+    async def runs(self, ids: set[str]) -> list[Run]:
+        return [run for run in (await all_runs(self.store)).values() if run.id in ids]
+
     async def work_off(self) -> dict[str, Run]:
         """Until everything has ended."""
         async with asyncio.timeout(3000):
-            while any(not run.finished for run in self.store._runs.values()):
+            while any(not run.finished for run in (await all_runs(self.store)).values()):
                 await asyncio.sleep(1)
                 for number, machine in enumerate(self._machines):
                     if machine.dead:
                         self._machines[number] = self._boot()
-        return self.store._runs
+        return await all_runs(self.store)
 
 
 def make_suspects(cluster: Cluster, runs: list[Run]) -> None:
@@ -130,11 +134,11 @@ def test_a_suspect_that_takes_long_does_not_stop_everything_else() -> None:
             cluster._machines[0].kill()
             cluster._machines[0] = cluster._boot()
             cluster.starts.clear()
-            while cluster.store._runs[long.id].state is not State.RUNNING:
+            while (await all_runs(cluster.store))[long.id].state is not State.RUNNING:
                 await asyncio.sleep(1)
         while cluster.starts[long.id] == 0:
             await asyncio.sleep(1)
-        assert cluster.store._runs[long.id].lapses == 2
+        assert (await all_runs(cluster.store))[long.id].lapses == 2
         began = asyncio.get_running_loop().time()
         other = await client.enqueue("harmless", {"seconds": 1})
         await client.wait(other.id, 600)
@@ -188,13 +192,14 @@ def test_many_harmless_suspects_stop_a_worker_only_one_at_a_time(workers: int) -
             await client.wait((await client.enqueue("harmless", {"seconds": 0})).id, 300)
             return loop.time() - began
 
-        while any(not cluster.store._runs[run.id].finished for run in reports):
+        wanted = {run.id for run in reports}
+        while any(not run.finished for run in await cluster.runs(wanted)):
             ticks.append(loop.create_task(tick()))
             await asyncio.sleep(1)
         waits = await asyncio.gather(*ticks)
         assert max(waits) < 10  # one report, and a second that the next one may be waiting
         assert sum(wait < 1 for wait in waits) > len(waits) / 3
-        assert all(cluster.store._runs[run.id].state is State.SUCCEEDED for run in reports)
+        assert {run.state for run in await cluster.runs(wanted)} == {State.SUCCEEDED}
         assert len(waits) < 200  # they are run soon, too
 
     run_virtual(main, make_loop=MachineLoop)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mainspring import Event, Run, Scheduler, State
 from mainspring.stores import open_store
-from mainspring.stores.protocol import Claim, Store
+from mainspring.stores.protocol import Claim, RunQuery, Store
 from mainspring.testing import Injection
 
 LONG = 60.0
@@ -97,3 +97,9 @@ async def steal(store: Store, handler: str, lease: float = 1.0, limit: int = 1) 
 
 def states(runs: list[Run]) -> list[State]:
     return [run.state for run in runs]
+
+
+async def all_runs(store: Store) -> dict[str, Run]:
+    """Every run that a store holds, by its id."""
+    found = await store.find(RunQuery(limit=1_000_000))
+    return {run.id: run for run in found.items}
