@@ -47,7 +47,7 @@ format: .venv/ready ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 
 docs: reference ## build the documentation as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
 
 reference: .venv/ready
