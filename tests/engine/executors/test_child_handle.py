@@ -142,7 +142,7 @@ async def test_growth_beyond_the_limit_ends_the_run(pool: ProcessPool) -> None:
 
 
 async def test_one_great_allocation_is_refused(pool: ProcessPool) -> None:
-    with pytest.raises(MemoryExceeded, match=r"wanted more memory than its limit of 120\.0 MiB"):
+    with pytest.raises(MemoryExceeded, match=r"needed more memory than its limit of 120\.0 MiB"):
         await Started(pool, handlers.gulp, 120 * MIB, mib=3000).task
 
 

@@ -1,4 +1,4 @@
-"""One child process as its parent sees it, from its start until it and its group are gone."""
+"""The parent's handle of one child process: starts it, sends it runs, ends its process group."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BOOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RemoteError:
-    """A handler's exception, as far as it can be kept.
+    """The exception of a handler in a child process, as data.
 
     `names` are those of `policy.error_names`; `retry_after` is in seconds.
     """
@@ -56,22 +56,22 @@ class Reply:
 
 
 class Child:
-    """One process: started, given runs one after another, ended."""
+    """One child process. It serves one run after another."""
 
     def __init__(self, process: subprocess.Popen[bytes], wire: socket.socket) -> None:
         self.pid = process.pid
-        self.spent = False  # the last run left it in doubt: it must not serve another
+        self.spent = False  # the last run may have left something behind: it serves no other
         self.closing = False
-        self.began = False  # the run it has now: no handler's code has run before it says so
-        self.served = 0  # runs before this one
-        self._outgrown: int | None = None
+        self.began = False  # whether the handler of the current run has begun
+        self.served = 0  # runs before the current one
+        self._memory_used: int | None = None
         self._process = process
         self._wire = wire
         self._buffer = bytearray()
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
-        self._at_rest = asyncio.Event()
-        self._at_rest.set()
+        self._not_serving = asyncio.Event()
+        self._not_serving.set()
         self._watch_exit()
 
     @classmethod
@@ -97,24 +97,24 @@ class Child:
         return cls(process, ours)
 
     def fits(self, memory_limit: int | None) -> bool:
-        """Whether it lives, and earlier runs left enough of the next one's memory."""
+        """Whether the process lives, and uses at most half of the next run's memory limit."""
         if self._exited.is_set():
             return False
         used = None if memory_limit is None else footprint(self.pid)
         return memory_limit is None or used is None or used <= memory_limit / 2
 
-    async def serve(self, order: bytes, context: RunContext, memory_limit: int | None) -> Reply:
+    async def serve(self, request: bytes, context: RunContext, memory_limit: int | None) -> Reply:
         guard = None
-        self._at_rest.clear()
+        self._not_serving.clear()
         self.began = False
         if memory_limit is not None:
             guard = self._loop.create_task(self._guard_memory(memory_limit))
         try:
             with contextlib.suppress(ConnectionError):  # reading tells how it died
-                await self._loop.sock_sendall(self._wire, order)
+                await self._loop.sock_sendall(self._wire, request)
             while True:
                 message = await self._message()
-                reply = self._taken(message, context)
+                reply = self._handle(message, context)
                 if reply is not None:
                     break
             self.served += 1
@@ -122,25 +122,25 @@ class Child:
                 raise _no_memory(reply, memory_limit)
             return reply
         except EOFError:
-            raise await self._obituary(memory_limit) from None
+            raise await self._death_cause(memory_limit) from None
         finally:
-            self._at_rest.set()
+            self._not_serving.set()
             if guard is not None:
                 guard.cancel()
 
     async def end(self) -> None:
-        """SIGTERM to the whole group, SIGKILL to what is left, and wait until it is gone."""
+        """Send SIGTERM to the whole group, SIGKILL to what is left, and wait until all are gone."""
         self._signal(signal.SIGTERM)
         if not await self._exits(GRACE):
             self._signal(signal.SIGKILL)
             await self._exited.wait()
         await self._group_gone()
         self._hang_up()
-        await self._at_rest.wait()  # who still reads must see the end, not a closed descriptor
+        await self._not_serving.wait()  # a reader must see the end of file, not a closed descriptor
         self._wire.close()
 
     def _watch_exit(self) -> None:
-        """Notice the exit without a signal handler or a thread."""
+        """Watch for the exit without a signal handler or a thread."""
         try:
             self._pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # not Linux, or a sandbox without it
@@ -151,7 +151,7 @@ class Child:
     def _on_pidfd(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        # Before it is reaped: until then nobody else can be given its group's number.
+        # Before the process is reaped: until then no other group can get its number.
         self._kill(signal.SIGKILL)
         self._on_exit()
 
@@ -164,7 +164,7 @@ class Child:
     def _on_exit(self) -> None:
         self._process.wait()
         self._exited.set()
-        # The wire ends with the group, unless a fork that left the group still holds it.
+        # The connection ends with the group, unless a fork that left the group keeps it open.
         self._loop.call_later(GRACE, self._hang_up)
 
     def _hang_up(self) -> None:
@@ -186,7 +186,7 @@ class Child:
             os.killpg(self.pid, number)
 
     async def _group_gone(self) -> None:
-        """Wait for the rest of the group, which has had its SIGKILL."""
+        """Wait for the rest of the group, which SIGKILL was sent to."""
         with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
             async with asyncio.timeout(GRACE):
                 while True:
@@ -198,13 +198,13 @@ class Child:
     async def _message(self) -> dict[str, Any]:
         (size,) = HEADER.unpack(await self._exactly(HEADER.size))
         if size > _MAX_FRAME:
-            raise _garbled(f"a frame of {size:,} bytes")
+            raise _invalid_message(f"a frame of {size:,} bytes")
         try:
             message = decode((await self._exactly(size)).decode())
         except (ValueError, ArithmeticError, TypeError, RecursionError) as error:
-            raise _garbled(f"no JSON ({error})") from error
+            raise _invalid_message(f"no JSON ({error})") from error
         if not isinstance(message, dict):
-            raise _garbled(f"a {type(message).__name__}")
+            raise _invalid_message(f"a {type(message).__name__}")
         return message
 
     async def _exactly(self, size: int) -> bytes:
@@ -212,7 +212,7 @@ class Child:
             try:
                 chunk = await self._loop.sock_recv(self._wire, 2**16)
             except ConnectionResetError:
-                continue  # it died with an order unread: what it sent before comes next
+                continue  # it died before it read the request: what it sent before comes next
             if not chunk:
                 raise EOFError
             self._buffer += chunk
@@ -220,8 +220,8 @@ class Child:
         del self._buffer[:size]
         return taken
 
-    def _taken(self, message: dict[str, Any], context: RunContext) -> Reply | None:
-        """What a message says, kept in the context; the reply if it is the last one."""
+    def _handle(self, message: dict[str, Any], context: RunContext) -> Reply | None:
+        """Apply a message of the child to the context; return the reply if it is the last one."""
         try:
             match message["type"]:
                 case "started":
@@ -241,18 +241,18 @@ class Child:
                 case "failed":
                     reply = Reply(error=_remote_error(message))
                 case other:
-                    raise _garbled(f"a message of type {other!r}")
+                    raise _invalid_message(f"a message of type {other!r}")
             self.spent = self.spent or bool(message["spent"])
         except (KeyError, ValueError, ArithmeticError, TypeError) as error:
-            raise _garbled(f"a message that lacks something ({error!r})") from error
+            raise _invalid_message(f"a message that lacks something ({error!r})") from error
         return reply
 
-    async def _obituary(self, memory_limit: int | None) -> MainspringError:
-        """Why the wire ended before a reply came."""
+    async def _death_cause(self, memory_limit: int | None) -> MainspringError:
+        """Return the error that says why the connection ended before a reply."""
         exited = await self._exits(GRACE)
-        if self._outgrown is not None and memory_limit is not None:
+        if self._memory_used is not None and memory_limit is not None:
             return MemoryExceeded(
-                f"the run's processes used {_mib(self._outgrown)} of memory;"
+                f"the run's processes used {_mib(self._memory_used)} of memory;"
                 f" its limit is {_mib(memory_limit)}"
             )
         if self.closing:
@@ -262,10 +262,10 @@ class Child:
         return ProcessDied(_cause(self._process.returncode, self.began))
 
     async def _guard_memory(self, limit: int) -> None:
-        """End the group at once when it outgrows the limit: a moment later may be too late."""
+        """Kill the group as soon as it exceeds the limit, before the machine runs out of memory."""
         while (used := footprint(self.pid, limit)) is not None:
             if used > limit:
-                self._outgrown = used
+                self._memory_used = used
                 self.spent = True
                 self._signal(signal.SIGKILL)
                 return
@@ -273,7 +273,7 @@ class Child:
 
 
 def _log_record(message: dict[str, Any], context: RunContext) -> logging.LogRecord:
-    """The child's record with its own time, already formatted."""
+    """The log record of the child, with its time; its text is already formatted."""
     record = logging.LogRecord(
         context.log.name, message["level"], "", 0, str(message["text"]), None, None
     )
@@ -293,7 +293,7 @@ def _remote_error(message: dict[str, Any]) -> RemoteError:
 
 
 def _no_memory(reply: Reply, limit: int) -> MemoryExceeded:
-    error = MemoryExceeded(f"the handler wanted more memory than its limit of {_mib(limit)}")
+    error = MemoryExceeded(f"the handler needed more memory than its limit of {_mib(limit)}")
     if reply.error is not None:
         error.add_note(reply.error.traceback)
     return error
@@ -303,8 +303,8 @@ def _no_start(error: OSError) -> ProcessDied:
     return ProcessDied(f"no process could be started: {error}")
 
 
-def _garbled(what: str) -> ProcessDied:
-    return ProcessDied(f"the process sent what no process of ours sends: {what}; it was ended")
+def _invalid_message(what: str) -> ProcessDied:
+    return ProcessDied(f"the process sent an invalid message: {what}; it was ended")
 
 
 def _cause(code: int, began: bool) -> str:

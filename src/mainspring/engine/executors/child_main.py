@@ -1,8 +1,9 @@
-"""The child's side of process isolation: takes orders from its parent, one run after another.
+"""What runs in a child process: takes runs from the parent, one after another, and calls handlers.
 
-`processes.py` starts it as the leader of its own session, with one end of a socket pair. Orders
-come in and events go out as frames: four bytes of length, then JSON (`mainspring.core.codec`).
-Nothing is pickled; which function runs is named by the parent's code, never by what is stored.
+`child_handle.py` starts it as the leader of its own session, with one end of a socket pair.
+Requests come in and messages go out as frames: four bytes of length, then JSON
+(`mainspring.core.codec`). Nothing is pickled. The parent's code names the function to call; nothing
+stored does.
 
 The main thread runs handlers, so that SIGTERM can unwind them. A second thread reads the
 socket, and ends the whole process group once the parent is gone, whatever the handler does.
@@ -66,8 +67,8 @@ def refuse_while_loading() -> None:
 
 
 def main(fd: int) -> None:
-    """Serve the parent at the other end of `fd` until it is gone or says SIGTERM."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started us may block some
+    """Serve the parent at the other end of `fd` until it is gone or sends SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent's thread may have blocked some
     _adopt_orphans()
     channel = _Channel(fd)
     threading.Thread(target=channel.listen, name="mainspring-parent", daemon=True).start()
@@ -75,7 +76,7 @@ def main(fd: int) -> None:
 
 
 def _adopt_orphans() -> None:
-    """Have grandchildren whose parent ended become ours, so that none is overlooked (Linux)."""
+    """Adopt grandchildren whose parent ends, so that none is overlooked (Linux)."""
     with contextlib.suppress(Exception):
         import ctypes
 
@@ -83,8 +84,8 @@ def _adopt_orphans() -> None:
 
 
 def _end_group() -> None:
-    """The parent is gone: end this process and all that its handler started, at once and without a
-    word. There is nobody left to report to; whoever holds the lease next repeats the run."""
+    """End this process and all that its handler started, because the parent is gone. There is
+    nobody to report to; the next worker that claims the run repeats it."""
     os.killpg(0, signal.SIGKILL)
 
 
@@ -95,7 +96,7 @@ class _Channel:
         self._socket.set_inheritable(False)
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self.orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.current: RunContext | None = None
 
     def turn(self, context: RunContext | None) -> None:
@@ -103,9 +104,9 @@ class _Channel:
             self.current = context
 
     def send(self, message: Mapping[str, Any], sender: RunContext | None = None) -> None:
-        """Send it, unless the run it comes from is over: its threads may outlive it."""
+        """Send a message, unless its run has ended: threads of a handler may outlive the run."""
         if os.getpid() != self._owner:
-            return  # a fork of us has no share in the lock: its frames would land inside ours
+            return  # a fork does not share the lock: its frames would mix with the child's
         frame = framed(message)
         with self._lock:
             if sender is not self.current:
@@ -116,19 +117,19 @@ class _Channel:
                 _end_group()
 
     def listen(self) -> None:
-        """Pass orders to the main thread; take the whole group down when the parent is gone."""
+        """Pass requests to the main thread; end the whole group when the parent is gone."""
         with contextlib.suppress(OSError):
             parent = os.getppid()
             while (head := self._exactly(HEADER.size, parent)) is not None:
                 body = self._exactly(HEADER.unpack(head)[0], parent)
                 if body is None:
                     break
-                self.orders.put(body)
+                self.requests.put(body)
         _end_group()
 
     def _exactly(self, size: int, parent: int) -> bytes | None:
-        # A fork of the parent may hold the other end open, and then its death is no end of
-        # file: hence the look at who our parent is.
+        # A fork of the parent may keep the other end open, and then the parent's death gives no
+        # end of file: so this also checks the parent's process id.
         ready = select.poll()
         ready.register(self._socket, select.POLLIN)
         taken = bytearray()
@@ -145,17 +146,17 @@ class _Channel:
 
 
 class _Context(RunContext):
-    """A run's context whose log lines and progress go to the parent, which keeps them."""
+    """A run context that sends log lines and progress to the parent."""
 
     __slots__ = ("_channel",)
 
-    def __init__(self, order: Mapping[str, Any], channel: _Channel) -> None:
-        run = Run(**order["run"], payload=decode(order["payload"]))
-        values = {name: decode(text) for name, text in order["resources"].items()}
-        resources = ProcessResources(values, order["withheld"])
-        super().__init__(run, resources, results=decode(order["results"]))
+    def __init__(self, request: Mapping[str, Any], channel: _Channel) -> None:
+        run = Run(**request["run"], payload=decode(request["payload"]))
+        values = {name: decode(text) for name, text in request["resources"].items()}
+        resources = ProcessResources(values, request["withheld"])
+        super().__init__(run, resources, results=decode(request["results"]))
         self._channel = channel
-        self._log = logging.Logger(f"mainspring.run.{self.job_id}", order["log_level"])
+        self._log = logging.Logger(f"mainspring.run.{self.job_id}", request["log_level"])
         self._log.addHandler(_Forward(self))
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
@@ -202,27 +203,27 @@ class _Server:
     def serve(self) -> None:
         signal.signal(signal.SIGTERM, self._stop)
         while not self._stopping:
-            order = decode(self._channel.orders.get().decode())
+            request = decode(self._channel.requests.get().decode())
             self._restore()
-            answer = self._answer(order)
+            answer = self._answer(request)
             if os.getpid() != self._pid:
-                os._exit(0)  # a fork that came back from its handler: only one of us may answer
+                os._exit(0)  # a fork that returned from the handler: only one process may answer
             _flush()
             self._channel.send(answer | {"spent": answer.get("memory", False) or _has_children()})
 
     def _restore(self) -> None:
-        """Undo what the last handler may have changed for the next."""
+        """Restore the working folder and the SIGTERM handler, which a handler may have changed."""
         os.fchdir(self._home)
         signal.signal(signal.SIGTERM, self._stop)
 
-    def _answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        context = _Context(order, self._channel)
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        context = _Context(request, self._channel)
         self._channel.turn(context)
         context.send({"type": "started"})
         try:
-            handler = _load(**order["target"])
-            with _memory_limit(order["memory_limit"]):
-                result = _call(handler, context if order["takes_context"] else None, order)
+            handler = _load(**request["target"])
+            with _memory_limit(request["memory_limit"]):
+                result = _call(handler, context if request["takes_context"] else None, request)
             result = storable_result(result, context)
             return {"type": "done", "result": encode(result, what="result")}
         except BaseException as error:
@@ -266,7 +267,7 @@ def _load(
 
 
 def _script(path: str, package: str | None) -> types.ModuleType:
-    """The parent's script as a module, run once, under another name than `__main__`."""
+    """Load the parent's script as a module, once, under another name than `__main__`."""
     if MAIN not in sys.modules:
         module = types.ModuleType(MAIN)
         module.__file__ = path
@@ -284,11 +285,13 @@ def _script(path: str, package: str | None) -> types.ModuleType:
     return sys.modules[MAIN]
 
 
-def _call(handler: Callable[..., Any], context: RunContext | None, order: Mapping[str, Any]) -> Any:
+def _call(
+    handler: Callable[..., Any], context: RunContext | None, request: Mapping[str, Any]
+) -> Any:
     try:
-        arguments = ArgumentTypes(handler).made(decode(order["arguments"]))
+        arguments = ArgumentTypes(handler).made(decode(request["arguments"]))
     except Misfit as error:
-        name = getattr(handler, "__name__", order["target"]["qualname"])
+        name = getattr(handler, "__name__", request["target"]["qualname"])
         raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
     result = handler(**arguments) if context is None else handler(context, **arguments)
     if not inspect.isawaitable(result):
@@ -342,7 +345,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
             after = None if error.after is None else duration(error.after).total_seconds()
         except Exception as wrong:
             return _failure(wrong)
-    # As the parent names them, or `retry_on` would not know a class of its own script.
+    # As the parent names them, or `retry_on` would not match a class of the script.
     names = [name.replace(f"{MAIN}.", "__main__.") for name in error_names(error)]
     return {
         "type": "failed",
@@ -364,7 +367,7 @@ def _message(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """From the handler's own frame on, and no more of it than the newest part."""
+    """Format the traceback from the handler's frame on; keep the newest part of a long one."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -373,7 +376,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _has_children() -> bool:
-    """Whether processes are left that the handler started (or their unread remains)."""
+    """Whether processes are left that the handler started (zombies count)."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:

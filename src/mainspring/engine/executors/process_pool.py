@@ -1,9 +1,10 @@
-"""Process isolation, the parent's side: a warm pool of processes that run handlers.
+"""A pool of child processes that run handlers with `isolation="process"`.
 
-Each child leads a session of its own, so a run's processes can be ended together: with SIGTERM,
-so that the handler may clean up, and a second later with SIGKILL. A child serves one run after
-another until it idles too long, or a run leaves it in doubt. `process.py` holds one child,
-`child.py` is what runs in it; docs/decisions/0003-process-isolation.md says why it is so.
+Each child leads its own session, so that a run's processes can be ended together: with SIGTERM, so
+that the handler can clean up, and a second later with SIGKILL. A child serves one run after another
+until it is idle for too long, or until a run leaves something behind in it. `child_handle.py` is
+the handle of one child, `child_main.py` the code that runs in it.
+docs/decisions/0003-process-isolation.md says why.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Target:
 
     @classmethod
     def check(cls, function: Callable[..., Any]) -> None:
-        """Refuse what no other process could find by its name: can be asked while decorating."""
+        """Refuse a function that another process cannot find by its name, also while decorating."""
         name = getattr(function, "__qualname__", None)
         if name is None or getattr(function, "__module__", None) is None:
-            raise _unfit(function, "it is an object without a name of its own")
+            raise _unfit(function, "it is an object without a name")
         if "<lambda>" in name:
             raise _unfit(function, "a lambda has no name")
         if "<locals>" in name:
@@ -101,9 +102,9 @@ def _unfit(function: Callable[..., Any], why: str) -> InvalidInput:
 
 
 class ProcessPool:
-    """At most `size` processes at once; each ends after `idle` seconds without work.
+    """At most `size` processes at once; each ends after `idle` seconds without a run.
 
-    Belongs to the event loop it is used on.
+    Belongs to the event loop that it is used on.
     """
 
     def __init__(self, *, size: int, idle: float = 60.0) -> None:
@@ -126,14 +127,14 @@ class ProcessPool:
         results: Mapping[str, Any] | None = None,
         memory_limit: int | None = None,
     ) -> Reply:
-        """Run the handler in a process; log lines and progress reach `context` as they come.
+        """Run the handler in a process; log lines and progress go to `context` as they come.
 
-        Raises ProcessDied and MemoryExceeded. Cancelled, it ends the run's whole process group,
-        and lets CancelledError go on when that is gone.
+        Raises ProcessDied and MemoryExceeded. When cancelled, it ends the run's whole process
+        group, waits until it is gone, and raises CancelledError.
         """
         refuse_while_loading()
         resources, withheld = ProcessResources.sendable(context.resources if takes_context else {})
-        order = framed(
+        request = framed(
             {
                 "target": asdict(target),
                 "run": {name: getattr(run, name) for name in _RUN_FIELDS},
@@ -151,14 +152,14 @@ class ProcessPool:
             while True:
                 child = await self._take(memory_limit)
                 try:
-                    return await self._served(child, order, context, memory_limit)
+                    return await self._serve(child, request, context, memory_limit)
                 except ProcessDied:
-                    # One that died while it was idle, or as the order came: nothing has run yet.
+                    # It died while it was idle, or before its handler began: another one serves it.
                     if child.began or not child.served:
                         raise
 
     async def close(self) -> None:
-        """End every child and wait until none is left; runs under way get RunCancelled."""
+        """End every child and wait until none is left; current runs get RunCancelled."""
         self._closed = True
         for child in list(self._children):
             child.closing = True
@@ -166,24 +167,24 @@ class ProcessPool:
         while self._endings:
             await asyncio.wait(list(self._endings.values()))
 
-    async def _served(
-        self, child: Child, order: bytes, context: RunContext, memory_limit: int | None
+    async def _serve(
+        self, child: Child, request: bytes, context: RunContext, memory_limit: int | None
     ) -> Reply:
-        """What the child replies; it rests afterwards, or ends."""
+        """Return the reply of the child. Afterwards the child is idle, or it ends."""
         try:
-            reply = await child.serve(order, context, memory_limit)
+            reply = await child.serve(request, context, memory_limit)
         except BaseException:
             await self._ended(child)
             raise
         if child.spent or self._closed:
             await self._ended(child)
         else:
-            self._rest(child)
+            self._make_idle(child)
         return reply
 
     async def _take(self, memory_limit: int | None) -> Child:
         while self._idle:
-            child, timer = self._idle.popitem()  # the newest: the others may go idle and end
+            child, timer = self._idle.popitem()  # the newest, so that the others can end
             timer.cancel()
             if child.fits(memory_limit):
                 return child
@@ -197,7 +198,7 @@ class ProcessPool:
         self._children.add(child)
         return child
 
-    def _rest(self, child: Child) -> None:
+    def _make_idle(self, child: Child) -> None:
         loop = asyncio.get_running_loop()
         self._idle[child] = loop.call_later(self._idle_seconds, self._end, child)
 
@@ -214,7 +215,7 @@ class ProcessPool:
         self._endings.pop(child, None)
 
     async def _ended(self, child: Child) -> None:
-        """Wait until the child is gone, through any number of cancellations."""
+        """Wait until the child is gone, whatever is cancelled meanwhile; then raise that."""
         ending, cancelled = self._end(child), None
         while not ending.done():
             try:

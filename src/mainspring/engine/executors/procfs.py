@@ -1,4 +1,4 @@
-"""What Linux's /proc tells of a family of processes: their memory, and whether any is left."""
+"""Reads /proc (Linux): how much memory a process tree uses, whether a process group is alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def any_alive(group: int) -> bool:
-    """Whether more than zombies are left of a group: under a lazy init those stay for long."""
+    """Whether a group has processes other than zombies, which an init process may keep for long."""
     if not os.path.isdir("/proc/self/task"):
         return True
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -24,10 +24,10 @@ def any_alive(group: int) -> bool:
 
 
 def footprint(pid: int, limit: int | None = None) -> int | None:
-    """Bytes in use by a process and all below it; None where the system does not say.
+    """Return the bytes that a process and its descendants use, or None if there is no /proc.
 
-    Resident memory is quick to read but counts what forks share once for each of them, so a
-    family that seems to be over `limit` is measured again by its proportional share.
+    Resident memory is quick to read, but counts memory that forks share once for each of them. So
+    a tree that seems to exceed `limit` is measured again by its proportional share.
     """
     if not os.path.isdir("/proc/self/task"):
         return None
@@ -39,7 +39,7 @@ def footprint(pid: int, limit: int | None = None) -> int | None:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and all that descend from it: orphans too, as the child adopts them."""
+    """The process and its descendants: orphans too, since the child adopts them."""
     family = [pid]
     for member in family:  # grows while it is walked
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Runs sync handlers in daemon threads.
 
-Daemon threads, unlike those of `concurrent.futures`: a handler that never returns must not
-keep the program from ending.
+The threads of `concurrent.futures` are no daemons: a handler that never returns would keep the
+program from ending.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IDLE_SECONDS = 30.0
 
 
 class ThreadExecutor:
-    """Runs calls in threads; a thread is made when none is idle and ends when long idle."""
+    """Runs each call in a thread. It starts one when none is idle; idle ones end after a while."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -33,22 +33,24 @@ class ThreadExecutor:
                 self._idle -= 1
             else:
                 self._alive += 1
-                threading.Thread(target=self._work, name="mainspring-handler", daemon=True).start()
+                threading.Thread(
+                    target=self._run_calls, name="mainspring-handler", daemon=True
+                ).start()
         self._calls.put(lambda: context.run(call))
 
     def close(self) -> None:
-        """Let idle threads end; busy ones end with their call."""
+        """End idle threads now, and busy ones after their call."""
         with self._lock:
             for _ in range(self._alive):
                 self._calls.put(None)
 
-    def _work(self) -> None:
+    def _run_calls(self) -> None:
         while True:
             try:
                 call = self._calls.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    if self._idle:  # counted as idle: nobody has a call on the way for us
+                    if self._idle:  # counted as idle: no call is on its way to this thread
                         self._idle -= 1
                         self._alive -= 1
                         return
@@ -58,6 +60,6 @@ class ThreadExecutor:
                     self._alive -= 1
                 return
             call()
-            del call  # or the last call's objects would live until the next one
+            del call  # otherwise its objects would live until the next call
             with self._lock:
                 self._idle += 1

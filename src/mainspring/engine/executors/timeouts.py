@@ -1,7 +1,7 @@
-"""The timeouts of attempts.
+"""Watches the timeouts of attempts.
 
-Of attempts with the same timeout the first to begin is the first whose time is up: one timer for
-each length of time is enough, however many attempts there are.
+Attempts with the same timeout expire in the order in which they began. So one timer for each length
+of timeout is enough, however many attempts there are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Timeouts"]
 
 
 class Timeouts:
-    """Used on one loop. `expire(attempt)` is called there when its time is up."""
+    """Used on one loop. `expire(attempt)` is called there when its timeout is over."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, clock: Clock, expire: Callable[[LocalAttempt], None]
@@ -28,11 +28,11 @@ class Timeouts:
         self._expire = expire
         self._ends: dict[
             timedelta, dict[LocalAttempt, float]
-        ] = {}  # of each, in the order of their ends
+        ] = {}  # by length, each in the order of their ends
         self._timers: dict[timedelta, asyncio.TimerHandle] = {}
 
     def watch(self, attempt: LocalAttempt) -> None:
-        """An attempt begins."""
+        """Watch an attempt that begins."""
         timeout = attempt.job.policy.timeout
         if timeout is None:
             return
@@ -43,7 +43,7 @@ class Timeouts:
         self._ends[timeout][attempt] = self._clock.monotonic() + seconds
 
     def forget(self, attempt: LocalAttempt) -> None:
-        """It has ended, or is being ended."""
+        """Stop watching an attempt that has ended."""
         timeout = attempt.job.policy.timeout
         if timeout is None:
             return
@@ -53,22 +53,22 @@ class Timeouts:
             self._timers.pop(timeout).cancel()
 
     def _set(self, timeout: timedelta, seconds: float, attempt: LocalAttempt) -> None:
-        self._timers[timeout] = self._loop.call_later(seconds, self._look, timeout, attempt)
+        self._timers[timeout] = self._loop.call_later(seconds, self._expire_due, timeout, attempt)
 
-    def _look(self, timeout: timedelta, first: LocalAttempt) -> None:
-        """Expire what is up, and look again when the next one is. That for which the timer was set
-        is up, even by a clock that stands still."""
+    def _expire_due(self, timeout: timedelta, first: LocalAttempt) -> None:
+        """Expire the attempts whose time is over, and set the timer for the next one. The attempt
+        that the timer was set for has expired, even if the clock stands still."""
         now, ends = self._clock.monotonic(), self._ends[timeout]
-        up = [
+        expired = [
             attempt
             for attempt, _ in takewhile(lambda one: one[0] is first or one[1] <= now, ends.items())
         ]
-        for attempt in up:
+        for attempt in expired:
             del ends[attempt]
         if ends:
             after, end = next(iter(ends.items()))
             self._set(timeout, end - now, after)
         else:
             del self._ends[timeout], self._timers[timeout]
-        for attempt in up:
+        for attempt in expired:
             self._expire(attempt)
