@@ -24,6 +24,7 @@ from mainspring.core.model import Run, new_run_id
 from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.testing.store_calls import claim_runs
 
 __all__ = [
     "backlog",
@@ -221,7 +222,7 @@ async def _store_drain(path: Path | str, count: int, batch: int) -> float:
     done: list[bool] = []
 
     async def work() -> None:
-        while runs := await store.claim(claim):
+        while runs := await claim_runs(store, claim):
             now = SystemClock().now()
             changes = [transitions.succeeded(run, now, {"ok": True}) for run in runs]
             done.extend(await store.commit(changes))
@@ -251,7 +252,7 @@ async def claim_times(path: Path, count: int, batch: int = 200) -> list[float]:
     times = []
     for _ in range(count):
         began = time.perf_counter()
-        runs = await store.claim(claim)
+        runs = await claim_runs(store, claim)
         times.append(time.perf_counter() - began)
         assert len(runs) == batch
     await store.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 from mainspring.scheduler import Scheduler
 from mainspring.stores.protocol import Claim
+from mainspring.testing.store_calls import claim_runs
 from tests.support.command_line import Run
 
 Stocked = dict[str, str]
@@ -120,7 +121,7 @@ def test_leases_that_nobody_rescues(run: Run, folder: Path) -> None:
                 limit=1,
                 lease=timedelta(seconds=5),
             )
-            [held] = await scheduler.store.claim(claim)
+            [held] = await claim_runs(scheduler.store, claim)
             assert held.id == made.id
 
     asyncio.run(seed())
@@ -171,7 +172,7 @@ def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:
                 limit=1,
                 lease=timedelta(hours=1),
             )
-            await scheduler.store.claim(claim)
+            await claim_runs(scheduler.store, claim)
             await scheduler.cancel(made.id)
 
     asyncio.run(seed())

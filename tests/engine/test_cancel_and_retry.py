@@ -13,7 +13,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, Claimed
 from tests.support.engine import Heard, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -140,11 +140,11 @@ async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(mak
 class CancelledOnTheWay(MemoryStore):
     """A cancel comes between every claim and its answer."""
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         await asyncio.sleep(0.01)
-        runs = await super().claim(claim)
-        await self.commit([transitions.request_cancel(run, "in between") for run in runs])
-        return runs
+        claimed = await super().claim(claim)
+        await self.commit([transitions.request_cancel(run, "in between") for run in claimed.runs])
+        return claimed
 
 
 async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(make: Make) -> None:

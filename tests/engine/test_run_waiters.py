@@ -15,6 +15,7 @@ from mainspring.engine.run_waiters import RunWaiters
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.testing.store_calls import claim_runs
 from tests.support.engine import LONG
 
 MANY = 1000
@@ -48,7 +49,7 @@ async def store() -> Counting:
 async def end_all(store: Counting) -> None:
     lease = timedelta(minutes=1)
     claim = Claim(worker="w", handlers=frozenset({"work"}), limit=MANY, lease=lease)
-    held = await store.claim(claim)
+    held = await claim_runs(store, claim)
     now = await store.now()
     await store.commit([transitions.succeeded(run, now, None) for run in held])
 

@@ -13,7 +13,7 @@ import pytest
 from mainspring import Run, RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, Claimed
 from tests.support.engine import Heard, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -466,10 +466,10 @@ class Counting(MemoryStore):
 
     vain = 0
 
-    async def claim(self, claim: Claim) -> list[Run]:
-        runs = await super().claim(claim)
-        self.vain += not runs
-        return runs
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        self.vain += not claimed.runs
+        return claimed
 
 
 async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorded() -> None:
@@ -489,12 +489,12 @@ async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorde
 class Slow(MemoryStore):
     """A claim's answer is long on its way: what falls due meanwhile, the claim has not seen."""
 
-    async def claim(self, claim: Claim) -> list[Run]:
-        runs = await super().claim(claim)
-        coming = await super().next_due(claim)
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        coming = claimed.next_due
         while coming is not None and self._clock.now() <= coming:
             await asyncio.sleep(0.01)
-        return runs
+        return claimed
 
 
 async def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked() -> None:

@@ -12,6 +12,7 @@ from mainspring.scheduler.statistics import RECENT
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing.store_calls import claim_runs
 from tests.support.engine import Heard, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -60,7 +61,7 @@ def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
             await limited.enqueue()
             lease = timedelta(milliseconds=1)
             claim = Claim(worker="dead", handlers=frozenset({"limited"}), limit=1, lease=lease)
-            assert len(await store.claim(claim)) == 1
+            assert len(await claim_runs(store, claim)) == 1
             waits = await limited.enqueue()
             why = await scheduler.explain_run(waits.id)
             assert why == "its concurrency limit is reached: 1 run is running, 1 may"

@@ -17,7 +17,7 @@ from mainspring.core.policy import Delivery
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Store
 from mainspring.testing import FakeClock, FaultyStore, Injection, VirtualClock, run_virtual
-from mainspring.testing.store_calls import get_runs
+from mainspring.testing.store_calls import claim_runs, get_runs
 
 LEASE = timedelta(seconds=6)
 
@@ -160,7 +160,7 @@ async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
     run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)
     await store.add([run])
     claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=LEASE)
-    [held] = await store.claim(claim)
+    [held] = await claim_runs(store, claim)
     return held
 
 

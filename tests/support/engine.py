@@ -11,6 +11,7 @@ from mainspring import Event, Run, Scheduler, State
 from mainspring.stores import open_store
 from mainspring.stores.protocol import Claim, RunQuery, Store
 from mainspring.testing import Injection
+from mainspring.testing.store_calls import claim_runs
 
 LONG = 60.0
 """Seconds after which a test gives up waiting. Generous, because the machine may be busy."""
@@ -89,7 +90,7 @@ async def steal(store: Store, handler: str, lease: float = 1.0, limit: int = 1) 
         lease=timedelta(seconds=lease),
     )
     for _ in range(int(LONG / 0.01)):
-        if runs := await store.claim(claim):
+        if runs := await claim_runs(store, claim):
             return runs
         await asyncio.sleep(0.01)
     raise AssertionError("nothing to claim")

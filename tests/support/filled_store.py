@@ -12,7 +12,7 @@ from mainspring.core.policy import Policy
 from mainspring.core.schedules import cron
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery, Store
 from mainspring.testing.conformance.round_trip import JOB, RUN
-from mainspring.testing.store_calls import put_job
+from mainspring.testing.store_calls import claim_runs, put_job
 
 LEASE = timedelta(milliseconds=1)
 SOON = timedelta(minutes=5)
@@ -72,7 +72,7 @@ async def fill(store: Store, plain: int = 0) -> None:
     )
     claim = Claim(worker="w", handlers=frozenset({"ways"}), limit=9, lease=LEASE)
     held: dict[str, Run] = {}
-    while taken := await store.claim(claim):
+    while taken := await claim_runs(store, claim):
         held |= {run.id: run for run in taken}
         ends = {
             "succeeds": lambda run: transitions.succeeded(run, now, {"a": 1}, ("said",)),

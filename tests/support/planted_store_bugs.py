@@ -18,6 +18,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import (
     Added,
     Claim,
+    Claimed,
     Fired,
     Firing,
     Held,
@@ -152,7 +153,7 @@ class PruneForgetsKeys(MemoryStore):
 class ClaimsTooEarly(MemoryStore):
     """What is due in five seconds is taken now."""
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         for run in self._runs.values():
             if run.state is State.PENDING:
                 self._runs[run.id] = replace(run, run_at=run.run_at - timedelta(seconds=5))
@@ -166,22 +167,22 @@ class ClaimsTooEarly(MemoryStore):
 class PriorityTurned(MemoryStore):
     """The lowest priority comes first."""
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         turned = {i: replace(r, priority=9 - r.priority) for i, r in self._runs.items()}
         self._runs.update(turned)
         taken = await super().claim(claim)
         self._runs.update({i: replace(r, priority=9 - r.priority) for i, r in self._runs.items()})
-        return [self._runs[run.id] for run in taken]
+        return replace(taken, runs=[self._runs[run.id] for run in taken.runs])
 
 
 class TokenStays(MemoryStore):
     """A claim after a release hands the same token out again."""
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         taken = await super().claim(claim)
-        for run in taken:
+        for run in taken.runs:
             self._runs[run.id] = replace(run, token=max(1, run.attempt))
-        return [self._runs[run.id] for run in taken]
+        return replace(taken, runs=[self._runs[run.id] for run in taken.runs])
 
 
 class RenewsAnyToken(MemoryStore):

@@ -19,7 +19,7 @@ from mainspring import Backoff, Breaker, Event, Run, Scheduler, State
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, Claimed
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
 from tests.support.webhook_endpoint import Endpoint, endpoint, response, scheduler
@@ -399,10 +399,10 @@ class ClaimsCounted(MemoryStore):
         super().__init__()
         self.claimed: Counter[str] = Counter()
 
-    async def claim(self, claim: Claim) -> list[Run]:
-        runs = await super().claim(claim)
-        self.claimed.update(run.job_id for run in runs)
-        return runs
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        self.claimed.update(run.job_id for run in claimed.runs)
+        return claimed
 
 
 async def test_a_higher_priority_goes_first_at_a_busy_host() -> None:

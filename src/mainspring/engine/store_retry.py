@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from mainspring.core.clock import CarriedClock, Clock
@@ -27,7 +27,7 @@ from mainspring.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
-from mainspring.stores.protocol import Claim, JobQuery, RunQuery, Store
+from mainspring.stores.protocol import Claim, Claimed, JobQuery, RunQuery, Store
 
 __all__ = ["OPERATIONS", "Outages", "RetryingStore", "reason_of", "wait_for_store"]
 
@@ -45,7 +45,6 @@ OPERATIONS = {
     "find": "reading runs",
     "fire": "firing schedules",
     "jobs": "reading jobs",
-    "next due": "looking for the next due run",
     "prune": "deleting old runs",
     "renew": "renewing leases",
     "rescue": "looking for lapsed leases",
@@ -164,11 +163,8 @@ class RetryingStore:
         self._outages = outages
         self._rng = rng
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         return await self.repeat("claim", lambda: self._store.claim(claim))
-
-    async def next_due(self, claim: Claim, back: timedelta) -> datetime | None:
-        return await self.repeat("next due", lambda: self._store.next_due(claim, back))
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         """Retry errors of the store (a full disk, a lost right); raise all others at once, since

@@ -88,8 +88,7 @@ class Worker:
         self._draining = False
         self._short = True  # of capacity: the store may have more due runs than the last claim took
         self._claimed_at = 0.0
-        self._due: datetime | None = None  # when the next run is due, by the store's last answer
-        self._due_known = 0  # for how many more polls that answer is used
+        self._next_due: datetime | None = None  # by the last claim, which found nothing due
         self._handler_seconds = 1.0
         self._dispatcher: Dispatcher
         self.telemetry: Telemetry | None = None
@@ -119,7 +118,6 @@ class Worker:
 
     def wake(self) -> None:
         """Claim soon: a run may be due, or may have changed."""
-        self._due_known = 0
         self._wake.set()
         self.leases.look()
 
@@ -143,7 +141,9 @@ class Worker:
                 took = self._engine.clock.monotonic() - self._claimed_at
                 pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
                 self._search_at = self._engine.clock.monotonic() + pause
-            elif not self._short and not (found and await wait_for_event(self._wake, BUSY_SECONDS)):
+            elif found and not self._short:
+                await wait_for_event(self._wake, BUSY_SECONDS)
+            elif not self._short:
                 await self._sleep_until_due()
         unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
         for attempt in [*unbegun, *self._active]:
@@ -197,7 +197,8 @@ class Worker:
     async def _claim(self, limit: int, busy: frozenset[str]) -> int:
         sent = self._claimed_at = self._engine.clock.monotonic()
         claim = self._asked(limit, busy)
-        runs = await self._engine.retrying_store.claim(claim)
+        claimed = await self._engine.retrying_store.claim(claim)
+        runs, self._next_due = claimed.runs, claimed.next_due
         if runs:
             if (claimed_at := runs[0].started_at) is not None:
                 # Else a run that is snoozed for less than our time lags behind the store's is due
@@ -226,21 +227,10 @@ class Worker:
         return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
 
     async def _sleep_until_due(self) -> None:
-        if self._due_known <= 0 or (self._due is not None and self._due <= self._engine.time.now()):
-            self._due_known = POLLS_BETWEEN
-            self._due = await self._engine.retrying_store.next_due(
-                self._asked(1), self._since_claim()
-            )
-        self._due_known -= 1
         seconds = self._settings.poll.total_seconds()
-        if self._due is not None:
-            seconds = min(seconds, (self._due - self._engine.time.now()).total_seconds())
+        if self._next_due is not None:
+            seconds = min(seconds, (self._next_due - self._engine.time.now()).total_seconds())
         await wait_for_event(self._wake, max(seconds, 0.001))
-
-    def _since_claim(self) -> timedelta:
-        """How long ago the last claim was, and a bit more, since one call may take longer than
-        another. A run that fell due meanwhile would otherwise wait for the next poll."""
-        return timedelta(seconds=self._engine.clock.monotonic() - self._claimed_at + 0.02)
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Make attempts of claimed runs; complete those that will not run."""

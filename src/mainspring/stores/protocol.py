@@ -42,6 +42,7 @@ __all__ = [
     "TTL_NOTE_KEPT",
     "Added",
     "Claim",
+    "Claimed",
     "Counts",
     "Due",
     "Fired",
@@ -78,6 +79,15 @@ class Claim(Struct, frozen=True, kw_only=True):
     lease: timedelta
     queues: frozenset[str] | None = None
     excluded_jobs: frozenset[str] = frozenset()
+
+
+class Claimed(Struct, frozen=True):
+    """The runs that a claim took, in order. Where it took none, `next_due` says when the next
+    pending run that such a claim could take falls due: later than now, or None if there is none.
+    What is due already and was not taken is held back by a limit."""
+
+    runs: list[Run]
+    next_due: datetime | None = None
 
 
 class Held(Struct, frozen=True):
@@ -340,7 +350,7 @@ class Store(Protocol):
         """
         ...
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
         does not exclude.
 
@@ -349,12 +359,6 @@ class Store(Protocol):
         attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock,
         and `began` false.
         """
-        ...
-
-    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        """When the next pending run that such a claim could take falls due: later than now,
-        or None. What is due already is for `claim` to give, limits permitting. Who claimed a
-        while ago looks so far `back`: what fell due in between, no claim has seen."""
         ...
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:

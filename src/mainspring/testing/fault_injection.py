@@ -20,6 +20,7 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import (
     Added,
     Claim,
+    Claimed,
     Counts,
     Fired,
     Firing,
@@ -188,11 +189,8 @@ class FaultyStore:
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         return await self._call("add", lambda: self.store.add(runs))
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         return await self._call("claim", lambda: self.store.claim(claim))
-
-    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        return await self._call("next_due", lambda: self.store.next_due(claim, back))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         return await self._call("renew", lambda: self.store.renew(held, lease))

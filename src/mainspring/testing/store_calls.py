@@ -6,9 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run
-from mainspring.stores.protocol import JobWrite, NoteWrite, RunQuery, Store
+from mainspring.stores.protocol import Claim, JobWrite, NoteWrite, RunQuery, Store
 
-__all__ = ["add_jobs", "drop_job", "drop_note", "drop_runs", "get_runs", "put_job", "put_note"]
+__all__ = [
+    "add_jobs",
+    "claim_runs",
+    "drop_job",
+    "drop_note",
+    "drop_runs",
+    "get_runs",
+    "put_job",
+    "put_note",
+]
 
 
 async def put_job(store: Store, job: Job) -> bool:
@@ -33,6 +42,10 @@ async def put_note(store: Store, note: Note) -> int | None:
 async def drop_note(store: Store, kind: str, name: str) -> bool:
     [version] = await store.put_notes([NoteWrite.drop(kind, name)])
     return version is not None
+
+
+async def claim_runs(store: Store, claim: Claim) -> list[Run]:
+    return (await store.claim(claim)).runs
 
 
 async def drop_runs(store: Store, ids: Iterable[str]) -> int:

@@ -19,7 +19,7 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, Store
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore, RandomFaults
-from mainspring.testing.store_calls import drop_note, get_runs, put_job, put_note
+from mainspring.testing.store_calls import claim_runs, drop_note, get_runs, put_job, put_note
 from tests.support.filled_store import everything, fill, made, opened
 from tests.support.servers.mongodb import with_database
 
@@ -240,8 +240,8 @@ async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo:
         lost = made("lost", now, 1, job_id="mail", payload={"to": "lost"}, created_at=now)
         await source.add([replace(lost, handler="mail")])
         millisecond = timedelta(milliseconds=1)
-        [held] = await source.claim(
-            Claim(worker="dead", handlers=frozenset({"mail"}), limit=1, lease=millisecond)
+        [held] = await claim_runs(
+            source, Claim(worker="dead", handlers=frozenset({"mail"}), limit=1, lease=millisecond)
         )
         await asyncio.sleep(0.01)
         await copy(source, target)
@@ -272,8 +272,8 @@ async def test_a_live_lease_is_refused(on_disk: Make) -> None:
     async with opened(source, target):
         await source.add([made("run", await source.now(), 1)])
         lease = timedelta(minutes=1)
-        await source.claim(
-            Claim(worker="host:1", handlers=frozenset({"work"}), limit=1, lease=lease)
+        await claim_runs(
+            source, Claim(worker="host:1", handlers=frozenset({"work"}), limit=1, lease=lease)
         )
         with pytest.raises(CopyRefused, match="run run is running on host:1: stop the workers"):
             await copy(source, target)
@@ -312,7 +312,7 @@ async def test_a_target_that_has_gone_on_is_refused(on_disk: Make) -> None:
         claim = Claim(
             worker="w", handlers=frozenset({"work"}), limit=1, lease=timedelta(microseconds=1)
         )
-        [run] = await target.claim(claim)
+        [run] = await claim_runs(target, claim)
         await target.commit([transitions.succeeded(run, await target.now(), None)])
         with pytest.raises(CopyRefused, match="run run has gone on in the target"):
             await copy(source, target)

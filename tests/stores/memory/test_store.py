@@ -15,7 +15,7 @@ from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
-from mainspring.testing.store_calls import get_runs
+from mainspring.testing.store_calls import claim_runs, get_runs
 
 
 def make(clock: FakeClock | VirtualClock, run_id: str, **fields: Any) -> Run:
@@ -34,7 +34,7 @@ async def test_values_changed_by_the_caller_do_not_change_the_store() -> None:
     found.payload["items"].append(4)
     (await get_runs(store, ["a"]))["a"].payload["items"].append(5)
     claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=timedelta(seconds=9))
-    [held] = await store.claim(claim)
+    [held] = await claim_runs(store, claim)
     assert held.payload == {"items": [1]}
     result = {"n": [1]}
     await store.commit([transitions.succeeded(held, clock.now(), result)])
@@ -47,7 +47,7 @@ async def test_a_refused_result_leaves_its_whole_batch_undone() -> None:
     store = MemoryStore(clock)
     await store.add([make(clock, "a"), make(clock, "b")])
     claim = Claim(worker="w", handlers=frozenset({"h"}), limit=2, lease=timedelta(seconds=9))
-    a, b = await store.claim(claim)
+    a, b = await claim_runs(store, claim)
     with pytest.raises(InvalidPayload):
         await store.commit(
             [

@@ -22,7 +22,7 @@ from mainspring.stores.mongodb.concurrency import Room
 from mainspring.stores.mongodb.notifier import Bell
 from mainspring.stores.mongodb.url import Address
 from mainspring.stores.protocol import JobQuery, RunQuery
-from mainspring.testing.store_calls import get_runs, put_job
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.mongodb.query_plans import Sent
 from tests.support.mongodb.store import CLAIM, opened
 from tests.support.servers.mongodb import ReplicaSet, with_database
@@ -108,7 +108,7 @@ async def test_reads_come_from_the_primary_whatever_the_url_says(
     url = with_database(replica_set_url, database_name)
     async with opened(f"{url}&readPreference=secondary&readConcernLevel=available") as store:
         await store.add(await some_runs(store, "a", dedupe_key="k"))
-        await store.claim(CLAIM)
+        await claim_runs(store, CLAIM)
         await store.counts()
         await store.find(RunQuery())
         await store.jobs(JobQuery())
@@ -147,7 +147,7 @@ async def test_a_missing_primary_is_a_temporary_error() -> None:
                     break
                 except StoreUnavailable:
                     await asyncio.sleep(0.2)
-            assert [held.id for held in await store.claim(CLAIM)] == ["a"]
+            assert [held.id for held in await claim_runs(store, CLAIM)] == ["a"]
 
 
 async def test_an_older_server_is_named(
@@ -195,7 +195,7 @@ async def test_text_is_never_taken_for_an_operator(
     async with opened(with_database(replica_set_url, database_name)) as store:
         odd: list[Any] = [{"$ne": None}, {"$gt": 0}]
         await store.add(await some_runs(store, "a", payload={"$where": "1", "a.b": {"$gt": ""}}))
-        [held] = await store.claim(CLAIM)
+        [held] = await claim_runs(store, CLAIM)
         assert held.payload == {"$where": "1", "a.b": {"$gt": ""}}
         assert await get_runs(store, ["$ne", "a.b"]) == {}
         for wrong in odd:
@@ -258,7 +258,7 @@ async def test_hints_that_runs_have_ended_are_passed_on_less_often(
     monkeypatch.setattr(notifier, "EASE", 30.0)
     async with opened(any_url) as one, opened(any_url) as two:
         await two.add(await some_runs(two, "a", "b"))
-        first, second = await two.claim(CLAIM)
+        first, second = await claim_runs(two, CLAIM)
         await asyncio.sleep(0.2)  # the hint of it is over
         await one.wait(0.3)  # until it listens
         assert await two.commit([transitions.succeeded(first, await two.now(), None)]) == [True]
@@ -275,13 +275,13 @@ async def test_a_cancelled_claim_gives_its_runs_back(
     async with opened(with_database(replica_set_url, database_name)) as store:
         await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
         for delay in (0, 0.001, 0.003, 0.006, 0.01, 0.02):
-            claiming = asyncio.create_task(store.claim(CLAIM))
+            claiming = asyncio.create_task(claim_runs(store, CLAIM))
             await asyncio.sleep(delay)
             claiming.cancel()
             await asyncio.gather(claiming, return_exceptions=True)
         await store.close()
         await store.open()
-        held = await store.claim(CLAIM)
+        held = await claim_runs(store, CLAIM)
         done = claiming.result() if not claiming.cancelled() else []
         assert len(held) + len(done) == 50
         assert {run.attempt for run in held} <= {1}
@@ -312,8 +312,8 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
         await one.add(await some_runs(one, "b", queue="y"))
         monkeypatch.setattr(Room, "reserve", at_once)
         taken = await asyncio.gather(
-            one.claim(replace(CLAIM, queues=frozenset({"x"}))),
-            two.claim(replace(CLAIM, queues=frozenset({"y"}))),
+            claim_runs(one, replace(CLAIM, queues=frozenset({"x"}))),
+            claim_runs(two, replace(CLAIM, queues=frozenset({"y"}))),
         )
     assert sum(map(len, taken)) == (1 if reserves else 2)
 
@@ -331,13 +331,13 @@ async def test_a_claim_that_others_cut_short_is_soon_made_again(
 
         async def later(*given: Any) -> Any:
             monkeypatch.setattr(claim, "_take", whole)
-            assert len(await two.claim(replace(CLAIM, worker="two", limit=3))) == 3
+            assert len(await claim_runs(two, replace(CLAIM, worker="two", limit=3))) == 3
             return await whole(*given)
 
         monkeypatch.setattr(claim, "_take", later)
-        assert len(await one.claim(replace(CLAIM, limit=5))) == 2
+        assert len(await claim_runs(one, replace(CLAIM, limit=5))) == 2
         assert await one.wait(5)
-        assert len(await one.claim(CLAIM)) == 5
+        assert len(await claim_runs(one, CLAIM)) == 5
         assert not await one.wait(0.2)
 
 
@@ -358,9 +358,9 @@ async def test_runs_of_a_claim_under_way_are_not_claimed_again(
     async with opened(with_database(replica_set_url, database_name)) as store:
         await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
         monkeypatch.setattr(claim, "_send", held_up)
-        first = asyncio.create_task(store.claim(CLAIM))
+        first = asyncio.create_task(claim_runs(store, CLAIM))
         await sent.wait()
-        assert await store.claim(CLAIM) == []
+        assert await claim_runs(store, CLAIM) == []
         go.set()
         assert len(await first) == 50
 

@@ -24,7 +24,7 @@ from mainspring.stores.mongodb.codec import LIVE_STATES
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery
-from mainspring.testing.store_calls import add_jobs, drop_job, put_job
+from mainspring.testing.store_calls import add_jobs, claim_runs, drop_job, put_job
 from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
 
 CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
@@ -86,8 +86,8 @@ async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
     with cut_off(away_from_home(cluster, store.address.database)):
         for _ in range(2):
             with suppress(StoreUnavailable):
-                held += await store.claim(CLAIM)
-    held += await store.claim(CLAIM)
+                held += await claim_runs(store, CLAIM)
+    held += await claim_runs(store, CLAIM)
     assert {(one.id, one.token) for one in held} == {(run_id, 1) for run_id in ids}
 
 
@@ -132,7 +132,7 @@ async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
     """The end may be rolled back: then it would run beside the one that took its key."""
     now = await store.now()
     await store.add([run(now, f"r{n}", dedupe_key=f"k{n}") for n in range(40)])
-    held = await store.claim(CLAIM)
+    held = await claim_runs(store, CLAIM)
 
     async def next_one(n: int) -> None:
         with suppress(StoreUnavailable):
@@ -188,7 +188,7 @@ async def test_an_end_is_told_when_a_majority_has_it(
     async with desk:
         pending = await desk.enqueue("work", delay="1h")
         await desk.enqueue("work")
-        [running] = await store.claim(CLAIM)
+        [running] = await claim_runs(store, CLAIM)
         with cut_off(cluster.shards):
             for one in (pending, running):
                 for _ in range(2):

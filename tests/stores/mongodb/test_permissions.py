@@ -14,6 +14,7 @@ from pymongo.errors import OperationFailure
 from mainspring.core import transitions
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, schema
+from mainspring.testing.store_calls import claim_runs
 from tests.support.mongodb.every_operation import do_everything, some_runs
 from tests.support.mongodb.store import CLAIM, opened
 from tests.support.servers.mongodb import ReplicaSet, with_database
@@ -44,7 +45,7 @@ async def test_retention_needs_no_more_rights(guarded: ReplicaSet) -> None:
     )
     async with opened(url) as store:
         await store.add(await some_runs(store, "a", "b", dedupe_key="k"))
-        held = await store.claim(CLAIM)
+        held = await claim_runs(store, CLAIM)
         now = await store.now()
         await store.commit([transitions.succeeded(run, now, None) for run in held])
         assert await store.maintain(now + timedelta(seconds=1), 10) == len(held)

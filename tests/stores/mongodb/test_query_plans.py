@@ -26,6 +26,7 @@ from mainspring.stores.mongodb.server_clock import ServerTime
 from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
 from mainspring.testing.store_calls import (
     add_jobs,
+    claim_runs,
     drop_job,
     drop_note,
     drop_runs,
@@ -90,8 +91,8 @@ async def _fill(store: MongoStore) -> None:
     )
     for n in range(200):
         await put_note(store, Note(kind=f"kind{n % 10}", name=f"n{n}", value=n))
-    await store.claim(_claim(200, HOUR))
-    await store.claim(_claim(10, timedelta(milliseconds=1)))
+    await claim_runs(store, _claim(200, HOUR))
+    await claim_runs(store, _claim(10, timedelta(milliseconds=1)))
     await store.close()
 
 
@@ -155,7 +156,7 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
     store: MongoStore, sent: Sent
 ) -> None:
     """Page by page, by a walk along each of two indexes."""
-    [again] = await store.claim(_claim(1, HOUR))
+    [again] = await claim_runs(store, _claim(1, HOUR))
     now = await store.now()
     assert await store.commit([transitions.retrying(again, now, Failure("no"), now)]) == [True]
     found: set[str] = set()
@@ -204,7 +205,7 @@ async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
     store: MongoStore, sent: Sent
 ) -> None:
     """Lanes are one key each, heads are walked as far as they are taken, the rest is by ids."""
-    taken = await store.claim(_claim(100, HOUR))
+    taken = await claim_runs(store, _claim(100, HOUR))
     plans = await explained(store, sent)
     [lanes] = of(plans, "distinct")
     assert lanes.keys <= 2 * LANE_PARTS + 2
@@ -231,7 +232,7 @@ async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> 
 
 
 async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, sent: Sent) -> None:
-    assert await store.next_due(_claim(1, HOUR)) is not None
+    assert await claim.next_due(store._db, _claim(1, HOUR)) is not None
     [plan] = of(await explained(store, sent), "find")
     assert plan.given == 1
     assert plan.keys <= SEEKS
@@ -245,7 +246,7 @@ async def test_a_claim_among_other_clients_examines_its_own_lanes(
     crowd.met(True)
     for _ in range(LANE_PARTS - 1):
         crowd.heard(ObjectId())
-    taken = await store.claim(_claim(20, HOUR))
+    taken = await claim_runs(store, _claim(20, HOUR))
     plans = await explained(store, sent)
     one, other = (plan for plan in of(plans, "find") if "lane" in plan.condition)
     first, heads = sorted((one, other), key=lambda plan: plan.given)
@@ -262,7 +263,7 @@ async def test_a_claim_among_other_clients_examines_its_own_lanes(
 
 async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent: Sent) -> None:
     await some(store, "mine", 40)
-    held = await store.claim(_claim(40, HOUR, "mine"))
+    held = await claim_runs(store, _claim(40, HOUR, "mine"))
     sent.commands.clear()
     assert len(await store.renew([Held(run.id, run.token) for run in held], HOUR)) == 40
     renewal = await explained(store, sent)
@@ -292,9 +293,9 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     job = Job(id="tight", handler="tight", created_at=now, updated_at=now)
     assert await put_job(store, replace(job, policy=Policy.make(concurrency=7)))
     await some(store, "tight", 50)
-    first = await store.claim(_claim(5, HOUR, "tight"))
+    first = await claim_runs(store, _claim(5, HOUR, "tight"))
     sent.commands.clear()
-    second = await store.claim(_claim(50, HOUR, "tight"))
+    second = await claim_runs(store, _claim(50, HOUR, "tight"))
     assert (len(first), len(second)) == (5, 2)
     plans = await explained(store, sent)
     assert of(plans, "find", "jobs")

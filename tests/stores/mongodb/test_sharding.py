@@ -21,7 +21,7 @@ from mainspring.stores.mongodb.collections import Database
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Claim, RunQuery
-from mainspring.testing.store_calls import get_runs
+from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.servers.mongodb import ShardedCluster, with_database
 
 RUNS = 2000
@@ -63,7 +63,7 @@ async def work(store: MongoStore, worker: str) -> Counter[str]:
     handlers = frozenset({"work"})
     claim = Claim(worker=worker, handlers=handlers, limit=50, lease=timedelta(seconds=60))
     done: Counter[str] = Counter()
-    while held := await patiently(lambda: store.claim(claim)):
+    while held := await patiently(lambda: claim_runs(store, claim)):
         now = await store.now()
         outcomes = [transitions.succeeded(run, now, run.id) for run in held]
         kept = await patiently(partial(store.commit, outcomes))
@@ -138,7 +138,7 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
         [Run(id=f"{batch}{n}", job_id=batch, handler=batch, **times) for n in range(30)]
     )
     claim = Claim(worker="w", handlers=frozenset({batch}), limit=30, lease=timedelta(minutes=1))
-    held = await store.claim(claim)
+    held = await claim_runs(store, claim)
     outcomes = [
         transitions.succeeded(run, now, None if batch == "alike" else run.id, log=("once",))
         for run in held
@@ -172,7 +172,7 @@ async def test_a_count_that_is_short_though_all_was_done(
     times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
     await store.add([Run(id=f"u{n}", job_id="u", handler="u", **times) for n in range(20)])
     claim = Claim(worker="w", handlers=frozenset({"u"}), limit=20, lease=timedelta(minutes=1))
-    held = await store.claim(claim)
+    held = await claim_runs(store, claim)
     monkeypatch.setattr(commit, "_send", unheard)
     assert await store.commit([transitions.succeeded(r, now, r.id) for r in held]) == [True] * 20
     assert sent == [20]

@@ -29,7 +29,7 @@ from mainspring.stores.mongodb import (
 )
 from mainspring.stores.protocol import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
 from mainspring.testing import FakeClock
-from mainspring.testing.store_calls import get_runs, put_job
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.servers.mongodb import with_database
 
 CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
@@ -90,7 +90,7 @@ async def test_a_key_that_points_at_a_half_made_run(
     assert await get_runs(store, ["a"]) == {}
     [added] = await store.add([run(clock, "b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("a", True)
-    assert [held.id for held in await store.claim(CLAIM)] == ["a"]
+    assert [held.id for held in await claim_runs(store, CLAIM)] == ["a"]
 
 
 async def test_a_reservation_left_by_a_crash_holds_no_dedupe_key(
@@ -171,7 +171,7 @@ async def test_a_revival_that_was_cut_off(
 
 async def failed(store: MongoStore, clock: FakeClock) -> Run:
     await store.add([run(clock, "a", dedupe_key="k")])
-    [held] = await store.claim(CLAIM)
+    [held] = await claim_runs(store, CLAIM)
     await store.commit([transitions.failed(held, clock.now(), transitions.Failure("boom"))])
     return (await get_runs(store, ["a"]))["a"]
 
@@ -220,9 +220,9 @@ async def test_a_batch_that_was_cut_off_is_there_in_part_and_whole_when_sent_aga
     there = (await store.find(RunQuery(limit=100))).items
     assert {one.state for one in there} == {State.PENDING}
     assert 0 < len(there) < 50
-    early = await store.claim(CLAIM)
+    early = await claim_runs(store, CLAIM)
     assert [added.duplicate for added in await store.add(batch)] == [False] * 50
-    late = await store.claim(replace(CLAIM, limit=100))
+    late = await claim_runs(store, replace(CLAIM, limit=100))
     assert sorted(one.id for one in [*early, *late]) == sorted(one.id for one in batch)
 
 
@@ -329,7 +329,7 @@ async def test_a_firing_that_was_cut_off(
     advanced = step == "_bring_to_life"
     assert again.done is not advanced
     await store.find(RunQuery(lapsed=True))
-    assert [held.id for held in await store.claim(CLAIM)] == [fired.runs[0].id]
+    assert [held.id for held in await claim_runs(store, CLAIM)] == [fired.runs[0].id]
 
 
 @pytest.mark.parametrize("overlap", list(Overlap))
@@ -392,7 +392,7 @@ async def test_a_batch_of_firings_that_was_cut_off_gives_each_slot_its_run_once(
     assert [one.done for one in again] == [step == "_advance"] * 4 + [False]
     expected = {one.id for name in names[:4] for one in slot(name).runs}
     assert await sweep(store) == expected
-    assert len(await store.claim(CLAIM)) == 4
+    assert len(await claim_runs(store, CLAIM)) == 4
 
 
 async def test_what_a_plan_left_that_never_came_true_does_not_count(
@@ -416,7 +416,7 @@ async def test_what_a_plan_left_that_never_came_true_does_not_count(
     [fired] = await store.fire([replace(never, runs=(gap,))])
     assert fired == Fired(True, (gap,))
     assert (await store.find(RunQuery())).items == [gap]
-    assert await store.claim(CLAIM) == []
+    assert await claim_runs(store, CLAIM) == []
 
 
 async def test_a_sweep_also_cancels_what_a_slot_replaces(
@@ -465,7 +465,7 @@ async def test_a_firing_that_arrives_when_its_plan_is_too_old_is_taken_back(
     monkeypatch.setattr(jobs, "_advance", whole)
     [again] = await store.fire([firing_of(after, clock)])
     assert again.done
-    assert [held.id for held in await store.claim(CLAIM)] == [again.runs[0].id]
+    assert [held.id for held in await claim_runs(store, CLAIM)] == [again.runs[0].id]
 
 
 async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
@@ -512,10 +512,10 @@ async def test_a_slot_reserved_by_a_dead_claim_becomes_free(
     await store.add([run(clock, "a"), run(clock, "b")])
     Death(monkeypatch, claim, "_take")
     with pytest.raises(StoreUnavailable):
-        await store.claim(CLAIM)
-    assert await store.claim(CLAIM) == []
+        await claim_runs(store, CLAIM)
+    assert await claim_runs(store, CLAIM) == []
     clock.advance(11)
-    assert len(await store.claim(CLAIM)) == 1
+    assert len(await claim_runs(store, CLAIM)) == 1
 
 
 async def test_a_place_reserved_for_a_run_that_was_cancelled_is_free_at_once(
@@ -532,7 +532,7 @@ async def test_a_place_reserved_for_a_run_that_was_cancelled_is_free_at_once(
         return await whole(*given)
 
     monkeypatch.setattr(claim, "_take", too_late)
-    held = await store.claim(CLAIM) or await store.claim(CLAIM)
+    held = await claim_runs(store, CLAIM) or await claim_runs(store, CLAIM)
     assert [one.id for one in held] == ["b"]
 
 
@@ -552,10 +552,10 @@ async def test_a_write_that_comes_too_late_is_fenced_off(
 
     monkeypatch.setattr(claim, "_take", slow)
     with pytest.raises(StoreUnavailable):
-        await store.claim(CLAIM)
-    assert await store.claim(CLAIM) == []
+        await claim_runs(store, CLAIM)
+    assert await claim_runs(store, CLAIM) == []
     clock.advance(11)
-    [held] = await store.claim(CLAIM)
+    [held] = await claim_runs(store, CLAIM)
     assert await whole(*late[0]) == []
     running = (await store.find(RunQuery(states=frozenset({State.RUNNING})))).items
     assert running == [held]
@@ -567,7 +567,7 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
     """Its renewal comes between the count and the claim: it is no longer plain to renew."""
     await job(store, clock, concurrency=1)
     await store.add([run(clock, "a"), run(clock, "b", priority=1)])
-    [paused] = await store.claim(CLAIM)
+    [paused] = await claim_runs(store, CLAIM)
     clock.advance(31)
     whole = claim._take
     renewed: list[Renewed] = []
@@ -577,7 +577,7 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
         return await whole(*given)
 
     monkeypatch.setattr(claim, "_take", meanwhile)
-    taken = await store.claim(CLAIM)
+    taken = await claim_runs(store, CLAIM)
     assert len(taken) + len(renewed) == 1
 
 
@@ -600,7 +600,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
 ) -> None:
     await store.add([run(clock, f"r{n}") for n in range(5)])
     lose_answers(monkeypatch)
-    held = await store.claim(CLAIM)
+    held = await claim_runs(store, CLAIM)
     assert len(held) == 5
     assert all(await store.commit([transitions.succeeded(r, clock.now(), None) for r in held]))
 
@@ -614,9 +614,9 @@ async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
         lose_answers(outage)
         Death(outage, claim, "_bearing")
         with pytest.raises(StoreUnavailable):
-            await store.claim(CLAIM)
+            await claim_runs(store, CLAIM)
     other = replace(CLAIM, worker="other")
-    assert await store.claim(other) == []
-    held = await store.claim(CLAIM)
+    assert await claim_runs(store, other) == []
+    held = await claim_runs(store, CLAIM)
     assert sorted((one.id, one.token) for one in held) == [(f"r{n}", 1) for n in range(5)]
-    assert await store.claim(CLAIM) == []
+    assert await claim_runs(store, CLAIM) == []

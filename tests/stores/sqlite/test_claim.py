@@ -20,12 +20,12 @@ from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import _shape
 from mainspring.stores.sqlite.file_lock import TurnLock
 from mainspring.testing import FakeClock
-from mainspring.testing.store_calls import drop_job, get_runs, put_job
+from mainspring.testing.store_calls import claim_runs, drop_job, get_runs, put_job
 from tests.support.sqlite_store import START, a_claim, a_job, a_run, opened
 
 
 async def claimed(store: SqliteStore, **fields: Any) -> list[str]:
-    return [run.id for run in await store.claim(a_claim(**fields))]
+    return [run.id for run in await claim_runs(store, a_claim(**fields))]
 
 
 async def test_a_limit_that_appears_holds_for_runs_already_there(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ async def test_a_limit_goes_with_its_job(tmp_path: Path) -> None:
 async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         await store.add([a_run("old"), a_run("new")])
-        [old, new] = await store.claim(a_claim())
+        [old, new] = await claim_runs(store, a_claim())
         failure = transitions.Failure("no")
         now = await store.now()
         assert await store.commit([transitions.failed(run, now, failure) for run in (old, new)])
@@ -130,7 +130,7 @@ async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
         async def work(store: SqliteStore, name: str) -> None:
             nonlocal most
             while len(done) < 120:
-                runs = await store.claim(a_claim(limit=2, worker=name))
+                runs = await claim_runs(store, a_claim(limit=2, worker=name))
                 running["now"] += len(runs)
                 most = max(most, running["now"])
                 await asyncio.sleep(0)

@@ -33,7 +33,7 @@ from mainspring.errors import (
 from mainspring.stores.protocol import Held, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_identity, schema
 from mainspring.testing import FakeClock
-from mainspring.testing.store_calls import get_runs
+from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened, sql
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -106,14 +106,14 @@ async def test_nothing_is_acknowledged_after_the_file_has_changed(
 ) -> None:
     async with opened(path) as store:
         await store.add([a_run("one"), a_run("two")])
-        [held] = await store.claim(a_claim(limit=1))
+        [held] = await claim_runs(store, a_claim(limit=1))
         assert len(await ids_of(store)) == 2
         await asyncio.to_thread(change, path)
         before = sorted(os.listdir(path.parent)) if path.parent.exists() else None
         uses: list[Callable[[], Awaitable[Any]]] = [
             lambda: store.add([a_run("three")]),
-            lambda: store.claim(a_claim()),
-            lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
+            lambda: claim_runs(store, a_claim()),
+            lambda: claim_runs(store, a_claim(handlers=frozenset({"nothing due"}))),
             lambda: store.renew([Held(held.id, held.token)], timedelta(seconds=30)),
             lambda: get_runs(store, ["one"]),
             lambda: store.find(RunQuery()),
@@ -184,7 +184,7 @@ async def test_processes_that_are_busy_lose_nothing_that_was_acknowledged(path: 
 async def test_a_transaction_on_a_replaced_file_is_not_reported_as_done(path: Path) -> None:
     async with opened(path) as store:
         await store.add([a_run("one")])
-        [held] = await store.claim(a_claim())
+        [held] = await claim_runs(store, a_claim())
         turn = store.transaction(Held(held.id, held.token), timedelta(seconds=30))
         connection = await turn.begin()
         connection.execute("CREATE TABLE effects (x)")
@@ -294,7 +294,7 @@ async def test_nothing_is_read_from_a_file_in_doubt(
             lambda: ids_of(store),
             lambda: get_runs(store, ["old-1"]),
             lambda: store.counts(),
-            lambda: store.claim(a_claim(handlers=frozenset({"nothing due"}))),
+            lambda: claim_runs(store, a_claim(handlers=frozenset({"nothing due"}))),
         ]
         for use in uses:
             with pytest.raises(StoreFileChanged, match="does not recognise"):
@@ -462,7 +462,7 @@ async def test_a_running_program_notices_that_the_schema_became_newer(
 ) -> None:
     async with opened(path) as store:
         await store.add([a_run("one")])
-        [held] = await store.claim(a_claim())
+        [held] = await claim_runs(store, a_claim())
         newer = [*schema.MIGRATIONS, "ALTER TABLE mainspring_runs ADD COLUMN more TEXT"]
         with monkeypatch.context() as patch:
             patch.setattr(schema, "MIGRATIONS", newer)

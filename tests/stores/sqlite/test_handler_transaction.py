@@ -20,7 +20,7 @@ from mainspring.errors import InvalidState, StoreError, TransactionExpired
 from mainspring.stores.protocol import Claim, Held
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.sqlite.handler_transaction import Turn
-from mainspring.testing.store_calls import get_runs
+from mainspring.testing.store_calls import claim_runs, get_runs
 
 LEASE = timedelta(seconds=30)
 
@@ -38,7 +38,7 @@ async def running(store: SqliteStore, run_id: str = "run") -> Run:
     times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
     await store.add([Run(id=run_id, job_id="job", handler="work", **times)])
     claim = Claim(worker="w", handlers=frozenset({"work"}), limit=1, lease=LEASE)
-    [run] = await store.claim(claim)
+    [run] = await claim_runs(store, claim)
     return run
 
 

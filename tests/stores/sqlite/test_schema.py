@@ -28,7 +28,7 @@ from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
 from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
 from mainspring.stores.sqlite.file_lock import TurnLock
-from mainspring.testing.store_calls import get_runs, put_job
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
 
 
@@ -36,7 +36,7 @@ async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) ->
     path = tmp_path / "jobs.db"
     async with opened(path) as store:
         await store.add([a_run("one", payload={"n": 1}), a_run("two")])
-        [held] = await store.claim(a_claim(limit=1))
+        [held] = await claim_runs(store, a_claim(limit=1))
         await put_job(store, a_job("job", concurrency=3))
     async with opened(path) as store:
         runs = await get_runs(store, ["one", "two"])
@@ -73,7 +73,12 @@ async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
         await store.add([a_run("one")])
     await store.open()
     await store.close()
-    for use in (get_runs(store, ["one"]), store.claim(a_claim()), store.wait(0), store.counts()):
+    for use in (
+        get_runs(store, ["one"]),
+        claim_runs(store, a_claim()),
+        store.wait(0),
+        store.counts(),
+    ):
         with pytest.raises(StoreError, match="not open"):
             await use
 
@@ -278,7 +283,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_on_a_full_disk_running_work_can_still_be_recorded(small_disk: Path) -> None:
     async with opened(small_disk / "jobs.db") as store:
         await store.add([a_run(f"run-{n}", payload="x" * 200) for n in range(100)])
-        held = await store.claim(a_claim(limit=50))
+        held = await claim_runs(store, a_claim(limit=50))
         filler = small_disk / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(b"x" * 4096):

@@ -18,7 +18,7 @@ from mainspring.stores.election import elect
 from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FakeClock
-from mainspring.testing.store_calls import get_runs
+from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.servers.clocks import SteppedClock
 from tests.support.sqlite_store import START, a_claim, a_run, opened
 
@@ -36,10 +36,10 @@ async def test_a_step_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
         opened(tmp_path / "jobs.db", clock) as two,
     ):
         await one.add([a_run("one")])
-        assert len(await one.claim(a_claim())) == 1
+        assert len(await claim_runs(one, a_claim())) == 1
         clock.step(-3600)
         for store in (one, two, one):
-            assert await store.claim(a_claim()) == []
+            assert await claim_runs(store, a_claim()) == []
             assert await lapsed(store) == []
     [record] = [r for r in caplog.records if "clock was set" in r.getMessage()]
     assert record.levelno == logging.WARNING
@@ -50,7 +50,7 @@ async def test_a_step_while_nothing_was_open_is_allowed_for(tmp_path: Path) -> N
     clock = FakeClock(START)
     async with opened(tmp_path / "jobs.db", clock) as store:
         await store.add([a_run("one")])
-        await store.claim(a_claim())
+        await claim_runs(store, a_claim())
     clock.step(3600)
     async with opened(tmp_path / "jobs.db", clock) as store:
         assert await lapsed(store) == []
@@ -69,7 +69,7 @@ def name_the_boot(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 async def retry_in(store: SqliteStore, run_id: str, seconds: float) -> None:
-    [run] = [run for run in await store.claim(a_claim()) if run.id == run_id]
+    [run] = [run for run in await claim_runs(store, a_claim()) if run.id == run_id]
     now = await store.now()
     failure = transitions.Failure("it failed")
     [done] = await store.commit(
@@ -89,19 +89,19 @@ async def test_retries_of_a_former_boot_keep_their_time(
     booted = FakeClock(EPOCH)
     name_the_boot(monkeypatch, "another")
     async with opened(tmp_path / "jobs.db", booted) as store:
-        assert await store.claim(a_claim()) == []
+        assert await claim_runs(store, a_claim()) == []
         await store.add([a_run("present", run_at=EPOCH)])
         booted.advance(10)
         await retry_in(store, "present", 30)
         booted.step((START - EPOCH).total_seconds())
-        assert await store.claim(a_claim()) == []
+        assert await claim_runs(store, a_claim()) == []
         runs = await get_runs(store, ["former", "present"])
         assert runs["former"].run_at == START + timedelta(seconds=30)
         assert runs["present"].run_at == START + timedelta(seconds=40)
         booted.step(3600)  # from here on all is known to this boot
-        assert await store.claim(a_claim()) == []
+        assert await claim_runs(store, a_claim()) == []
         booted.advance(30)
-        assert {run.id for run in await store.claim(a_claim())} == {"former", "present"}
+        assert {run.id for run in await claim_runs(store, a_claim())} == {"former", "present"}
 
 
 async def test_a_retry_waits_as_long_as_was_meant_through_steps_back_and_forth(
@@ -113,9 +113,9 @@ async def test_a_retry_waits_as_long_as_was_meant_through_steps_back_and_forth(
         await retry_in(store, "one", 30)
         for step in (-3600, 3600, -7200, 600):
             clock.step(step)
-            assert await store.claim(a_claim()) == []
+            assert await claim_runs(store, a_claim()) == []
         clock.advance(31)
-        assert [run.id for run in await store.claim(a_claim())] == ["one"]
+        assert [run.id for run in await claim_runs(store, a_claim())] == ["one"]
 
 
 async def test_leases_of_a_former_boot_have_lapsed(
@@ -125,7 +125,7 @@ async def test_leases_of_a_former_boot_have_lapsed(
     clock = FakeClock(START)
     async with opened(tmp_path / "jobs.db", clock) as store:
         await store.add([a_run("one")])
-        await store.claim(a_claim())
+        await claim_runs(store, a_claim())
         assert await elect(store, "lead", "a", a_claim().lease) == 1
     booted = FakeClock(START.replace(year=2020))
     name_the_boot(monkeypatch, "another")
@@ -141,12 +141,12 @@ async def test_another_boot_id_on_the_same_machine_lapses_nothing(
     clock = FakeClock(START)
     async with opened(tmp_path / "jobs.db", clock) as host:
         await host.add([a_run("one")])
-        await host.claim(a_claim())
+        await claim_runs(host, a_claim())
         name_the_boot(monkeypatch, "of the container")
         async with opened(tmp_path / "jobs.db", clock) as container:
             assert await lapsed(container) == []
             assert await lapsed(host) == []
-            assert await container.claim(a_claim()) == []
+            assert await claim_runs(container, a_claim()) == []
             clock.advance(31)
             assert await lapsed(container) == ["one"]
 
@@ -159,7 +159,7 @@ async def test_two_boots_that_began_at_the_same_wall_time_are_told_apart(
     async with opened(tmp_path / "jobs.db", clock) as store:
         await store.add([a_run("one", run_at=EPOCH)])
         clock.advance(timedelta(days=3))
-        await store.claim(a_claim())
+        await claim_runs(store, a_claim())
         assert await elect(store, "lead", "a", a_claim().lease) == 1
     name_the_boot(monkeypatch, "another")
     async with opened(tmp_path / "jobs.db", FakeClock(EPOCH)) as store:
@@ -173,7 +173,7 @@ async def test_where_there_is_no_boot_clock_the_wall_clock_decides(
     monkeypatch.setattr(clocks, "_boot_id", lambda: "")
     async with opened(tmp_path / "jobs.db") as store:
         await store.add([a_run("one")])
-        [run] = await store.claim(a_claim())
+        [run] = await claim_runs(store, a_claim())
         assert run.lease_until is not None
         assert await lapsed(store) == []
     monkeypatch.undo()
@@ -207,7 +207,7 @@ from tests.support.sqlite_store import a_claim, a_run, opened
 async def main():
     async with opened(__import__("pathlib").Path(sys.argv[1])) as store:
         await store.add([a_run("one")])
-        [held] = await store.claim(a_claim(lease=timedelta(minutes=10)))
+        [held] = (await store.claim(a_claim(lease=timedelta(minutes=10)))).runs
         print("ready", flush=True)
         for line in sys.stdin:
             page = await store.find(RunQuery(lapsed=True))

@@ -24,7 +24,7 @@ from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
 from mainspring.stores.sqlite.file_lock import TurnLock
-from mainspring.testing.store_calls import get_runs, put_job
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -90,7 +90,7 @@ async def test_runs_of_a_claim_that_nobody_awaits_go_back(tmp_path: Path) -> Non
         await store.add([a_run("one")])
         first = Holding(store)
         await first.reached.wait()
-        claim = asyncio.create_task(store.claim(a_claim()))
+        claim = asyncio.create_task(claim_runs(store, a_claim()))
         second = Holding(store)  # it shares a transaction with the claim, and comes behind it
         await asyncio.sleep(0)
         await first.let_go()
@@ -295,7 +295,7 @@ def claiming(path: Path, pipe: Connection) -> None:
             pipe.recv()
             while (await store.counts()).total(State.SUCCEEDED) < 200:
                 with contextlib.suppress(StoreUnavailable):  # a disk may stall
-                    runs = await store.claim(a_claim(limit=5, worker=str(os.getpid())))
+                    runs = await claim_runs(store, a_claim(limit=5, worker=str(os.getpid())))
                     most = max(most, (await store.counts()).total(State.RUNNING))
                     await finish(store, runs)
                     mine += [run.id for run in runs]

@@ -22,6 +22,7 @@ from mainspring.stores.protocol import (
 )
 from mainspring.testing.store_calls import (
     add_jobs,
+    claim_runs,
     drop_job,
     drop_note,
     drop_runs,
@@ -80,9 +81,9 @@ async def _work(store: Any) -> None:
     await store.add(await some_runs(store, "keyed", dedupe_key="k"))
     [again] = await store.add(await some_runs(store, "again", dedupe_key="k"))
     assert again.duplicate
-    held = await store.claim(CLAIM)
+    held = await claim_runs(store, CLAIM)
     assert len(held) == 6
-    assert await store.next_due(CLAIM) is None
+    assert (await store.claim(CLAIM)).next_due is None
     assert len(await store.renew([Held(r.id, r.token) for r in held], CLAIM.lease)) == 6
     for run, blocking in zip(held[:2], (False, True), strict=True):
         handling = store.transaction(Held(run.id, run.token), CLAIM.lease, blocking=blocking)

@@ -21,7 +21,7 @@ from mainspring.core.policy import Overlap
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Claim, Firing, JobQuery
-from mainspring.testing.store_calls import get_runs, put_job
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.servers.mongodb import Mongod, ReplicaSet, with_database
 from tests.support.servers.server import wait_for
 
@@ -111,7 +111,7 @@ class _Account:
     async def _claim(self, worker: str, limit: int) -> None:
         handlers = frozenset({"work"})
         claim = Claim(worker=worker, handlers=handlers, limit=limit, lease=LEASE)
-        held = await self.store.claim(claim)
+        held = await claim_runs(self.store, claim)
         self._held += held
         self.told += [("claimed", run.id, (worker, run.token)) for run in held]
 

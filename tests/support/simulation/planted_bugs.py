@@ -40,6 +40,7 @@ from mainspring.stores.memory import store as memory
 from mainspring.stores.protocol import (
     Added,
     Claim,
+    Claimed,
     Fired,
     Firing,
     Held,
@@ -106,18 +107,19 @@ def _nap() -> Any:
 
 class NoFence(MemoryStore):
     def _commit(self, change: Change, now: datetime) -> bool:
-        return super()._commit(Change(change.id, {}, change.set), now)
+        return super()._commit(replace(change, expect={}), now)
 
 
 class SameToken(MemoryStore):
-    async def claim(self, claim: Claim) -> list[Run]:
-        taken = [replace(run, token=run.token - 1) for run in await super().claim(claim)]
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        taken = [replace(run, token=run.token - 1) for run in claimed.runs]
         self._runs.update((run.id, run) for run in taken)
-        return taken
+        return replace(claimed, runs=taken)
 
 
 class CountThenClaim(MemoryStore):
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         counted = self._room(self._clock.now())
         await _nap()
         with patch.object(self, "_room", lambda now: counted):
@@ -127,7 +129,7 @@ class CountThenClaim(MemoryStore):
 class ClaimsEarly(MemoryStore):
     """Takes what is about to fall due, to be quick."""
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         clock = self._clock
         ahead = type("Ahead", (), {"now": lambda self: clock.now() + timedelta(seconds=1)})()
         with patch.object(self, "_clock", ahead):

@@ -35,6 +35,7 @@ from mainspring.stores.protocol import (
     TTL_NOTE_KEPT,
     Added,
     Claim,
+    Claimed,
     Counts,
     Due,
     Fired,
@@ -146,7 +147,7 @@ class MemoryStore:
         return [replace(item, run=records.handed_out(item.run)) for item in added]
 
     @_whole
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         now = self._now()
         due = sorted(
             (r for r in self._runs.values() if r.run_at <= now and records.takes(claim, r)),
@@ -176,12 +177,11 @@ class MemoryStore:
             )
             self._runs[run.id] = run
             taken.append(records.handed_out(run))
-        return taken
+        return Claimed(taken, None if taken else self._next_due(claim, now))
 
-    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        since = self._now() - back
+    def _next_due(self, claim: Claim, now: datetime) -> datetime | None:
         return min(
-            (r.run_at for r in self._runs.values() if r.run_at > since and records.takes(claim, r)),
+            (r.run_at for r in self._runs.values() if r.run_at > now and records.takes(claim, r)),
             default=None,
         )
 

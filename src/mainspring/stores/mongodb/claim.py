@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from bson import ObjectId
@@ -411,12 +411,12 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
 # -- next_due -------------------------------------------------------------------------------
 
 
-async def next_due(db: Database, claim: Claim, back: timedelta) -> datetime | None:
+async def next_due(db: Database, claim: Claim) -> datetime | None:
     """One seek for each lane and priority."""
     lanes = await _lanes(db, claim)
     earliest = None
     for part in chunks(lanes, WALKS // len(PRIORITIES)):
-        walk = db.runs.find(coming_runs(db, part, back), {"run_at": 1}).sort("run_at", 1).limit(1)
+        walk = db.runs.find(coming_runs(db, part), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if not is_moment(run.get("run_at")):
                 continue  # damaged, and behind all that are not
@@ -425,11 +425,10 @@ async def next_due(db: Database, claim: Claim, back: timedelta) -> datetime | No
     return read_moment(earliest)
 
 
-def coming_runs(db: Database, lanes: Sequence[Document], back: timedelta = timedelta()) -> Document:
-    since = {"$subtract": [db.time.now, span_us(back)]}
+def coming_runs(db: Database, lanes: Sequence[Document]) -> Document:
     return {
         "state": "pending",
         "lane": {"$in": list(lanes)},
         "priority": {"$in": PRIORITIES},
-        "$expr": {"$gt": ["$run_at", since]},
+        "$expr": {"$gt": ["$run_at", db.time.now]},
     }

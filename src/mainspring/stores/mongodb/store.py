@@ -39,6 +39,7 @@ from mainspring.stores.mongodb.url import Address, driver_defaults
 from mainspring.stores.protocol import (
     Added,
     Claim,
+    Claimed,
     Counts,
     Fired,
     Firing,
@@ -133,7 +134,7 @@ class MongoStore:
         self._ring()
         return added
 
-    async def claim(self, claim: Claim) -> list[Run]:
+    async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
         taking = claims.claim(session.db, claim, session.crowd, session.doubts)
         work = asyncio.create_task(taking)
@@ -143,16 +144,15 @@ class MongoStore:
             session.bell.came(vain=not runs)
             if more:  # of which nobody will tell us
                 session.bell.stir()
-            return runs
+            if runs:
+                return Claimed(runs)
+            with translating():
+                return Claimed([], await claims.next_due(session.db, claim))
         except asyncio.CancelledError:
             back = asyncio.create_task(self._give_back(session.db, work))
             session.unheard.add(back)
             back.add_done_callback(session.unheard.discard)
             raise
-
-    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        with translating():
-            return await claims.next_due(self._db, claim, back)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         with translating():

@@ -22,7 +22,7 @@ from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite.codec import lane_parts
 from mainspring.stores.sqlite.row_batches import one_value, select
 
-__all__ = ["LANES_AFTER", "Room", "next_runs", "room_for", "takes"]
+__all__ = ["LANES_AFTER", "Room", "next_due", "next_runs", "room_for"]
 
 # One seek from each lane to the next, and one to the first run in it that the moment allows.
 _LANES = """
@@ -121,19 +121,25 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
     return taken
 
 
+def next_due(connection: sqlite3.Connection, claim: Claim, now: int) -> int | None:
+    """When the next run that the claim could take falls due: later than now."""
+    lanes = json.loads(one_value(connection, LANES_AFTER, (now,)))
+    return min((at for lane, at in lanes if _takes(claim, lane)), default=None)
+
+
 def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
     """Those the claim may take from: the highest priority first, then the earliest head."""
     lanes = []
     for name, head in json.loads(one_value(connection, _LANES_DUE, (now,))):
         parts = lane_parts(name)
-        if parts is not None and takes(claim, name):
+        if parts is not None and _takes(claim, name):
             _, _, job, priority = parts
             lanes.append(_Lane(name, head, job, priority))
     lanes.sort(key=lambda lane: (-lane.priority, lane.head))
     return lanes
 
 
-def takes(claim: Claim, lane: str) -> bool:
+def _takes(claim: Claim, lane: str) -> bool:
     parts = lane_parts(lane)
     if parts is None:
         return False

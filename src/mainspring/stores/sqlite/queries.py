@@ -12,8 +12,7 @@ from typing import Any
 from mainspring.core.clock import EPOCH
 from mainspring.core.model import Job, Page, Run, State
 from mainspring.stores.cursors import cursor_number
-from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, RunQuery
-from mainspring.stores.sqlite.claim import LANES_AFTER, takes
+from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
 from mainspring.stores.sqlite.codec import (
     SET_ASIDE,
     from_us,
@@ -27,7 +26,7 @@ from mainspring.stores.sqlite.codec import (
 )
 from mainspring.stores.sqlite.row_batches import not_blob, one_value
 
-__all__ = ["counts", "find", "jobs", "next_due"]
+__all__ = ["counts", "find", "jobs"]
 
 _LAST = 2**63 - 1
 _STATES = frozenset(map(str, State))
@@ -281,15 +280,6 @@ def counts(connection: sqlite3.Connection, now: int, since: datetime | None = No
         return Counts(runs, due)
     ended = json.loads(_value(connection, _ENDED, to_us(since)))
     return Counts(runs, due, {State(s): count for s, count in ended if s in _STATES})
-
-
-# -- next_due -------------------------------------------------------------------------------
-
-
-def next_due(connection: sqlite3.Connection, claim: Claim, now: int, back: int) -> datetime | None:
-    lanes = json.loads(_value(connection, LANES_AFTER, now - back))
-    moments = [at for lane, at in lanes if takes(claim, lane)]
-    return from_us(min(moments)) if moments else None
 
 
 # -- jobs -----------------------------------------------------------------------------------

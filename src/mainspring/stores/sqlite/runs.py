@@ -20,7 +20,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
-from mainspring.stores.sqlite.claim import next_runs, room_for
+from mainspring.stores.sqlite.claim import next_due, next_runs, room_for
 from mainspring.stores.sqlite.codec import (
     LANE_SQL,
     RUN_INSERT,
@@ -39,8 +39,8 @@ from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = [
-    "Claimed",
     "NewRun",
+    "Taken",
     "add",
     "bring_back",
     "claim",
@@ -155,11 +155,12 @@ def _holds_key(run: Run, now: datetime) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class Taken:
     """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
 
     seqs: Sequence[int] = ()
     text: str | None = None
+    next_due: int | None = None
 
     def runs(self) -> list[Run] | None:
         """The runs in order; None if one of them cannot be read."""
@@ -170,21 +171,21 @@ class Claimed:
             return None
 
 
-def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed]:
+def claim(tx: Transaction, items: Sequence[Claim]) -> list[Taken]:
     return [_claim(tx, item) for item in items]
 
 
-def _claim(tx: Transaction, claim: Claim) -> Claimed:
+def _claim(tx: Transaction, claim: Claim) -> Taken:
     seqs = next_runs(tx.connection, claim, tx.now)
     if not seqs:
-        return Claimed()
+        return Taken(next_due=next_due(tx.connection, claim, tx.now))
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
     try:
-        return Claimed(seqs, tx.value(_BY_SEQS, chosen))
+        return Taken(seqs, tx.value(_BY_SEQS, chosen))
     except sqlite3.OperationalError as error:
         raise_unless_damage(error)
-        return Claimed(seqs)
+        return Taken(seqs)
 
 
 _TAKE = """

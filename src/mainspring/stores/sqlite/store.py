@@ -23,6 +23,7 @@ from mainspring.errors import StoreError, StoreMissing
 from mainspring.stores.protocol import (
     Added,
     Claim,
+    Claimed,
     Counts,
     Fired,
     Firing,
@@ -39,7 +40,7 @@ from mainspring.stores.sqlite import commit as committing
 from mainspring.stores.sqlite import jobs as firing
 from mainspring.stores.sqlite import notes, queries
 from mainspring.stores.sqlite import runs as writes
-from mainspring.stores.sqlite.codec import runs_one_by_one, span_us, to_us
+from mainspring.stores.sqlite.codec import from_us, runs_one_by_one, span_us, to_us
 from mainspring.stores.sqlite.handler_transaction import Turn
 from mainspring.stores.sqlite.mailbox import CLOSED, Work
 from mainspring.stores.sqlite.reader import NOW, Reader
@@ -123,10 +124,12 @@ class SqliteStore:
         added: list[Added] = await self._write(writes.add, [writes.NewRun.of(r) for r in runs])
         return added
 
-    async def claim(self, claim: Claim) -> list[Run]:
-        [claimed] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
-        runs: list[Run] | None = claimed.runs()
-        return await self._readable(claimed.seqs) if runs is None else runs
+    async def claim(self, claim: Claim) -> Claimed:
+        [taken] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
+        runs: list[Run] | None = taken.runs()
+        if runs is None:
+            runs = await self._readable(taken.seqs)
+        return Claimed(runs, None if taken.next_due is None else from_us(taken.next_due))
 
     async def _readable(self, seqs: Sequence[int]) -> list[Run]:
         """Of claimed runs those that can be read, in order. The others are set aside; if that
@@ -135,10 +138,6 @@ class SqliteStore:
         aside = [(seq, run.token) for seq, run in found.items() if run.unreadable is not None]
         await self._write(writes.set_aside, aside, wakes=False)
         return [found[seq] for seq in seqs if seq in found and found[seq].unreadable is None]
-
-    async def next_due(self, claim: Claim, back: timedelta = timedelta()) -> datetime | None:
-        reader = self._open_session().reader
-        return await reader.read(queries.next_due, claim, NOW, span_us(back))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         items = [(item, span_us(lease)) for item in held]
@@ -227,7 +226,7 @@ class SqliteStore:
             )
         return self._session
 
-    def _give_back(self, result: list[writes.Claimed]) -> None:
+    def _give_back(self, result: list[writes.Taken]) -> None:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
         session, runs = self._session, result[0].runs()
         if session is None or not runs:  # of what cannot be read the leases lapse

@@ -26,8 +26,9 @@ from typing import Any
 from mainspring.core.clock import Clock
 from mainspring.core.model import replace
 from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import jobs, runs
-from mainspring.stores.sqlite.claim import next_runs
+from mainspring.stores.sqlite.claim import next_due, next_runs
 from mainspring.stores.sqlite.codec import from_us
 from mainspring.stores.sqlite.disk_reserve import Ballast
 from mainspring.stores.sqlite.errors import is_full, translated
@@ -215,8 +216,8 @@ class Writer:
 
     def _attempted(self, group: list[Work]) -> list[Outcome]:
         only_claims = all(work.run is runs.claim for work in group)
-        if only_claims and not self.identity.in_doubt and not self._anything_due(group):
-            return [(work, [runs.Claimed() for _ in work.items], None) for work in group]
+        if only_claims and not self.identity.in_doubt and (idle := self._nothing_due(group)):
+            return idle
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:
@@ -227,19 +228,25 @@ class Writer:
             return [(work, None, error) for work in group]
         return [outcome for work in group for outcome in self._attempted([work])]
 
-    def _anything_due(self, claims: list[Work]) -> bool:
-        """A look without the write lock, so that idle workers cost the busy ones nothing."""
+    def _nothing_due(self, claims: list[Work]) -> list[Outcome] | None:
+        """The answers of claims that find nothing due; None if one of them may find something. It
+        needs no write lock, so that idle workers cost the busy ones nothing."""
         if self.clock.stepped():
-            return True  # the transaction allows for it
+            return None  # the transaction allows for it
         now = self.clock.now_us()
+        answers: list[Outcome] = []
         try:
-            return any(
-                next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now)
-                for work in claims
-                for claim in work.items
-            )
+            for work in claims:
+                if any(self._anything_due(claim, now) for claim in work.items):
+                    return None
+                coming = [next_due(self._connection, claim, now) for claim in work.items]
+                answers.append((work, [runs.Taken(next_due=at) for at in coming], None))
         except sqlite3.Error:
-            return True  # let the claim itself meet it and say so
+            return None  # the claim itself meets the error and reports it
+        return answers
+
+    def _anything_due(self, claim: Claim, now: int) -> bool:
+        return bool(next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now))
 
     def _transact(self, group: list[Work]) -> list[Any]:
         with self._lock:

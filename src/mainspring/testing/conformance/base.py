@@ -158,7 +158,7 @@ class Suite:
 
     async def claim(self, store: Store, limit: int = 100, **fields: Any) -> list[Run]:
         given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
-        return await store.claim(Claim(limit=limit, **given))
+        return (await store.claim(Claim(limit=limit, **given))).runs
 
     async def claim_ids(self, store: Store, limit: int = 100, **fields: Any) -> list[str]:
         return [run.id for run in await self.claim(store, limit, **fields)]

@@ -203,9 +203,12 @@ class Claiming(Suite):
             failure = transitions.Failure("boom")
             await store.commit([transitions.retrying(run, await store.now(), failure, self.start)])
 
-    async def due_next(self, store: Store, back: int = 0, **fields: Any) -> datetime | None:
+    async def due_next(self, store: Store, **fields: Any) -> datetime | None:
+        """When the next run is due, by a claim that finds nothing due now."""
         given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
-        return await store.next_due(Claim(limit=1, **given), self.ticks(back))
+        claimed = await store.claim(Claim(limit=1, **given))
+        assert claimed.runs == []
+        return claimed.next_due
 
     async def test_the_next_due_run_is_known_before_its_time(self, store: Store) -> None:
         assert await self.due_next(store) is None
@@ -213,25 +216,23 @@ class Claiming(Suite):
             [
                 self.run("late", run_at=self.at(90), priority=9),
                 self.run("soon", run_at=self.at(40), priority=0),
-                self.run("due", run_at=self.at(-1)),
                 self.run("waiting", run_at=self.at(5), state=State.WAITING, after=("x",)),
                 self.run("over", run_at=self.at(6), state=State.SKIPPED, finished_at=self.start),
             ]
         )
         assert await self.due_next(store) == self.at(40)
         await self.pass_ticks(40)
+        assert await self.claim_ids(store) == ["soon"]
         assert await self.due_next(store) == self.at(90)
         await self.pass_ticks(50)
+        assert await self.claim_ids(store) == ["late"]
         assert await self.due_next(store) is None
 
-    async def test_what_fell_due_since_a_claim_looked_is_the_next_due_run(
-        self, store: Store
-    ) -> None:
-        await store.add([self.run("before", run_at=self.at(10)), self.run("a", run_at=self.at(30))])
-        await self.pass_ticks(40)
-        assert await self.due_next(store) is None
-        assert await self.due_next(store, back=20) == self.at(30)
-        assert await self.due_next(store, back=80) == self.at(10)
+    async def test_what_a_limit_holds_back_is_not_the_next_due_run(self, store: Store) -> None:
+        await self.put(store, concurrency=1)
+        await store.add([*self.runs("a", "b"), self.run("c", run_at=self.at(40))])
+        assert len(await self.claim(store)) == 1
+        assert await self.due_next(store) == self.at(40)
 
     async def test_the_next_due_run_is_one_that_the_claim_takes(self, store: Store) -> None:
         await store.add(

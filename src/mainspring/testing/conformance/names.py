@@ -12,7 +12,14 @@ from mainspring.core.policy import Policy
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
-from mainspring.testing.store_calls import drop_job, drop_note, drop_runs, put_job, put_note
+from mainspring.testing.store_calls import (
+    claim_runs,
+    drop_job,
+    drop_note,
+    drop_runs,
+    put_job,
+    put_note,
+)
 
 __all__ = ["Naming"]
 
@@ -40,7 +47,7 @@ class Naming(Suite):
         await store.add([self.run("plain", dedupe_key="plain")])
         mine = {"worker": odd, "handlers": frozenset({odd}), "queues": frozenset({odd})}
         claim: Any = {**mine, "lease": self.ticks(30)}
-        held = sorted(await store.claim(Claim(limit=9, **claim)), key=lambda run: run.id)
+        held = sorted(await claim_runs(store, Claim(limit=9, **claim)), key=lambda run: run.id)
         assert [(run.id, run.worker, run.payload) for run in held] == [
             (f"{odd}{n}", odd, {odd: odd}) for n in range(3)
         ]
