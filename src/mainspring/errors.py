@@ -99,6 +99,7 @@ class InvalidInput(MainspringError, ValueError):
     `field` names the argument at fault as the library takes it, with a dot before a part of it:
     `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
     be. Each is None where it is not known, and `given` also where the value may be a secret.
+    `others` are the errors of further arguments that were found in the same call.
     """
 
     def __init__(
@@ -113,6 +114,11 @@ class InvalidInput(MainspringError, ValueError):
         self.field = field
         self.given = given
         self.allowed = allowed
+        self.others: tuple[InvalidInput, ...] = ()
+
+    def each(self) -> tuple[InvalidInput, ...]:
+        """This error and those that were found beside it, one for each wrong argument."""
+        return (self, *self.others)
 
 
 class InvalidSchedule(InvalidInput):

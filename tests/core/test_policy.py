@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"retry_on": [""]}, "retry_on takes error classes or their names, not ''"),
     ({"retry_on": 5}, "retry_on takes one name or a list of them, not 5"),
     ({"give_up_on": [None]}, "give_up_on takes error classes or their names, not None"),
-    ({"timeout": 0}, "timeout is longer than zero .or None for none., not 0"),
+    ({"timeout": 0}, "timeout must be longer than zero, or left out for none, not 0"),
     ({"timeout": "ten"}, "timeout"),
     ({"priority": 10}, "priority is 0 to 9, not 10"),
     ({"priority": -1}, "priority is 0 to 9, not -1"),
@@ -125,16 +125,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"concurrency": "5"}, "concurrency is a whole number, not '5'"),
     (
         {"concurrency_key": "k"},
-        "concurrency_key needs a concurrency: how many runs that share the key may run at once",
+        "a concurrency key needs a concurrency: how many runs that share the key may run at once",
     ),
     ({"concurrency": 1, "concurrency_key": ""}, "concurrency_key is 1 to 200 printable"),
     ({"overlap": "never"}, "overlap is one of skip, queue, replace, allow, not 'never'"),
     ({"misfire": "twice"}, "misfire is one of once, skip, all, not 'twice'"),
-    ({"start_deadline": 0}, "start_deadline is longer than zero"),
+    ({"start_deadline": 0}, "start_deadline must be longer than zero"),
     ({"delivery": "exactly_once"}, "delivery is one of at_least_once, at_most_once, effect_once"),
     (
         {"delivery": "at_most_once", "retries": 1},
-        'delivery="at_most_once" starts a run once: it takes no retries',
+        "a run that is delivered at most once is started once: it takes no retries",
     ),
     ({"isolation": "vm"}, "isolation is one of auto, thread, process, not 'vm'"),
     (

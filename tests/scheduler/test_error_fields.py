@@ -47,7 +47,7 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     ("after", {"after": "a"}),
     ("run_on_start", {"run_on_start": 1}),
     ("enabled", {"enabled": "yes"}),
-    ("tags", {"tags": ["a\0"]}),
+    ("tags.0", {"tags": ["a\0"]}),
     ("metadata", {"metadata": [1]}),
     ("metadata", {"metadata": {"a": {1, 2}}}),
     ("payload", {"payload": {1, 2}}),

@@ -14,7 +14,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from mainspring.core.durations import duration
+from mainspring.core.durations import duration, humanize
+from mainspring.core.input_errors import InputErrors
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
@@ -173,6 +174,13 @@ class Policy:
     @classmethod
     def make(cls, base: Policy | None = None, /, **given: Any) -> Policy:
         """Read the forms people write, over `base`; refuse what makes no sense."""
+        policy = cls.read(base, **given)
+        policy.check()
+        return policy
+
+    @classmethod
+    def read(cls, base: Policy | None = None, /, **given: Any) -> Policy:
+        """Read each option by itself; `check` tells whether they fit each other."""
         unknown = given.keys() - _READERS.keys()
         if unknown:
             raise UnknownOption(unknown, _READERS)
@@ -181,12 +189,46 @@ class Policy:
             raise InvalidInput(
                 "give retry_delay or a Backoff with its delay, not both", field="retry_delay"
             )
-        values = {name: read(given[name]) for name, read in _READERS.items() if name in given}
+        errors, values = InputErrors(), {}
+        for name, read in _READERS.items():
+            if name in given:
+                try:
+                    values[name] = read(given[name])
+                except InvalidInput as error:
+                    errors.add(error)
+        errors.check()
         retry_delay = values.pop("retry_delay", None)
         policy = replace(policy, **values)
         if retry_delay is not None:
             policy = replace(policy, backoff=replace(policy.backoff, delay=retry_delay))
-        return _consistent(policy)
+        return policy
+
+    def check(self) -> None:
+        """Refuse options that do not fit each other."""
+        errors = InputErrors()
+        if self.concurrency_key is not None and self.concurrency is None:
+            errors.add(
+                InvalidInput(
+                    "a concurrency key needs a concurrency: how many runs that share the key may"
+                    " run at once",
+                    field="concurrency_key",
+                )
+            )
+        if self.memory_limit is not None and self.isolation is not Isolation.PROCESS:
+            errors.add(
+                InvalidInput(
+                    'memory_limit needs isolation="process": only a process has memory of its own',
+                    field="memory_limit",
+                )
+            )
+        if self.delivery is Delivery.AT_MOST_ONCE and self.retries:
+            errors.add(
+                InvalidInput(
+                    "a run that is delivered at most once is started once: it takes no retries",
+                    field="retries",
+                )
+            )
+        errors.check()
 
     @property
     def limit_key(self) -> str | None:
@@ -254,7 +296,8 @@ def _whole(
 
 
 def _refused(field: str, given: object, rule: str, allowed: object = None) -> InvalidInput:
-    return InvalidInput(f"{rule}, not {given!r}", field=field, given=given, allowed=allowed)
+    shown = humanize(given) if isinstance(given, timedelta) else repr(given)
+    return InvalidInput(f"{rule}, not {shown}", field=field, given=given, allowed=allowed)
 
 
 def _is_number(given: object) -> bool:
@@ -272,7 +315,7 @@ def _positive(given: Any, what: str) -> timedelta | None:
         return None
     span = duration(given, what=what)
     if not span:
-        raise _refused(what, given, f"{what} is longer than zero (or None for none)")
+        raise _refused(what, given, f"{what} must be longer than zero, or left out for none")
     return span
 
 
@@ -362,24 +405,6 @@ _READERS: dict[str, Any] = {
     "after": _job_names,
     "run_on_start": lambda v: _flag(v, "run_on_start"),
 }
-
-
-def _consistent(policy: Policy) -> Policy:
-    if policy.concurrency_key is not None and policy.concurrency is None:
-        raise InvalidInput(
-            "concurrency_key needs a concurrency: how many runs that share the key may run at once",
-            field="concurrency_key",
-        )
-    if policy.memory_limit is not None and policy.isolation is not Isolation.PROCESS:
-        raise InvalidInput(
-            'memory_limit needs isolation="process": only a process has memory of its own',
-            field="memory_limit",
-        )
-    if policy.delivery is Delivery.AT_MOST_ONCE and policy.retries:
-        raise InvalidInput(
-            'delivery="at_most_once" starts a run once: it takes no retries', field="retries"
-        )
-    return policy
 
 
 def _plain(value: Any) -> Any:

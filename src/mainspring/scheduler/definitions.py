@@ -11,6 +11,7 @@ from mainspring.core import codec, schedules
 from mainspring.core.clock import EPOCH
 from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.handlers import Handler, Registry
+from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import JobChanges, JobOptions, option_names
 from mainspring.core.model import (
     Job,
@@ -22,6 +23,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import Delivery, Isolation, Policy
 from mainspring.core.schedules import Interval, Schedule
+from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.executors.process_pool import Target
 from mainspring.errors import (
     InvalidArguments,
@@ -76,28 +78,46 @@ def draft_job(
     timezone: str | None = None,
     jitter: Any = None,
     webhook: Webhook | None = None,
+    errors: InputErrors | None = None,
     **given: Any,
 ) -> Job:
     """A checked job that is not stored yet: it has no times and no version. A handler is given by
-    its name if another process has it; that process then checks the payload."""
+    its name if another process has it; that process then checks the payload. `errors` are those
+    found so far: all are raised together."""
     if webhook is not None:
         given.setdefault("timeout", WEBHOOK_TIMEOUT)
     _warn_of_bare_numbers({**given, "jitter": jitter})
-    about = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
+    descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
+    errors = errors or InputErrors()
+    # Where a value is wrong, its default stands in while the others are checked.
+    about: dict[str, Any] = {}
+    read_schedule, policy = None, Policy(timeout=WEBHOOK_TIMEOUT if webhook else None)
+    with errors:
+        check_job_id(job_id)
+    with errors:
+        payload = payload if isinstance(handler, str) else handler.stored(payload)
+    with errors:
+        read_schedule = _schedule(schedule, timezone, default_zone, jitter)
+    with errors:
+        policy = Policy.read(**given)
+        policy.check()
+    with errors:
+        about = _describe(descriptive)
     job = Job(
-        id=check_job_id(job_id),
+        id=job_id,
         handler=handler if isinstance(handler, str) else handler.name,
         created_at=EPOCH,
         updated_at=EPOCH,
-        payload=payload if isinstance(handler, str) else handler.stored(payload),
-        schedule=_schedule(schedule, timezone, default_zone, jitter),
-        policy=Policy.make(**given),
+        payload=payload,
+        schedule=read_schedule,
+        policy=policy,
         enabled=enabled,
         owner=owner,
         webhook=webhook,
-        **_describe(about),
+        **about,
     )
-    _check(job, None if isinstance(handler, str) else handler)
+    _check(job, None if isinstance(handler, str) else handler, errors)
+    errors.check()
     return job
 
 
@@ -118,12 +138,18 @@ def new_job(
     refuse_unknown_options(
         {name: given[name] for name in given if name not in beside}, JobOptions, beside
     )
+    errors = InputErrors()
+    found: Handler | str = HANDLER
     if webhook is not None and handler in (None, HANDLER):
-        handler, given["webhook"] = HANDLER, webhooks.define(check_job_id(job_id), webhook)
+        with errors:
+            given["webhook"] = webhooks.define(check_job_id(job_id), webhook)
+            found = _find_handler(registry, HANDLER, handlers_elsewhere=handlers_elsewhere)
     elif webhook is not None or handler in (None, HANDLER):
-        raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
-    found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
-    return draft_job(job_id, found, Owner.API, default_zone, **given)
+        with errors:
+            raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
+    else:
+        found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
+    return draft_job(job_id, found, Owner.API, default_zone, errors=errors, **given)
 
 
 def replace_job(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
@@ -153,12 +179,19 @@ def edit_job(
     refuse_unknown_options(changes, JobChanges)
     given = dict(changes)
     _warn_of_bare_numbers(given)
-    if "webhook" in given:
-        job = replace(job, webhook=webhooks.changed(job, given.pop("webhook")))
-    if "signing_secret" in given:
-        rotated, _ = webhooks.rotated(job, now, secret=given.pop("signing_secret"))
-        job = replace(job, webhook=rotated)
-    about = _describe({name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given})
+    errors = InputErrors()
+    webhook, signing_secret = given.pop("webhook", None), given.pop("signing_secret", None)
+    if "webhook" in changes:
+        with errors:
+            job = replace(job, webhook=webhooks.changed(job, webhook))
+    if "signing_secret" in changes:
+        with errors:
+            rotated, _ = webhooks.rotated(job, now, secret=signing_secret)
+            job = replace(job, webhook=rotated)
+    descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
+    about: dict[str, Any] = {}
+    with errors:
+        about = _describe(descriptive)
     handler = registry.find(job.handler)
     if "handler" in given:
         found = _find_handler(registry, given.pop("handler"), handlers_elsewhere=handlers_elsewhere)
@@ -170,23 +203,24 @@ def edit_job(
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
     if handler is not None:
-        payload = handler.stored(payload)
-    after = replace(
-        job,
-        payload=payload,
-        policy=Policy.make(job.policy, **given),
-        enabled=enabled,
-        **about,
-    )
+        with errors:
+            payload = handler.stored(payload)
+    after = replace(job, payload=payload, enabled=enabled, **about)
+    with errors:
+        after = replace(after, policy=Policy.read(job.policy, **given))
+        after.policy.check()
     if rescheduling:
-        after = replace(after, schedule=_rescheduled(job, rescheduling, default_zone, now))
+        with errors:
+            after = replace(after, schedule=_rescheduled(job, rescheduling, default_zone, now))
     # An edit that repeats the same schedule must not skip a slot that is due.
     if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
-            raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+            why = f"the schedule of job {job.id!r} is over: it would never fire"
+            errors.add(InvalidSchedule(why))
         after = replace(after, next_run_at=upcoming)
-    _check(after, handler)
+    _check(after, handler, errors)
+    errors.check()
     return after
 
 
@@ -232,7 +266,16 @@ def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -
                 "jitter spreads a schedule's slots, and there is no schedule", field="jitter"
             )
         return None
-    schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
+    try:
+        schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
+    except InvalidSchedule as error:
+        errors = InputErrors()
+        errors.add(error)
+        if error.field == "schedule" and isinstance(timezone, str):
+            with errors:
+                zone_named(timezone)  # the schedule was refused before the zone was read
+        errors.check()
+        raise
     if jitter is not None:
         schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
     return schedule
@@ -252,7 +295,7 @@ def _rescheduled(
         if old is not None and timezone is not None:
             schedule = dataclasses.replace(old, timezone=timezone)
     if schedule is None:
-        return None
+        return _schedule(None, None, default_zone, rescheduling.get("jitter"))
     jitter = rescheduling.get(
         "jitter", old.jitter if old and "schedule" not in rescheduling else None
     )
@@ -275,7 +318,9 @@ def _describe(given: dict[str, Any]) -> dict[str, Any]:
         made["description"] = str(given["description"] or "")
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
-        made["tags"] = tuple(check_key(str(tag), "a tag", "tags") for tag in tags)
+        made["tags"] = tuple(
+            check_key(str(tag), "a tag", f"tags.{place}") for place, tag in enumerate(tags)
+        )
     if "metadata" in given:
         if not isinstance(given["metadata"], Mapping):
             raise InvalidInput(
@@ -287,75 +332,77 @@ def _describe(given: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _check(job: Job, handler: Handler | None) -> None:
+def _check(job: Job, handler: Handler | None, errors: InputErrors) -> None:
+    """Collect what is wrong with the options together, and with the handler."""
     if not isinstance(job.enabled, bool):
-        raise InvalidInput(
-            f"enabled is True or False, not {job.enabled!r}", field="enabled", given=job.enabled
-        )
-    codec.encode(job.payload)
+        why = f"enabled is True or False, not {job.enabled!r}"
+        errors.add(InvalidInput(why, field="enabled", given=job.enabled))
+    with errors:
+        codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
-        _check_effect_once(job, handler)
+        _check_effect_once(job, handler, errors)
     if job.schedule is not None and job.policy.after:
-        raise InvalidInput(
+        why = (
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
-            " it can have one or the other",
-            field="after",
+            " it can have one or the other"
         )
+        errors.add(InvalidInput(why, field="after"))
     if job.id in job.policy.after:
-        raise InvalidInput(f"job {job.id!r} cannot come after itself", field="after")
+        errors.add(InvalidInput(f"job {job.id!r} cannot come after itself", field="after"))
     if job.webhook is not None:
-        _check_webhook(job)
+        _check_webhook(job, errors)
     if handler is None:
         return
     if job.schedule is not None or job.policy.after or job.policy.run_on_start:
-        try:
-            handler.check(job.payload)
-        except InvalidArguments as error:
-            raise InvalidArguments(
-                f"{error}; a job that runs by itself needs them in payload=…"
-            ) from None
+        with errors:
+            _check_arguments(job, handler)
     if job.policy.isolation is Isolation.PROCESS:
-        Target.check(handler.function)  # raises now, not when the first run is due
+        with errors:
+            Target.check(handler.function)  # raises now, not when the first run is due
 
 
-def _check_effect_once(job: Job, handler: Handler | None) -> None:
+def _check_arguments(job: Job, handler: Handler) -> None:
+    try:
+        handler.check(job.payload)
+    except InvalidArguments as error:
+        raise InvalidArguments(
+            f"{error}; a job that runs by itself needs them in its payload"
+        ) from None
+
+
+def _check_effect_once(job: Job, handler: Handler | None, errors: InputErrors) -> None:
     if job.policy.isolation is Isolation.PROCESS:
-        raise InvalidInput(
+        why = (
             f"job {job.id!r}: a transaction cannot be shared with another process, so"
-            ' delivery="effect_once" and isolation="process" do not go together',
-            field="delivery",
+            ' delivery="effect_once" and isolation="process" do not go together'
         )
+        errors.add(InvalidInput(why, field="delivery"))
     if handler is not None and not handler.takes_context:
-        raise InvalidInput(
+        why = (
             f'job {job.id!r}: with delivery="effect_once" the handler writes inside'
-            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`",
-            field="delivery",
+            " `with ctx.transaction()`; give it a first parameter `ctx: RunContext`"
         )
+        errors.add(InvalidInput(why, field="delivery"))
 
 
-def _check_webhook(job: Job) -> None:
+def _check_webhook(job: Job, errors: InputErrors) -> None:
     timeout = job.policy.timeout
     if timeout is None or timeout > LONGEST_WEBHOOK:
-        raise InvalidInput(
+        why = (
             f"a webhook's timeout is at most {humanize(LONGEST_WEBHOOK)}, not"
-            f" {'None' if timeout is None else humanize(timeout)}",
-            field="timeout",
-            given=timeout,
-            allowed=LONGEST_WEBHOOK,
+            f" {'None' if timeout is None else humanize(timeout)}"
         )
+        errors.add(InvalidInput(why, field="timeout", given=timeout, allowed=LONGEST_WEBHOOK))
     if job.payload is not None:
-        raise InvalidInput(
-            "a webhook sends its body: give it there, not as payload", field="payload"
-        )
+        why = "a webhook sends its body: give it there, not as payload"
+        errors.add(InvalidInput(why, field="payload"))
     if job.policy.delivery is Delivery.EFFECT_ONCE:
-        raise InvalidInput(
+        why = (
             "an endpoint takes no part in transactions of the store: a webhook is delivered"
             " at_least_once (its webhook-id tells the endpoint which requests are repeats) or"
-            " at_most_once",
-            field="delivery",
+            " at_most_once"
         )
+        errors.add(InvalidInput(why, field="delivery"))
     if job.policy.isolation is not Isolation.AUTO:
-        raise InvalidInput(
-            f"a webhook needs no isolation: {job.policy.isolation} is for handlers",
-            field="isolation",
-        )
+        why = f"a webhook needs no isolation: {job.policy.isolation} is for handlers"
+        errors.add(InvalidInput(why, field="isolation"))

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 
 from mainspring.core import codec
+from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Sealed, SigningSecret, Webhook, replace
 from mainspring.errors import InvalidInput
 from mainspring.webhooks import templates
@@ -30,6 +31,8 @@ FIELDS = (
 )  # fmt: skip
 
 MAX_URL = 2_000
+_ANY_URL = "https://example.org/"
+"""Stands for a wrong URL while the other fields are checked."""
 
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
 _UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
@@ -44,12 +47,19 @@ def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook
     fields = _fields(given)
     if "url" not in fields:
         raise InvalidInput("a webhook needs a url", field="webhook.url")
-    plain = Webhook(url=_url(fields["url"], allow), **_checked(fields))
-    webhook = _with_headers(plain, job_id, fields, {}, vault)
+    errors, url = InputErrors(), _ANY_URL
+    with errors:
+        url = _url(fields["url"], allow)
+    webhook = Webhook(url=url, **_checked(fields, errors))
+    with errors:
+        webhook = _with_headers(webhook, job_id, fields, {}, vault)
     secret = fields.get("signing_secret")
-    if secret is None and not vault.ready:
-        return webhook
-    return replace(webhook, signing=(sign_with(job_id, secret or new_signing_secret(), vault),))
+    if secret is not None or vault.ready:
+        with errors:
+            signing = sign_with(job_id, secret or new_signing_secret(), vault)
+            webhook = replace(webhook, signing=(signing,))
+    errors.check()
+    return webhook
 
 
 def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: AllowList) -> Webhook:
@@ -65,14 +75,21 @@ def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: Al
             "a signing secret is replaced by rotating it, not by an edit",
             field="webhook.signing_secret",
         )
-    url = _url(fields["url"], allow) if "url" in fields else webhook.url
+    errors, url = InputErrors(), webhook.url
+    if "url" in fields:
+        with errors:
+            url = _url(fields["url"], allow)
     moved = origin_of(url) != origin_of(webhook.url)
-    after = replace(webhook, url=url, **_checked(fields))
+    after = replace(webhook, url=url, **_checked(fields, errors))
     kept = {} if moved else webhook.secret_headers
     if "headers" in fields or "secret_headers" in fields:
         marked = {name.lower() for name in webhook.secret_headers}
-        return _with_headers(after, job_id, fields, kept, vault, marked)
-    return replace(after, secret_headers=kept)
+        with errors:
+            after = _with_headers(after, job_id, fields, kept, vault, marked)
+    else:
+        after = replace(after, secret_headers=kept)
+    errors.check()
+    return after
 
 
 def sign_with(job_id: str, secret: str, vault: Vault) -> SigningSecret:
@@ -145,21 +162,21 @@ def _fields(given: Given) -> dict[str, Any]:
     return dict(given)
 
 
-def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(fields: Mapping[str, Any], errors: InputErrors) -> dict[str, Any]:
     """Check the fields that need neither keys nor the old webhook. None means the default."""
     made: dict[str, Any] = {}
     if "method" in fields:
-        with _errors_of("webhook.method"):
+        with errors, _errors_of("webhook.method"):
             made["method"] = _method(fields["method"])
     if "body" in fields:
-        with _errors_of("webhook.body"):
+        with errors, _errors_of("webhook.body"):
             made["body"] = check_body(fields["body"])
     if "success" in fields:
-        with _errors_of("webhook.success"):
-            made["success"] = _codes(fields["success"], "success") or ((200, 299),)
+        with errors, _errors_of("webhook.success"):
+            made["success"] = _codes(fields["success"]) or ((200, 299),)
     if "retry_on" in fields:
-        with _errors_of("webhook.retry_on"):
-            made["retry_on"] = _codes(fields["retry_on"], "retry_on")
+        with errors, _errors_of("webhook.retry_on"):
+            made["retry_on"] = _codes(fields["retry_on"])
     return made
 
 
@@ -278,7 +295,7 @@ def _mapping(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(given)
 
 
-def _codes(given: Any, what: str) -> tuple[tuple[int, int], ...] | None:
+def _codes(given: Any) -> tuple[tuple[int, int], ...] | None:
     """Parse status codes: 204, "2xx", "200-299", or a list of them."""
     if given is None:
         return None
@@ -290,8 +307,7 @@ def _codes(given: Any, what: str) -> tuple[tuple[int, int], ...] | None:
         found = None if isinstance(item, bool) else _RANGE.fullmatch(str(item).strip().lower())
         if found is None or (found[3] and found[3] < found[2]):
             raise InvalidInput(
-                f'{what} takes status codes such as 204, "2xx", "200-299", or a list of them,'
-                f" not {item!r}"
+                f'a status code is 204, "2xx", "200-299", or a list of such, not {item!r}'
             )
         if found[1]:
             ranges.append((int(found[1]) * 100, int(found[1]) * 100 + 99))
