@@ -88,7 +88,7 @@ async def test_a_job_that_somebody_else_made_meanwhile_is_not_taken_for_ones_own
     sent: dict[str, Any] = {"json": ROUND, "headers": {"Idempotency-Key": "abc"}}
     for _ in range(2):  # and it stays so
         document = await refused(api, "POST", "/api/jobs", 409, **sent)
-        assert "there is a job 'mine' already" in document["error"]
+        assert "there is already a job 'mine'" in document["error"]
     await api.ok("DELETE", "/api/jobs/mine")
     made = await api.post("/api/jobs", **sent)
     assert made.status_code == 201

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mainspring.service.api_keys import Keys
-from mainspring.service.middleware import OPEN, Rates, _check_duplicates
-from mainspring.service.problems import Problem
+from mainspring.service.middleware import OPEN_PATHS, RateLimiter, _check_duplicate_names
+from mainspring.service.problems import ApiError
 from mainspring.testing import FakeClock
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
 
@@ -182,7 +182,7 @@ async def test_a_name_given_twice_in_an_object_is_refused(
     answer = await api.put("/api/jobs/report", content=body, headers=headers)
     assert answer.status_code == 422
     assert answer.json()["errors"] == [
-        {"field": field, "message": "is given twice in one object: say it once"}
+        {"field": field, "message": "is given twice in one object: give it once"}
     ]
 
 
@@ -191,8 +191,8 @@ def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
 
     def work(body: bytes) -> float:
         begun = time.thread_time()
-        with contextlib.suppress(Problem):
-            _check_duplicates(body)
+        with contextlib.suppress(ApiError):
+            _check_duplicate_names(body)
         return time.thread_time() - begun
 
     names = ",".join(f'"{number:x}":0' for number in range(20_000))
@@ -200,7 +200,7 @@ def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
     assert work(twice) < 50 * max(work(unique) for _ in range(3))  # it was several hundred
 
 
-@pytest.mark.parametrize("path", sorted(OPEN))
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 async def test_paths_that_need_no_key_are_only_read(make: Make, path: str) -> None:
     api: Api = await make(workers=0, loopback=False)
     twice: dict[str, Any] = {
@@ -424,12 +424,12 @@ async def test_made_up_keys_are_not_remembered(make: Make) -> None:
 
 def test_unused_rate_is_saved_up_and_idle_clients_are_forgotten() -> None:
     clock = FakeClock()
-    rates = Rates(1, 2, clock)
+    rates = RateLimiter(1, 2, clock)
     assert [rates.take("a") > 0 for _ in range(3)] == [False, False, True]
     assert rates.take("a") == 1
     clock.advance(1)
     assert rates.take("a") == 0
     assert rates.take("b") == 0
-    for n in range(Rates.MOST + 10):
+    for n in range(RateLimiter.MAX_NAMES + 10):
         rates.take(str(n))
-    assert len(rates._left) <= Rates.MOST
+    assert len(rates._left) <= RateLimiter.MAX_NAMES

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.service.schemas.requests import BackoffBody, BreakerBody, JobBody, MisfireBody
+from mainspring.service.schemas.job import BackoffBody, BreakerBody, JobBody, MisfireBody
 from tests.service.routes.test_jobs import created, refused
 from tests.support.service import WEBHOOK, Api
 
@@ -175,7 +175,7 @@ async def test_every_wrong_field_of_an_edit_is_told(
 async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
     await created(api, id="mine")
     document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
-    taken = "there is a job 'mine' already: change that one, or take another id"
+    taken = "there is already a job 'mine': change that one, or use another id"
     assert document["error"] == taken
 
 

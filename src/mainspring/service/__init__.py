@@ -1,25 +1,17 @@
-"""The HTTP service over a scheduler: API, keys, probes, metrics.
+"""The HTTP service of a scheduler: the API, API keys, probes and metrics.
 
-    server.py       uvicorn, signals, the order in which things stop
-    lobby.py        connections whose request has not come yet: how long, how many
-    app.py          the application put together; core.py what its routes share
-    guard.py        what every request must pass: host, origin, key, rate, body
-    keys.py         API keys: made once, kept hashed, read by every instance
-    settings.py     environment variables and `.env`
-    bodies.py       what clients send, checked field by field (ids.py, spans.py), and together.py
-                    what fields make beside each other; changes.py what becomes of it
-    schemas/        the documents of `/api/v1`; documents.py has the forms of the compatibility page
-    shapes.py       jobs, runs and executions as clients get them; words.py explains each field
-    api_v1.py       the endpoints of `/api/v1`
-    jobs.py runs.py planning.py stream.py observability.py key_routes.py reference.py
-                    what is done, by subject, and the endpoints of the compatibility page
-    openapi.py      the description at `/openapi.json`
-    idempotency.py  a create that is sent again
-    problems.py     errors as RFC 9457 documents
-    metrics.py      what is counted; exposition.py writes it for Prometheus
-    pages/          the page at `/docs`
+    server.py             runs the service: socket, uvicorn, signals
+    connection_limits.py  limits connections that wait for a request
+    app.py                makes the application; dependencies.py is what its routes share
+    middleware.py         the checks that every request passes
+    routes/               the endpoints, by subject; v1.py has those of `/api/v1`
+    schemas/              the documents: each field declared once, for requests, answers and OpenAPI
+    problems.py           errors as RFC 9457 documents
+    openapi.py            the document at `/openapi.json`
+    api_keys.py, idempotency.py, metrics.py, settings.py
+    pages/                the pages at `/` and `/docs`
 
-It needs the extra `server`; `require_server()` says so where it is missing.
+It needs the extra `server`.
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ _NEEDED = ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client")
 
 
 def require_server() -> None:
-    """Refuse with advice where the extra is not installed."""
+    """Raise `InvalidInput` with advice if the extra is not installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise InvalidInput(

@@ -1,7 +1,7 @@
-"""API keys: shown once, kept as a hash, read by every instance from the store.
+"""API keys. The store keeps a hash of each; the key itself is shown once, when it is made.
 
-A key is `ms_ID_SECRET`. The id finds its note; the secret has 256 random bits, so that a plain
-SHA-256 of it is as good as a slow hash, and is compared in constant time.
+A key is `ms_ID_SECRET`. The id finds its note. The secret has 256 random bits, so a plain SHA-256
+is as safe as a slow hash; it is compared in constant time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["SCOPES", "Key", "Keys", "Notes", "Scope"]
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
-"""Each scope may do what those before it may."""
+"""Each scope includes those before it."""
 
 KIND = "api-key"
 FRESH = 5.0
-"""Seconds that what was read of a key holds: the longest that a revoked one still opens."""
+"""How long a key that was read is reused: a revoked key is valid for at most so many seconds."""
 
-ASK_SECONDS = 2.0
-"""How long who may come in by what is known waits for what the store says. Drivers wait longer for
-a store that is away, and Prometheus ends a scrape after ten seconds."""
+STORE_SECONDS = 2.0
+"""How long a scrape waits for the store before its key is checked by what was read last. Drivers
+wait longer for a store that is away, and Prometheus ends a scrape after ten seconds."""
 
 T = TypeVar("T")
 
 
 class Notes(Protocol):
-    """Where keys are kept: a scheduler."""
+    """Where keys are kept: the notes of a client."""
 
     async def note(self, kind: str, name: str) -> Note | None: ...
 
@@ -52,7 +52,7 @@ class Notes(Protocol):
 
 
 class Key(Struct, frozen=True, kw_only=True):
-    """What is known of a key; never the key itself."""
+    """A key without its secret."""
 
     id: str
     name: str
@@ -75,7 +75,7 @@ class Key(Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    """The keys of a store. What was read is remembered for a few seconds."""
+    """The keys of a store. Keys that were read are cached for a few seconds."""
 
     def __init__(self, notes: Notes, clock: Clock | None = None) -> None:
         self._notes = notes
@@ -87,7 +87,7 @@ class Keys:
     async def create(
         self, name: str, scope: str, expires_in: timedelta | None = None
     ) -> tuple[Key, str]:
-        """A new key, and its text: nobody can be told it again."""
+        """Make a key. Returns it and its text, which cannot be read again."""
         if scope not in SCOPES:
             raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
         if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
@@ -103,7 +103,7 @@ class Keys:
             expires_at=None if expires_in is None else now + expires_in,
         )
         if await self._notes.put_note(Note(kind=KIND, name=key.id, value=_value(key))) is None:
-            raise Conflict("a key of that id is there already; try again")
+            raise Conflict("a key with the same random id exists; try again")
         self._any = (self._clock.monotonic(), True)
         return key, f"ms_{key.id}_{secret}"
 
@@ -117,8 +117,8 @@ class Keys:
                 return sorted(found, key=lambda key: key.created_at)
 
     async def revoke(self, key_id: str) -> Key:
-        """It opens nothing any more, and stays in the list: a store that once had keys is not
-        open again when the last of them goes."""
+        """Make a key invalid. It stays in the list, so that a store with revoked keys alone still
+        needs a key."""
         while True:
             note = await self._notes.note(KIND, key_id)
             if note is None:
@@ -135,18 +135,19 @@ class Keys:
                 return key
 
     async def exist(self, fresh: float = FRESH, *, away: bool = False) -> bool:
-        """Whether a key was ever made: from then on none may be left out. `away` as in `check`."""
+        """Whether a key was ever made: from then on every request needs one. `away` as in
+        `check`."""
         known = self._any
         if known is None:
             return await self._read_any()
         if self._clock.monotonic() - known[0] <= fresh:
             return known[1]
-        return await (_asked(self._read_any(), known[1]) if away else self._read_any())
+        return await (_read_or(self._read_any(), known[1]) if away else self._read_any())
 
     async def _read_any(self) -> bool:
         now = self._clock.monotonic()
         page = await self._notes.list_notes(KIND, limit=1)
-        if self._any is None or self._any[0] <= now:  # else it was overtaken
+        if self._any is None or self._any[0] <= now:  # else a later read ended first
             self._any = (now, bool(page.items))
         return self._any[1]
 
@@ -159,18 +160,18 @@ class Keys:
         return any(key.usable(now) for key in await self.list())
 
     async def check(self, text: str, *, away: bool = False) -> Key | None:
-        """The key that a text is, if it opens anything now. With `away`, what was last read of it
-        stands for as long as the store does not answer, but never beyond its expiry."""
+        """The key with this text, if it is valid now. With `away`, what was last read counts while
+        the store does not answer, but never beyond the key's expiry."""
         prefix, _, rest = text.partition("_")
         key_id, _, secret = rest.partition("_")
         fits = prefix == "ms" and key_id.isascii()
         known = await self._key(key_id, away=away) if fits else None
-        # Compared in any case, so that the time taken tells nothing of which ids there are.
+        # Always compared, so that the time taken does not show which ids exist.
         same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
         return known if same and known is not None and known.usable(self._time.now()) else None
 
-    async def opens_still(self, key_id: str | None, fresh: float) -> bool:
-        """Whether who came in with that key, or with none, might come in now, by what was read at
+    async def still_valid(self, key_id: str | None, fresh: float) -> bool:
+        """Whether a request with that key, or with none, would be accepted now, by what was read at
         most `fresh` seconds ago."""
         if key_id is None:
             return not await self.exist(fresh)
@@ -184,29 +185,29 @@ class Keys:
         if read_at is not None and self._clock.monotonic() - read_at <= fresh:
             return known
         if away and known is not None:
-            return await _asked(self._read_key(key_id), known)
+            return await _read_or(self._read_key(key_id), known)
         return await self._read_key(key_id)
 
     async def _read_key(self, key_id: str) -> Key | None:
         now = self._clock.monotonic()
         note = await self._notes.note(KIND, key_id)
         if note is None:
-            # Not remembered: made-up ids would push out the keys that are in use.
+            # Not cached: made-up ids would fill the cache.
             self._known.pop(key_id, None)
             return None
         self._time.correct(await self._notes.now())
         known = self._known.get(key_id)
-        if known is None or known[0] <= now:  # else a later read overtook this one
+        if known is None or known[0] <= now:  # else a later read ended first
             known = self._known[key_id] = (now, _read(note))
         return known[1]
 
 
-async def _asked(asking: Coroutine[Any, Any, T], known: T) -> T:
-    """What the store says, or what is known where it says nothing. One that is only slow is heard
-    to the end, so that the next who asks knows better."""
-    task = asyncio.ensure_future(asking)
+async def _read_or(read: Coroutine[Any, Any, T], known: T) -> T:
+    """What the store answers, or what is known if it does not answer in time. A slow read goes on,
+    so that the next request has its result."""
+    task = asyncio.ensure_future(read)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait([task], timeout=ASK_SECONDS)
+    await asyncio.wait([task], timeout=STORE_SECONDS)
     if not task.done() or isinstance(task.exception(), StoreUnavailable):
         return known
     return task.result()

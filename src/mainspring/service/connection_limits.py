@@ -1,12 +1,13 @@
-"""Connections whose request has not come yet: how long each may wait, and how many there may be.
+"""Limits the connections that wait for a request: how long each may wait, and how many there may
+be.
 
-uvicorn waits for ever: its keep-alive timeout ends with the first byte that comes. Whoever trickles
-headers would hold a connection, and with enough of them every descriptor that the store and the
-webhooks need too.
+uvicorn waits for ever: its keep-alive timeout ends with the first byte. A client that sends headers
+slowly would hold a connection, and many such clients would take every file descriptor, also those
+that the store and the webhooks need.
 
-    came, or answered   in the lobby; its time runs
-    head came           its time is stopped; the guard gives the body its own
-    whole request came  out of the lobby, until it is answered
+    connected, or answered   waiting, and its time runs
+    headers arrived          waiting, without a limit of time (the middleware limits the body's)
+    whole request arrived    not waiting, until it is answered
 """
 
 from __future__ import annotations
@@ -27,109 +28,114 @@ try:
 except ImportError:  # no POSIX
     resource = None  # type: ignore[assignment]
 
-__all__ = ["Lobby"]
+__all__ = ["ConnectionLimits"]
 
 log = logging.getLogger("mainspring.service")
 
 
-class Lobby:
-    """Of more than `most` connections, the one goes that has waited longest: whoever sends a whole
-    request at once is hardly ever that."""
+class ConnectionLimits:
+    """Closes connections that wait longer than `seconds`, and above `max_connections` the one that
+    has waited longest. A client that sends its request at once is rarely that one."""
 
-    def __init__(self, seconds: float, most: int) -> None:
+    def __init__(self, seconds: float, max_connections: int) -> None:
         self._seconds = seconds
-        self.most = _affordable(most)
+        self.max_connections = _affordable(max_connections)
         self._waiting: dict[Connection, asyncio.TimerHandle] = {}
 
     @property
     def protocol(self) -> type[asyncio.Protocol]:
-        """What uvicorn makes of each connection."""
+        """The class that uvicorn makes for each connection."""
         return functools.partial(Connection, self)  # type: ignore[return-value]
 
-    def enter(self, one: Connection) -> None:
-        self.leave(one)
-        self._waiting[one] = one.loop.call_later(self._seconds, self._late, one)
-        if len(one.connections) > self.most:
-            self._show_out(next(iter(self._waiting)))
+    def start_waiting(self, one: Connection) -> None:
+        self.stop_waiting(one)
+        self._waiting[one] = one.loop.call_later(self._seconds, self._time_out, one)
+        if len(one.connections) > self.max_connections:
+            self._close(next(iter(self._waiting)))
 
-    def leave(self, one: Connection) -> None:
+    def stop_waiting(self, one: Connection) -> None:
         if (timer := self._waiting.pop(one, None)) is not None:
             timer.cancel()
 
-    def _late(self, one: Connection) -> None:
-        if not one.asked:
-            self._show_out(one)
+    def _time_out(self, one: Connection) -> None:
+        if not one.has_request:
+            self._close(one)
 
-    def _show_out(self, one: Connection) -> None:
-        self.leave(one)
+    def _close(self, one: Connection) -> None:
+        self.stop_waiting(one)
         one.transport.close()
-        if one.transport.get_write_buffer_size():  # an answer that it does not take
+        if one.transport.get_write_buffer_size():  # the client does not read the answer
             one.loop.call_later(self._seconds, one.transport.abort)
 
 
 class Connection(H11Protocol):
-    """One parser whatever is installed: it is the one that the tests are run with."""
+    """A connection. It uses h11 whatever is installed, so that tests and users have the same
+    parser."""
 
     def __init__(
         self,
-        lobby: Lobby,
+        limits: ConnectionLimits,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._lobby = lobby
+        self._limits = limits
 
     @property
-    def asked(self) -> bool:
-        """Whether there is a request that is not answered: its head has come."""
+    def has_request(self) -> bool:
+        """Whether the headers of a request arrived that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "cut_off": functools.partial(_cut_off, transport)}
-        self._lobby.enter(self)
+        self.app_state = {
+            **self.app_state,
+            "abort_connection": functools.partial(_abort, transport),
+        }
+        self._limits.start_waiting(self)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look()
+        self._check_request()
 
     def on_response_complete(self) -> None:
-        self._lobby.enter(self)
+        self._limits.start_waiting(self)
         super().on_response_complete()
-        self._look()  # the next request may have come along with the last
+        self._check_request()  # the next request may have arrived with the last
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lobby.leave(self)
+        self._limits.stop_waiting(self)
         super().connection_lost(exc)
 
-    def _look(self) -> None:
-        if self.asked and not self.cycle.more_body:
-            self._lobby.leave(self)
+    def _check_request(self) -> None:
+        if self.has_request and not self.cycle.more_body:
+            self._limits.stop_waiting(self)
 
 
-def _cut_off(transport: asyncio.Transport) -> None:
-    """For a request's `state`: end its connection now. What the client has not taken is thrown
-    away, also by the system, which would else keep megabytes of it for minutes."""
+def _abort(transport: asyncio.Transport) -> None:
+    """Abort a request's connection. SO_LINGER of zero makes the system discard what the client has
+    not read; otherwise it would keep megabytes for minutes."""
     at_once = struct.pack("ii", 1, 0)
-    with contextlib.suppress(OSError):  # it may have gone by itself
+    with contextlib.suppress(OSError):  # the client may have closed it
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
     transport.abort()
 
 
-def _affordable(most: int) -> int:
-    """Half of the descriptors that this process may have: the rest is for all else."""
+def _affordable(wanted: int) -> int:
+    """At most half of the file descriptors of this process: the store and webhooks need the
+    rest."""
     if resource is None:
-        return most
+        return wanted
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY or most <= files // 2:
-        return most
+    if files == resource.RLIM_INFINITY or wanted <= files // 2:
+        return wanted
     log.warning(
-        "this process may open %d files: %d connections at once instead of %d (ulimit -n raises it,"
-        " MAX_CONNECTIONS says how many are wanted)",
+        "MAX_CONNECTIONS is %d, but this process may open only %d files: it accepts %d connections"
+        " at once. Raise the limit with ulimit -n",
+        wanted,
         files,
         files // 2,
-        most,
     )
     return files // 2

@@ -1,76 +1,93 @@
-"""What the routes share: the scheduler, the settings, and whether the service is on its way out."""
+"""What the routes share: the service's state, ids in paths, and checks of query parameters."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args, get_origin
 
 from fastapi import Depends, Query, Request
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
-from mainspring.core.model import Job
 from mainspring.errors import JobNotFound, RunNotFound
-from mainspring.scheduler import Scheduler
+from mainspring.scheduler.client import Client
 from mainspring.service.api_keys import Key, Keys
-from mainspring.service.id_format import can_be_job, can_be_run
 from mainspring.service.metrics import Metrics
+from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.schemas.run import can_be_run_id
 from mainspring.service.settings import ServiceSettings
 
-__all__ = ["COMPATIBILITY", "JobPath", "PageLimit", "RunPath", "Service", "ServiceDep"]
+__all__ = [
+    "COMPATIBILITY",
+    "JobPath",
+    "PageLimit",
+    "RunPath",
+    "Service",
+    "ServiceDep",
+    "caller",
+    "check_query",
+]
 
-# Async, all of them: plain functions FastAPI would run in a thread of their own.
-
+# All dependencies are async: FastAPI would run plain functions in a thread.
 
 COMPATIBILITY = "compatibility"
 """The tag of routes in the forms of the page that older clients were made from."""
 
-MOST_ON_A_PAGE = 200
+MAX_PAGE = 200
+DRY_RUN = "dryRun"
+"""A parameter that every route accepts as false; the middleware refuses it where it is true."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_WATCHED = ("/api/observability/health", "/api/v1/health")
+"""Paths that accept any parameter: a monitor may add its own."""
+
+_JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 PageLimit = Annotated[
     int,
-    Query(ge=1, description=f"At most so many; more than {MOST_ON_A_PAGE} gives {MOST_ON_A_PAGE}."),
-    AfterValidator(lambda asked: min(asked, MOST_ON_A_PAGE)),
+    Query(ge=1, description=f"At most so many; a number above {MAX_PAGE} means {MAX_PAGE}."),
+    AfterValidator(lambda given: min(given, MAX_PAGE)),
 ]
 
 
 @dataclass
 class Service:
-    """One application's own state; nothing here is global."""
+    """The state of one application; nothing is global."""
 
-    scheduler: Scheduler
+    client: Client
     settings: ServiceSettings
     loopback: bool = False
+    """Only this machine can connect: requests to its own names need no key until there is one."""
     open: bool = False
+    """No key is needed: the program that mounts the service guards it."""
     clock: Clock = field(default_factory=SystemClock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
     """Open event streams, by the id of their key ("" without one)."""
-    most_streams: int = 200
-    previewing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Who holds it works out a preview; the others wait."""
-    told: dict[str, tuple[Event, bytes]] = field(default_factory=dict)
-    """The last event that event streams were told, in each form in which they send it."""
+    max_streams: int = 200
+    preview_lock: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Held while a preview is computed: one at a time."""
+    last_event: dict[bool, tuple[Event, bytes]] = field(default_factory=dict)
+    """The last event as it was sent; True: in the form of the compatibility page."""
 
     def __post_init__(self) -> None:
-        self.keys = Keys(self.scheduler, self.clock)
-        self.metrics = Metrics(self.scheduler, self.clock)
+        self.keys = Keys(self.client, self.clock)
+        self.metrics = Metrics(self.client, self.clock)
 
     @property
-    def most_streams_of_a_key(self) -> int:
-        """One key's clients must not take the streams of all others."""
-        return max(1, self.most_streams // 4)
+    def max_streams_of_a_key(self) -> int:
+        """The clients of one key must not take the streams of all others."""
+        return max(1, self.max_streams // 4)
 
     @property
     def started(self) -> bool:
-        """Whether it is, or was until it began to stop: a mounted one may have been forgotten."""
-        return self.scheduler.started or self.draining.is_set()
-
-    async def job(self, job_id: str) -> Job:
-        return await self.scheduler.get_job(job_id)
+        """Whether the scheduler was started. The program that mounts the service may forget to."""
+        return self.client.started or self.draining.is_set()
 
 
 async def _service(request: Request) -> Service:
@@ -78,20 +95,20 @@ async def _service(request: Request) -> Service:
 
 
 def caller(request: Request) -> str:
-    """Who asks, in one word: the id of the key, or nobody in particular."""
+    """The id of the request's API key, or "" if it has none."""
     key = cast("dict[str, Any]", request.scope.get("state", {})).get("key")
     return key.id if isinstance(key, Key) else ""
 
 
 async def _job_path(id: str) -> str:
-    """What can be no job's id leads to none; no store has to look at it."""
-    if not can_be_job(id):
+    """A text that cannot be a job's id is not looked up in the store."""
+    if not _JOB_ID.fullmatch(id):
         raise JobNotFound(id)
     return id
 
 
 async def _run_path(id: str) -> str:
-    if not can_be_run(id):
+    if not can_be_run_id(id):
         raise RunNotFound(id)
     return id
 
@@ -99,3 +116,46 @@ async def _run_path(id: str) -> str:
 ServiceDep = Annotated[Service, Depends(_service)]
 JobPath = Annotated[str, Depends(_job_path)]
 RunPath = Annotated[str, Depends(_run_path)]
+
+
+async def check_query(request: Request) -> None:
+    """Refuse unknown and repeated query parameters and an `If-Match` that the route ignores.
+
+    A misspelt filter would give everything, and of two values one would be dropped. A condition
+    that is not checked might allow what it forbids.
+    """
+    route = request.scope["route"]
+    if request.method not in SAFE_METHODS and "if-match" in request.headers:
+        _check_condition(route)
+    if not request.query_params or not route.path.startswith("/api/") or route.path in _WATCHED:
+        return
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    if faults := _query_faults(_parameters(route), given):
+        raise ApiError.of_fields(*faults)
+
+
+def _check_condition(route: APIRoute) -> None:
+    if not any(one.alias == "If-Match" for one in route.dependant.header_params):
+        why = "If-Match is for one job (its ETag) and is not supported here: nothing was done"
+        raise ApiError(422, why)
+
+
+def _parameters(route: APIRoute) -> dict[str, bool]:
+    """The names of the route's query parameters, and whether each may be repeated."""
+    return {one.alias: _is_list(one.field_info.annotation) for one in route.dependant.query_params}
+
+
+def _is_list(annotation: object) -> bool:
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))
+
+
+def _query_faults(known: dict[str, bool], given: Counter[str]) -> list[FieldError]:
+    allowed = f"allowed are {', '.join(known)}" if known else "none are allowed here"
+    faults = []
+    for name, times in given.items():
+        shown = name[:100]
+        if name not in known and name != DRY_RUN:
+            faults.append(FieldError.remark(shown, f"there is no such parameter; {allowed}"))
+        elif times > 1 and not known.get(name):
+            faults.append(FieldError.predicate(shown, f"is given {times} times: give it once"))
+    return faults

@@ -1,8 +1,9 @@
-"""`Idempotency-Key`: a request that is sent again makes nothing new.
+"""`Idempotency-Key`: a request that is sent again creates nothing new.
 
-The note is written before the job, and says which id the job will have. So a crash between the
-two is harmless: whoever sends the key again goes on with the same id, and finds the job or makes
-it. Two who send it at once meet at that id. Where a run is made, they meet at its dedupe key.
+A note is written before the job, and holds the id that the job will have. So a crash between the
+two is harmless: the next request with the key uses the same id, and finds the job or creates it.
+Two requests at once use the same id, and the store accepts one job. A trigger uses a dedupe key
+instead.
 """
 
 from __future__ import annotations
@@ -15,49 +16,50 @@ from typing import Any
 
 from mainspring.core.model import Job, Note
 from mainspring.errors import Conflict, InvalidInput, JobNotFound, MainspringError, NotFound
-from mainspring.scheduler import Scheduler
-from mainspring.service.problems import Problem
+from mainspring.scheduler.client import Client
+from mainspring.service.problems import ApiError
 
-__all__ = ["REFUSALS", "Once"]
+__all__ = ["REFUSALS", "IdempotentRequest"]
 
 KIND = "idempotency"
-HELD = timedelta(hours=24)
-LONGEST = 255
-REFUSALS = (Problem, InvalidInput, NotFound, Conflict)
-"""What is said of the request itself: nothing was made of it."""
+KEPT_FOR = timedelta(hours=24)
+LONGEST_KEY = 255
+REFUSALS = (ApiError, InvalidInput, NotFound, Conflict)
+"""Errors that refuse the request: nothing was created."""
 
 
-class Once:
-    """One key in use. `answer` is there where the job, or the run, was made before."""
+class IdempotentRequest:
+    """A request with an Idempotency-Key. `answer` is set if an earlier one created the job or
+    run."""
 
-    def __init__(self, scheduler: Scheduler, note: Note) -> None:
-        self._scheduler = scheduler
+    def __init__(self, client: Client, note: Note) -> None:
+        self._client = client
         self._note = note
 
     @classmethod
     async def begin(
-        cls, scheduler: Scheduler, caller: str, key: str, body: bytes, job_id: str
-    ) -> Once:
-        if not 1 <= len(key) <= LONGEST or not key.isprintable():
-            raise Problem(400, f"an Idempotency-Key is 1 to {LONGEST} printable characters")
+        cls, client: Client, caller: str, key: str, body: bytes, job_id: str
+    ) -> IdempotentRequest:
+        if not 1 <= len(key) <= LONGEST_KEY or not key.isprintable():
+            raise ApiError(400, f"an Idempotency-Key is 1 to {LONGEST_KEY} printable characters")
         name = hashlib.sha256(f"{caller}\0{key}".encode(errors="replace")).hexdigest()
-        print_of_body = hashlib.sha256(body).hexdigest()
-        now = await scheduler.now()
+        body_hash = hashlib.sha256(body).hexdigest()
+        now = await client.now()
         note = Note(
             kind=KIND,
             name=name,
-            value={"body": print_of_body, "job": job_id, "begun": now, "answer": None},
-            expires_at=now + HELD,
+            value={"body": body_hash, "job": job_id, "begun": now, "answer": None},
+            expires_at=now + KEPT_FOR,
         )
-        version = await scheduler.put_note(note)
-        found = await scheduler.note(KIND, name)
-        if found is None:  # it expired between the two: as if it were new
-            return cls(scheduler, note)
-        if version is None and found.value["body"] != print_of_body:
-            raise Problem(
-                422, "this Idempotency-Key was used with another body: take a new key for it"
+        version = await client.put_note(note)
+        found = await client.note(KIND, name)
+        if found is None:  # it expired in between: the key counts as new
+            return cls(client, note)
+        if version is None and found.value["body"] != body_hash:
+            raise ApiError(
+                422, "this Idempotency-Key was used with another body: use a new key for this one"
             )
-        return cls(scheduler, found)
+        return cls(client, found)
 
     @property
     def job_id(self) -> str:
@@ -65,9 +67,9 @@ class Once:
 
     @property
     def dedupe(self) -> dict[str, Any]:
-        """What holds the run that is made under this key, for as long as the key is known."""
+        """The options that let one run be made for this key, for as long as the key is kept."""
         name, body = self._note.name, self._note.value["body"]
-        return {"dedupe_key": f"{KIND}:{name}:{body}", "dedupe_for": HELD}
+        return {"dedupe_key": f"{KIND}:{name}:{body}", "dedupe_for": KEPT_FOR}
 
     @property
     def answer(self) -> dict[str, Any] | None:
@@ -75,9 +77,9 @@ class Once:
         return answer
 
     async def finish(self, answer: dict[str, Any]) -> None:
-        """Keep the answer (without secrets). Should that fail, the job is there all the same."""
+        """Keep the answer, without secrets. If that fails, the job exists all the same."""
         value = {**self._note.value, "answer": answer}
-        await self._scheduler.put_note(
+        await self._client.put_note(
             Note(
                 kind=KIND,
                 name=self._note.name,
@@ -87,23 +89,24 @@ class Once:
             )
         )
 
-    async def found_instead(
-        self, error: MainspringError | Problem, asked_for: Callable[[Job], bool]
+    async def recover(
+        self, error: MainspringError | ApiError, is_created_by: Callable[[Job], bool]
     ) -> Job:
-        """The job could not be made now. If it is there since this key began, and is what was
-        `asked_for`, it is this key's own: made by a request before, whose answer was lost. If not
-        (somebody else took the id), a refusal frees the key; whatever else went wrong, the job
-        may be there nevertheless, or yet come."""
+        """The job that an earlier request with this key created, whose answer was lost.
+
+        Called when creating the job failed. A job counts if it was created after the key was first
+        used and `is_created_by` this request's body. Otherwise a refusal frees the key and is
+        raised again. Any other error is raised again and keeps the key: the job may exist."""
         if not isinstance(error, REFUSALS):
             raise error
         with contextlib.suppress(JobNotFound):
-            job = await self._scheduler.get_job(self.job_id)
+            job = await self._client.get_job(self.job_id)
             begun: datetime = self._note.value["begun"]
-            if job.created_at >= begun and asked_for(job):
+            if job.created_at >= begun and is_created_by(job):
                 return job
         await self.free()
         raise error
 
     async def free(self) -> None:
-        """The request was refused: the key may be used for another."""
-        await self._scheduler.remove_note(KIND, self._note.name)
+        """Let another request use the key: this one was refused."""
+        await self._client.remove_note(KIND, self._note.name)

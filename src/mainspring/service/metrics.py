@@ -23,7 +23,7 @@ from mainspring.core.clock import Clock
 from mainspring.core.events import Event
 from mainspring.core.model import Attempt, Job, Outcome, Run, State
 from mainspring.errors import MainspringError, StoreUnavailable
-from mainspring.scheduler import Scheduler
+from mainspring.scheduler.client import Client
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -52,8 +52,8 @@ _BEFORE_END = ("run.started", "run.retrying", "run.rescued")
 
 
 class Metrics:
-    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
-        self._scheduler = scheduler
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
         self._clock = clock
         self._jobs: set[str] = set()
         self._gone: set[str] = set()
@@ -62,7 +62,7 @@ class Metrics:
         self._reading = asyncio.Lock()
         self._make_instruments()
         for name in (*_ENDED, *_BEFORE_END, "ownership.lost", "job.removed"):
-            scheduler.on(name, self._count_event)
+            client.on(name, self._count_event)
 
     def _make_instruments(self) -> None:
         # Two registries: one refuses the counter mainspring_runs_total beside the gauge
@@ -203,8 +203,8 @@ class Metrics:
             now = self._clock.monotonic()
             if self._read_at is not None and now - self._read_at < STORE_CACHE_SECONDS:
                 return
-            self._workers.set(self._scheduler.workers)
-            self._leader.set(self._scheduler.is_leader)
+            self._workers.set(self._client.workers)
+            self._leader.set(self._client.is_leader)
             try:
                 await self._read_store()
             except MainspringError:
@@ -214,19 +214,19 @@ class Metrics:
             self._read_at = self._clock.monotonic()  # later than `now`: the read may take seconds
 
     async def _read_store(self) -> None:
-        scheduler = self._scheduler
-        found = await scheduler.health()
+        client = self._client
+        found = await client.health()
         self._running.set(found.running_here)
         if found.store != "ok":  # another read would wait until the scraper gives up
             raise StoreUnavailable(found.store)
-        counts, now = await scheduler.counts(), await scheduler.now()
+        counts, now = await client.counts(), await client.now()
         _replace(self._stored, {str(state): counts.total(state) for state in State})
         _replace(self._due, {name: due.count for name, due in counts.due.items()})
         _replace(
             self._oldest_due, {name: _ago(due.oldest, now) for name, due in counts.due.items()}
         )
         await self._forget_removed()
-        jobs = (await scheduler.list_jobs(limit=MAX_JOBS, last_runs=False)).items
+        jobs = (await client.list_jobs(limit=MAX_JOBS, last_runs=False)).items
         _replace(
             self._next_run, {job.id: job.next_run_at.timestamp() for job in jobs if job.next_run_at}
         )
@@ -238,7 +238,7 @@ class Metrics:
         """Drop the series of removed jobs. The store decides which those are: another instance may
         have removed a job, and runs of a removed job may still end here."""
         labels = set(self._jobs)
-        found = await self._scheduler.list_jobs(ids=labels, limit=MAX_JOBS, last_runs=False)
+        found = await self._client.list_jobs(ids=labels, limit=MAX_JOBS, last_runs=False)
         gone = labels - {job.id for job in found.items}
         for job in gone & self._gone:
             self._jobs.discard(job)
@@ -250,7 +250,7 @@ class Metrics:
     async def _look_up(self, unknown: list[Job]) -> None:
         """Read when jobs last succeeded, a few at a time. Needed after a start."""
         for job in unknown[:LOOKUPS_A_READ]:
-            page = await self._scheduler.list_runs(
+            page = await self._client.list_runs(
                 job=job.id, state=State.SUCCEEDED, brief=True, limit=1
             )
             ended = [run.finished_at for run in page.items if run.finished_at]

@@ -1,7 +1,6 @@
-"""What every request must pass before a route sees it: host, origin, key, rate, body.
+"""The checks that every request passes before a route sees it: host, origin, key, rate, body.
 
-Plain ASGI, so that bodies are read here, bounded in size and time, and nothing behind it has to
-be careful.
+It is plain ASGI: the body is read here, within limits of size and time, so no route has to.
 """
 
 from __future__ import annotations
@@ -20,31 +19,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.core.clock import Clock
 from mainspring.errors import MainspringError
-from mainspring.service import problems
 from mainspring.service.api_keys import Key, Keys
 from mainspring.service.api_keys import Scope as KeyScope
-from mainspring.service.problems import Problem
+from mainspring.service.problems import ApiError, FieldError, from_library_error, problem_response
 from mainspring.service.settings import ServiceSettings, is_loopback
 
-__all__ = ["Guard", "GuardRules", "Rates"]
+__all__ = ["AccessRules", "RateLimiter", "RequestChecks"]
 
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-OPEN = frozenset({"/", "/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"})
-"""Paths that need no key: they tell nothing of jobs."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+OPEN_PATHS = frozenset(
+    {"/", "/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"}
+)
+"""Paths that need no key: they show nothing of jobs."""
 
-READS = re.compile(r"/api(/v1)?/schedules/preview")
-"""What is asked by POST and changes nothing."""
+READ_ONLY_POSTS = re.compile(r"/api(/v1)?/schedules/preview")
+"""POST requests that change nothing, for which a key of the scope read is enough."""
 
-PASSED_ON = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-"""What a proxy adds: who asked it may be anywhere."""
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+"""Headers that a proxy adds: its client may be on any machine."""
 
-DRY = re.compile(r"/api(/v1)?/jobs(/[^/]+/trigger)?")
-"""What can be asked for as a dry run, by POST."""
+DRY_RUN_PATHS = re.compile(r"/api(/v1)?/jobs(/[^/]+/trigger)?")
+"""POST requests that have a dry run."""
 
 BODY_SECONDS = 20.0
-AWAY_SECONDS, AWAY_IDLE_SECONDS, AWAY_BYTES = 10.0, 1.0, 64 * 1024 * 1024
-FAILED_KEYS_A_MINUTE = 30
-HEADERS = {
+DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 1024
+"""How much of a body that is too large is read and thrown away."""
+WRONG_KEYS_A_MINUTE = 30
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -55,10 +56,13 @@ HEADERS = {
 }
 
 
-class GuardRules(Protocol):
-    """`loopback`: only this machine connects, so that Host names must be its own (or a proxy's),
-    and who asks it by its own needs no key until there is one. `open`: the program that mounts the
-    service guards it."""
+class AccessRules(Protocol):
+    """Who may use the service.
+
+    `loopback`: only this machine can connect. Host must be one of its names (or a proxy's), and
+    requests to its own names need no key until there is one. `open`: no key is needed, because the
+    program that mounts the service guards it.
+    """
 
     loopback: bool
     open: bool
@@ -67,118 +71,126 @@ class GuardRules(Protocol):
     def started(self) -> bool: ...
 
 
-class Rates:
-    """A token bucket for each name: `rate` a second, up to `burst` saved."""
+class RateLimiter:
+    """A token bucket for each name: `rate` tokens a second, and up to `burst` saved."""
 
-    MOST = 10_000
+    MAX_NAMES = 10_000
 
     def __init__(self, rate: float, burst: float, clock: Clock) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: dict[str, tuple[float, float]] = {}
 
-    def _saved(self, name: str, now: float) -> float:
+    def _tokens(self, name: str, now: float) -> float:
         left, at = self._left.get(name, (self._burst, now))
         return min(self._burst, left + (now - at) * self._rate)
 
     def take(self, name: str) -> float:
-        """Take one; how many seconds to wait where there is none left (0: taken)."""
+        """Take a token. Returns 0, or if none is left how many seconds to wait for the next."""
         now = self._clock.monotonic()
-        left = self._saved(name, now)
+        left = self._tokens(name, now)
         wait = max(0.0, (1 - left) / self._rate)
         self._left.pop(name, None)
         self._left[name] = (left if wait else left - 1, now)
-        if len(self._left) > self.MOST:  # the one that asked longest ago
+        if len(self._left) > self.MAX_NAMES:  # the name that was used longest ago
             del self._left[next(iter(self._left))]
         return wait
 
 
-class Guard:
+class RequestChecks:
+    """The middleware: runs the checks in order, and answers with a problem if one fails."""
+
     def __init__(
         self,
         app: ASGIApp,
         *,
-        rules: GuardRules,
+        rules: AccessRules,
         keys: Keys,
         settings: ServiceSettings,
         clock: Clock,
-        answered: Callable[[str, int], None],
+        count_response: Callable[[str, int], None],
     ) -> None:
         self._app = app
-        self._answered = answered
+        self._count_response = count_response
         self._rules = rules
         self._keys = keys
         self._limit = settings.body_limit
         self._hosts = settings.hosts
-        self._rates = Rates(settings.rate_limit, 2 * settings.rate_limit, clock)
-        self._failures = Rates(FAILED_KEYS_A_MINUTE / 60, FAILED_KEYS_A_MINUTE, clock)
+        self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
+        self._wrong_keys = RateLimiter(WRONG_KEYS_A_MINUTE / 60, WRONG_KEYS_A_MINUTE, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a websocket: there is none
+        if scope["type"] != "http":  # the service has no websockets
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = self._watched(scope["method"], send)
+        send = self._with_security_headers(scope["method"], send)
         try:
-            headers = Headers(scope=scope)
-            _check_framing(headers)
-            self._check_host(headers)
-            self._check_origin(headers)
-            _check_method(scope)
-            self._check_started(scope)
-            await self._check_key(scope, headers)
-            _check_type(scope["method"], headers)
-            _check_dry_run(scope)
-            receive = await self._read(scope["method"], headers, receive)
-        except Problem as found:
-            await _refuse(scope, receive, send, found)
-            return
-        except MainspringError as error:
-            await _refuse(scope, receive, send, problems.of_error(error))
+            receive = await self._check(scope, receive)
+        except (ApiError, MainspringError) as error:
+            found = error if isinstance(error, ApiError) else from_library_error(error)
+            await problem_response(found, _path(scope))(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             scope, receive, send = _as_get(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def _watched(self, method: str, send: Send) -> Send:
-        """Every answer gets the security headers, and is counted."""
+    async def _check(self, scope: Scope, receive: Receive) -> Receive:
+        """Run every check. Returns a `receive` that gives the body, which has been read."""
+        headers = Headers(scope=scope)
+        _check_framing(headers)
+        self._check_host(headers)
+        self._check_origin(headers)
+        _check_open_path_method(scope)
+        self._check_started(scope)
+        await self._check_key(scope, headers)
+        _check_content_type(scope["method"], headers)
+        _check_dry_run(scope)
+        body, last = await self._read_body(headers, receive)
+        if scope["method"] not in SAFE_METHODS:  # no route reads the body of a GET
+            _check_duplicate_names(body)
+        return _replay(last or {"type": "http.request", "body": body, "more_body": False}, receive)
+
+    def _with_security_headers(self, method: str, send: Send) -> Send:
+        """Add the security headers to the answer, and count it."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-                self._answered(method, message["status"])
-            # A request that broke HTTP half way was answered by the server itself.
+                self._count_response(method, message["status"])
+            # The server itself has answered a request that broke HTTP half way.
             with contextlib.suppress(LocalProtocolError):
                 await send(message)
 
         return sending
 
     def _check_host(self, headers: Headers) -> None:
-        """A page elsewhere may have a name that leads to 127.0.0.1; its Host gives it away."""
+        """Refuse requests whose Host is another name: a page of another site can have a DNS name
+        that resolves to 127.0.0.1, and its requests carry that name."""
         name = _host_name(headers.get("host", ""))
         if self._rules.loopback and not is_loopback(name) and name not in self._hosts:
-            raise Problem(
+            raise ApiError(
                 403,
-                f"this service listens on loopback only, and {headers.get('host')!r} is no name of"
-                " that; ask for localhost or 127.0.0.1, or set ALLOWED_HOSTS for a proxy's name",
+                f"Host {headers.get('host')!r} is not allowed: this service listens on loopback."
+                " Use localhost or 127.0.0.1, or set ALLOWED_HOSTS to the name of a proxy",
             )
 
     def _check_origin(self, headers: Headers) -> None:
-        """A browser says which site's page asks. Pages of other sites may not ask here, but a
-        person may follow a link that leads here."""
+        """Refuse requests that pages of other sites make in a browser; following a link is
+        allowed."""
         if headers.get("sec-fetch-site") == "cross-site":
-            follows = headers.get("sec-fetch-mode") == "navigate"
-            if not (follows and headers.get("sec-fetch-dest") == "document"):
-                raise Problem(
+            navigates = headers.get("sec-fetch-mode") == "navigate"
+            if not (navigates and headers.get("sec-fetch-dest") == "document"):
+                raise ApiError(
                     403, "cross-site request refused: it comes from a page of another site"
                 )
         origin, host = headers.get("origin"), headers.get("host", "")
-        if origin is None or _place(origin) == _place(f"//{host}"):
+        if origin is None or _host_and_port(origin) == _host_and_port(f"//{host}"):
             return
-        name = (_place(origin) or ("", None))[0]
+        name = (_host_and_port(origin) or ("", None))[0]
         if name and name in self._hosts:  # the name under which a proxy serves this API
             return
         advice = (
@@ -187,74 +199,76 @@ class Guard:
             if name
             else ""
         )
-        raise Problem(
+        raise ApiError(
             403,
             f"cross-site request refused: Origin {origin[:200]!r} is not allowed, because the"
             f" request asks for Host {host[:200]!r}.{advice}",
         )
 
     def _check_started(self, scope: Scope) -> None:
-        """A mounted application's own lifespan is never run: its host has to start it."""
-        if not self._rules.started and _path(scope) not in OPEN:
-            raise Problem(
+        """Refuse requests until the scheduler is started. Nobody runs the lifespan of a mounted
+        application: the program that mounts it has to start the scheduler."""
+        if not self._rules.started and _path(scope) not in OPEN_PATHS:
+            raise ApiError(
                 503,
-                "the scheduler behind this API is not started: the program that mounts it has to do"
-                " that, with `async with scheduler:` in its own lifespan",
+                "the scheduler of this API is not started: the program that mounts it has to start"
+                " it, with `async with scheduler:` in its own lifespan",
                 headers={"Retry-After": "5"},
             )
 
     async def _check_key(self, scope: Scope, headers: Headers) -> None:
         path = _path(scope)
-        if path in OPEN or self._rules.open:
+        if path in OPEN_PATHS or self._rules.open:
             return
         texts = _key_texts(headers)
         if not texts:
-            own = self._rules.loopback and _from_here(headers)
-            if own and not await self._keys.exist(away=_watches(scope)):
+            local = self._rules.loopback and _is_local(headers)
+            if local and not await self._keys.exist(away=_is_scrape(scope)):
                 return
-            raise Problem(
+            raise ApiError(
                 401,
-                "give an API key: the header 'Authorization: Bearer ms_…'"
-                " (`mainspring keys create` makes one)",
+                "this request needs an API key: send the header 'Authorization: Bearer ms_…'"
+                " (`mainspring keys create` makes a key)",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        key = await self._known(scope, texts)
+        key = await self._find_key(scope, texts)
         if wait := self._rates.take(key.id):
-            raise _slower("this key asks too often", wait)
-        needed = _needed(scope["method"], path)
+            raise _too_many("this key makes too many requests", wait)
+        needed = _needed_scope(scope["method"], path)
         if not key.allows(needed):
-            raise Problem(
+            raise ApiError(
                 403,
-                f"the key {key.name!r} has the scope {key.scope}; this needs {needed}",
+                f"the key {key.name!r} has the scope {key.scope}, and this request needs {needed}",
                 code="scope_too_small",
             )
         scope.setdefault("state", {})["key"] = key
 
-    async def _known(self, scope: Scope, texts: list[str]) -> Key:
-        """The first of the texts that is a key. They are checked also after many wrong ones from
-        the same address: behind a proxy all clients share one, and somebody who guesses must not
-        lock the others out. A secret has 256 random bits, so guessing finds nothing; what is
-        limited is only how long a client that guesses gets a plain 401."""
+    async def _find_key(self, scope: Scope, texts: list[str]) -> Key:
+        """The first of the texts that is a valid key.
+
+        They are checked also after many wrong keys from the same address: behind a proxy all
+        clients share one address, and one that guesses must not lock out the others. Guessing finds
+        nothing, because a secret has 256 random bits; after many wrong keys the answer is 429."""
         for text in texts:
-            key = await self._keys.check(text, away=_watches(scope))
+            key = await self._keys.check(text, away=_is_scrape(scope))
             if key is not None:
                 return key
         client = (scope.get("client") or ("unknown",))[0]
-        if wait := self._failures.take(client):
-            raise _slower("too many wrong keys from this address", wait)
-        raise Problem(
+        if wait := self._wrong_keys.take(client):
+            raise _too_many("too many wrong keys came from this address", wait)
+        raise ApiError(
             401,
-            "this API key is not known here, or was revoked, or has expired",
+            "this API key is unknown, revoked or expired",
             code="key_unknown",
             headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
         )
 
-    async def _read(self, method: str, headers: Headers, receive: Receive) -> Receive:
-        """The body, whole, before anything is done with it."""
+    async def _read_body(self, headers: Headers, receive: Receive) -> tuple[bytes, Message | None]:
+        """The whole body. If the client disconnects meanwhile, also the message that says so."""
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._limit:
-            if "expect" not in headers:  # one that asks first has not sent it
-                await _read_away(receive)
+            if "expect" not in headers:  # with Expect the client has not sent the body yet
+                await _discard(receive)
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
@@ -263,35 +277,32 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        return _replay([message], receive)
+                        return b"", message
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self._limit:
-                        await _read_away(receive)
+                        await _discard(receive)
                         raise self._too_large()
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            raise Problem(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
-        body = b"".join(parts)
-        if method not in SAFE:  # no route reads the body of a GET
-            _check_duplicates(body)
-        return _replay([{"type": "http.request", "body": body, "more_body": False}], receive)
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s") from None
+        return b"".join(parts), None
 
-    def _too_large(self) -> Problem:
-        return Problem(
-            413, f"a body has at most {self._limit:,} bytes", headers={"Connection": "close"}
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"a body may have at most {self._limit:,} bytes", headers={"Connection": "close"}
         )
 
 
-async def _read_away(receive: Receive) -> None:
-    """The rest of a body that is too large, as far as that is no burden: who sends all before they
-    listen (urllib does) would else see the connection reset, and not why."""
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a body that is too large, within limits. A client that sends everything
+    before it reads (as urllib does) would otherwise see a reset connection and no reason."""
     size = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(AWAY_SECONDS):
-            while size < AWAY_BYTES:
-                async with asyncio.timeout(AWAY_IDLE_SECONDS):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while size < DISCARD_BYTES:
+                async with asyncio.timeout(DISCARD_IDLE_SECONDS):
                     message = await receive()
                 size += len(message.get("body", b""))
                 if not message.get("more_body", False):
@@ -299,7 +310,8 @@ async def _read_away(receive: Receive) -> None:
 
 
 def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
-    """HEAD is GET without the body. An event stream ends at once, as if its client had gone."""
+    """Answer HEAD as GET without the body. An event stream ends at once, as if the client had
+    disconnected."""
     asked = False
 
     async def receiving() -> Message:
@@ -317,18 +329,18 @@ def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive,
     return {**scope, "method": "GET"}, receiving, sending
 
 
-def _watches(scope: Scope) -> bool:
-    """Whether somebody looks how things stand: they shall hear it of a store that is away too."""
+def _is_scrape(scope: Scope) -> bool:
+    """Whether this is a scrape of the metrics, which is answered also while the store is away."""
     return scope["method"] == "GET" and _path(scope) == "/metrics"
 
 
-def _needed(method: str, path: str) -> KeyScope:
+def _needed_scope(method: str, path: str) -> KeyScope:
     if path.startswith(("/api/keys", "/api/v1/keys")):
         return "admin"
-    return "read" if method in SAFE or READS.fullmatch(path) else "write"
+    return "read" if method in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(path) else "write"
 
 
-def _place(url: str) -> tuple[str, int | None] | None:
+def _host_and_port(url: str) -> tuple[str, int | None] | None:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -338,32 +350,33 @@ def _place(url: str) -> tuple[str, int | None] | None:
 
 
 def _check_framing(headers: Headers) -> None:
-    """Two lengths of one body: a proxy in front may have gone by the other one, and what it takes
-    for the rest of the body would be the next request here (request smuggling)."""
+    """Refuse two lengths of one body. A proxy may use the other length, and the rest of the body
+    would be the next request here (request smuggling)."""
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise Problem(
+        raise ApiError(
             400,
-            "a request has Content-Length or Transfer-Encoding, not both",
+            "a request may have Content-Length or Transfer-Encoding, not both",
             headers={"Connection": "close"},
         )
 
 
-def _check_method(scope: Scope) -> None:
-    """Open paths are only read: who has no key gets no body looked at."""
+def _check_open_path_method(scope: Scope) -> None:
+    """Refuse anything but reads of open paths: no body is read of a client without a key."""
     path = _path(scope)
-    if path in OPEN and scope["method"] not in ("GET", "HEAD"):
+    if path in OPEN_PATHS and scope["method"] not in ("GET", "HEAD"):
         why = f"{path} does not take {scope['method'][:100]}"
-        raise Problem(405, why, headers={"Allow": "GET, HEAD"})
+        raise ApiError(405, why, headers={"Allow": "GET, HEAD"})
 
 
-def _check_duplicates(body: bytes) -> None:
-    """A name that is given twice in one JSON object: of two values one would be dropped."""
+def _check_duplicate_names(body: bytes) -> None:
+    """Refuse a JSON object with the same name twice: one of the two values would be dropped."""
 
     def pairs(found: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
         for name, _ in found:
             if name in seen:
-                raise Problem.of_field(name[:100], "is given twice in one object: say it once")
+                why = "is given twice in one object: give it once"
+                raise ApiError.of_fields(FieldError.predicate(name[:100], why))
             seen.add(name)
 
     if body.count(b":") > 1:
@@ -371,38 +384,39 @@ def _check_duplicates(body: bytes) -> None:
             json.loads(body, object_pairs_hook=pairs)
 
 
-def _check_type(method: str, headers: Headers) -> None:
-    """JSON only: what a form on another site could send is refused before it is read."""
-    if method in SAFE:
+def _check_content_type(method: str, headers: Headers) -> None:
+    """Refuse bodies that are not JSON, which a form of another site could send."""
+    if method in SAFE_METHODS:
         return
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-        return  # no body, whatever type a client says that it is of (aiohttp and curl do)
+        return  # no body; aiohttp and curl send a type all the same
     given = headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Problem(415, f"a body is application/json, not {given[:100]!r}")
+        raise ApiError(415, f"a body must be application/json, not {given[:100]!r}")
 
 
 def _check_dry_run(scope: Scope) -> None:
-    """Whoever asks for a dry run where there is none, or in another spelling, means no harm:
-    nothing may be done."""
+    """Refuse a dry run of a request that has none, and other spellings of the parameter: the client
+    expects that nothing is done."""
     method, path = scope["method"], _path(scope)
-    if method in SAFE or not scope.get("query_string"):
+    if method in SAFE_METHODS or not scope.get("query_string"):
         return
-    asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    for name in asked:
+    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    for name in given:
         if name != "dryRun" and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
-            raise Problem.of_field("dryRun", f"is written so, not {name[:100]!r}: nothing was done")
-    if method == "POST" and DRY.fullmatch(path):
+            why = f"is the spelling, not {name[:100]!r}: nothing was done"
+            raise ApiError.of_fields(FieldError.predicate("dryRun", why))
+    if method == "POST" and DRY_RUN_PATHS.fullmatch(path):
         return
-    if asked.get("dryRun", "false").lower() not in ("false", "0"):
+    if given.get("dryRun", "false").lower() not in ("false", "0"):
         why = f"is for creating and for triggering a job, not for {method} {path}: nothing was done"
-        raise Problem.of_field("dryRun", why)
+        raise ApiError.of_fields(FieldError.predicate("dryRun", why))
 
 
 def _key_texts(headers: Headers) -> list[str]:
-    """What may be an API key. `Authorization` may be a proxy's own, beside a key of ours in
-    `X-Api-Key`; a scheme that is not ours counts as a wrong key where nothing else is given."""
+    """The texts that may be API keys. `Authorization` may be for a proxy, with the API key in
+    `X-Api-Key`. Another scheme than Bearer counts as a wrong key if there is no other."""
     texts = []
     if (own := headers.get("x-api-key")) is not None:
         texts.append(own)
@@ -415,10 +429,10 @@ def _key_texts(headers: Headers) -> list[str]:
     return texts
 
 
-def _from_here(headers: Headers) -> bool:
-    """Whether who connects from this machine asks for himself, and passes on nobody else."""
-    named = is_loopback(_host_name(headers.get("host", "")))
-    return named and not any(name in headers for name in PASSED_ON)
+def _is_local(headers: Headers) -> bool:
+    """Whether the request was made on this machine, and not passed on by a proxy."""
+    local_name = is_loopback(_host_name(headers.get("host", "")))
+    return local_name and not any(name in headers for name in PROXY_HEADERS)
 
 
 def _host_name(host: str) -> str:
@@ -433,19 +447,16 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
-def _slower(why: str, wait: float) -> Problem:
+def _too_many(why: str, wait: float) -> ApiError:
     seconds = max(1, round(wait + 0.5))
-    return Problem(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
+    return ApiError(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
 
-def _replay(messages: list[Message], receive: Receive) -> Receive:
-    waiting = list(messages)
+def _replay(message: Message, receive: Receive) -> Receive:
+    """A `receive` that gives this message first."""
+    waiting = [message]
 
-    async def again() -> Message:
-        return waiting.pop(0) if waiting else await receive()
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
 
-    return again
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send, found: Problem) -> None:
-    await problems.problem(found, _path(scope))(scope, receive, send)
+    return replay

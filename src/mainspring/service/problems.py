@@ -1,4 +1,4 @@
-"""Errors as clients get them: problem documents of RFC 9457 with a machine-readable `code`.
+"""Errors as clients get them: problem documents of RFC 9457 with a `code` for programs.
 
 In the forms of the compatibility page they also carry `success: false` and the message in `error`.
 """
@@ -19,10 +19,7 @@ from starlette.routing import Match, Route
 from mainspring.errors import (
     Conflict,
     HandlerNotFound,
-    InvalidArguments,
     InvalidInput,
-    InvalidPayload,
-    InvalidSchedule,
     InvalidState,
     JobChanged,
     JobExists,
@@ -35,55 +32,27 @@ from mainspring.errors import (
     RunNotFound,
     StoreError,
 )
-from mainspring.service.schemas.json_bytes import written
+from mainspring.service.schemas.fields import NAMED_FIELD
+from mainspring.service.schemas.json_format import WrongFormat, encode_json
 from mainspring.webhooks.headers import shown_name
 
 __all__ = [
-    "CODES",
+    "ApiError",
     "FieldError",
-    "Problem",
-    "install",
-    "of_error",
-    "of_invalid",
-    "problem",
+    "field_errors",
+    "from_library_error",
+    "from_validation_error",
+    "install_error_handlers",
     "problem_document",
+    "problem_response",
 ]
 
 log = logging.getLogger("mainspring.service")
 
 MEDIA_TYPE = "application/problem+json"
-MOST_ERRORS = 50
+MAX_FIELD_ERRORS = 50
 V1 = "/api/v1"
-"""Paths of the API's own form."""
-
-CODES = {
-    "bad_request": "The request cannot be read.",
-    "invalid_json": "The body is not JSON.",
-    "invalid_input": "A field, a parameter or a header is wrong; `errors` names them.",
-    "key_missing": "An API key is needed.",
-    "key_unknown": "The API key is unknown, revoked or expired.",
-    "scope_too_small": "The API key's scope does not allow this.",
-    "origin_refused": "A page of another site asks, or the Host is not a name of this service.",
-    "not_found": "There is nothing at this path, or nothing of this id.",
-    "job_not_found": "There is no such job.",
-    "run_not_found": "There is no such run; finished runs are pruned after a time.",
-    "method_not_allowed": "The path does not take this method; see `Allow`.",
-    "conflict": "What is stored stands against it.",
-    "job_exists": "There is a job of this id already.",
-    "job_deleted": "The job that this Idempotency-Key created was deleted since.",
-    "job_owned_by_code": "A program defines this job, and only the program can change it.",
-    "job_unreadable": "The record was written by another version, or is damaged.",
-    "invalid_state": "The run is not in a state that allows this.",
-    "job_changed": "The job was changed since it was read.",
-    "body_timeout": "The body did not come in time.",
-    "body_too_large": "The body is too large.",
-    "unsupported_media_type": "The body is not application/json.",
-    "rate_limited": "Too many requests; try again after `Retry-After`.",
-    "internal_error": "Something went wrong in the service; its log says what.",
-    "store_unavailable": "The store does not answer; try again after `Retry-After`.",
-    "stopping": "The service is stopping or not started; try again after `Retry-After`.",
-}
-"""Every `code`, and what it means."""
+"""The prefix of the API's own form."""
 
 _CODE_OF_STATUS = {
     400: "bad_request",
@@ -111,24 +80,27 @@ _CODE_OF_ERROR = {
     StoreError: "store_unavailable",
 }
 
-FIELD = "field"
-"""The type of an error that names its field itself: one that several fields make together."""
-
 
 class FieldError(msgspec.Struct, frozen=True):
+    """A wrong field. `sentence` says it in a list of several: the message alone by default."""
+
     field: str
     message: str
+    sentence: str = ""
 
-    @property
-    def sentence(self) -> str:
-        if self.message.startswith((f"{self.field} ", "give ")):
-            return self.message
-        joined = " " if self.message.startswith(("is ", "has ", "needs ", "spreads ")) else ": "
-        return f"{self.field}{joined}{self.message}"
+    @classmethod
+    def predicate(cls, field: str, message: str) -> FieldError:
+        """A message whose subject is the field: `is null`, `has at most 50 items`."""
+        return cls(field, message, f"{field} {message}")
+
+    @classmethod
+    def remark(cls, field: str, message: str) -> FieldError:
+        """A message that does not name the field."""
+        return cls(field, message, f"{field}: {message}")
 
 
-class Problem(Exception):
-    """Raised anywhere in a request; becomes its answer."""
+class ApiError(Exception):
+    """Raised anywhere in a request; its problem document becomes the answer."""
 
     def __init__(
         self,
@@ -146,16 +118,12 @@ class Problem(Exception):
         self.headers = headers
 
     @classmethod
-    def of_field(cls, field: str, message: str) -> Problem:
-        return cls.of_fields([FieldError(field, message)])
-
-    @classmethod
-    def of_fields(cls, errors: Sequence[FieldError]) -> Problem:
-        return cls(422, "; ".join(one.sentence for one in errors), errors=errors)
+    def of_fields(cls, *errors: FieldError) -> ApiError:
+        return cls(422, "; ".join(one.sentence or one.message for one in errors), errors=errors)
 
 
-def problem(found: Problem, path: str = "") -> Response:
-    """The answer that a problem gives; its form follows the path."""
+def problem_response(found: ApiError, path: str = "") -> Response:
+    """The answer to a request that failed. Its form depends on the path."""
     document = problem_document(found, path)
     if not path.startswith(V1):
         message = str(found)
@@ -163,10 +131,10 @@ def problem(found: Problem, path: str = "") -> Response:
         kind = f"urn:mainspring:problem:{title}"
         document = {"success": False, "error": message, **document, "type": kind}
     headers = dict(found.headers or {})
-    return Response(written(document), found.status, headers=headers, media_type=MEDIA_TYPE)
+    return Response(encode_json(document), found.status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def problem_document(found: Problem, path: str = "") -> dict[str, Any]:
+def problem_document(found: ApiError, path: str = "") -> dict[str, Any]:
     document: dict[str, Any] = {
         "type": f"urn:mainspring:problem:{found.code}",
         "title": HTTPStatus(found.status).phrase,
@@ -181,73 +149,69 @@ def problem_document(found: Problem, path: str = "") -> dict[str, Any]:
     return document
 
 
-def install(app: FastAPI) -> None:
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(MainspringError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_bug)
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(MainspringError, _on_library_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_unexpected_error)
 
 
-def of_error(error: MainspringError) -> Problem:
-    """The library's errors keep their words; here they get a status and a code."""
-    found = _status_of(error)
+def from_library_error(error: MainspringError) -> ApiError:
+    """The library's error with its message, and a status and a code for the client."""
+    found = _with_status(error)
     for kind, code in _CODE_OF_ERROR.items():
         if isinstance(error, kind):
             found.code = code
     return found
 
 
-def _status_of(error: MainspringError) -> Problem:
+def _with_status(error: MainspringError) -> ApiError:
     message = str(error)
-    if isinstance(error, InvalidSchedule):
-        return Problem.of_field("schedule", message)
-    if isinstance(error, InvalidArguments | InvalidPayload):
-        field = "metadata" if message.startswith("the metadata ") else "payload"
-        return Problem.of_field(field, message.replace("payload=…", "payload"))
     if isinstance(error, InvalidInput):
-        return Problem(422, message)
+        fields = [FieldError(one.field, str(one)) for one in error.each() if one.field is not None]
+        return ApiError(422, message, errors=fields)
     if isinstance(error, HandlerNotFound):
-        return Problem.of_field("handler", message)
+        return ApiError.of_fields(FieldError("handler", message))
     if isinstance(error, NotFound):
-        return Problem(404, message)
+        return ApiError(404, message)
     if isinstance(error, JobChanged):
-        return Problem(412, message)
+        return ApiError(412, message)
     if isinstance(error, Conflict):
         if isinstance(error, JobExists) and error.job_id is not None:
-            message = (
-                f"there is a job {error.job_id!r} already: change that one, or take another id"
-            )
-        return Problem(409, message)
+            message = f"there is already a job {error.job_id!r}: change that one, or use another id"
+        return ApiError(409, message)
     if isinstance(error, NotStarted):
-        return Problem(503, "the service is stopping", headers={"Retry-After": "5"})
+        return ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     if isinstance(error, StoreError):
         log.warning("the store failed a request: %s", error)
-        return Problem(503, "the store is away; try again", headers={"Retry-After": "5"})
+        return ApiError(
+            503, "the store does not answer; try again later", headers={"Retry-After": "5"}
+        )
     raise error
 
 
-def _answer(request: Request, found: Problem) -> Response:
-    return problem(found, _path(request))
+def _respond(request: Request, found: ApiError) -> Response:
+    return problem_response(found, _path(request))
 
 
 def _path(request: Request) -> str:
-    """Without what the API is mounted below."""
+    """The path without the one that the API is mounted at."""
     return request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
 
 
-async def _on_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return _answer(request, error)
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _respond(request, error)
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
+async def _on_library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MainspringError)
-    return _answer(request, of_error(error))
+    return _respond(request, from_library_error(error))
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    """Those that the framework raises: no such path, a method that a path does not have."""
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer what the framework refuses: an unknown path, or a method that a path does not take."""
     assert isinstance(error, HTTPException)
     words = {
         404: f"there is nothing at {request.url.path}; /docs shows what there is",
@@ -258,11 +222,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed(request))
-    return _answer(request, Problem(error.status_code, message, headers=headers))
+    return _respond(request, ApiError(error.status_code, message, headers=headers))
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of the path: the framework names those of the first route that fits it."""
+    """The methods of all routes of this path. The framework names those of the first route
+    alone."""
     methods: set[str] = set()
     for route in request.app.state.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -272,54 +237,56 @@ def _allowed(request: Request) -> list[str]:
     return sorted(methods)
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _answer(request, Problem(500, "something went wrong here; the log says what"))
+    return _respond(request, ApiError(500, "the service failed; its log says why"))
 
 
-# -- what pydantic found ----------------------------------------------------------------------
+# -- errors of pydantic ---------------------------------------------------------------------------
 
 
-async def _on_invalid(request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answer(request, of_invalid(error))
+    return _respond(request, from_validation_error(error.errors()))
 
 
-def of_invalid(error: RequestValidationError) -> Problem:
-    found = error.errors()[:MOST_ERRORS]
+def from_validation_error(found: Sequence[Any]) -> ApiError:
+    """The errors of a request's body, query and headers; `loc` begins with which of them."""
     for one in found:
         if one["type"] == "json_invalid":
             why = one.get("ctx", {}).get("error", "")
             at = one["loc"][-1] if len(one["loc"]) > 1 else 0
             why = f"the body is not JSON: {why} at character {at}"
-            return Problem(400, why, code="invalid_json")
-        if one["loc"] == ("body",) and one["type"] in _NO_OBJECT:
-            # By no field: a job has one that is called body.
-            instead = "nothing" if one["type"] == "missing" else _given(one)
-            return Problem(422, f"send a JSON object, not {instead}")
-    return Problem.of_fields(_one_each(found))
+            return ApiError(400, why, code="invalid_json")
+        if one["loc"] == ("body",) and one["type"] in _NOT_AN_OBJECT:
+            # Without a field: a job has one that is called body.
+            instead = "nothing" if one["type"] == "missing" else _given(one, None)
+            return ApiError(422, f"send a JSON object, not {instead}")
+    errors = [{**one, "loc": one["loc"][1:] or one["loc"]} for one in found]
+    return ApiError.of_fields(*field_errors(errors))
 
 
-def _one_each(found: Sequence[Any]) -> list[FieldError]:
-    """One message for each field; what is wrong inside one says more than what is wrong with it."""
+def field_errors(found: Sequence[Any]) -> list[FieldError]:
+    """One error for each field; an error inside a field says more than one of the field itself."""
     fields: dict[str, list[Any]] = {}
-    for one in found:
+    for one in found[:MAX_FIELD_ERRORS]:
         fields.setdefault(_field(one), []).append(one)
     return [
-        FieldError(field, _told(errors))
+        _field_error(field, errors)
         for field, errors in fields.items()
         if not any(other.startswith(f"{field}.") for other in fields)
     ]
 
 
-def _told(errors: Sequence[Any]) -> str:
-    """Where a value may have several forms, pydantic tells what is wrong with each: one that had
-    the right form says most, and otherwise all the forms are told."""
+def _field_error(field: str, errors: Sequence[Any]) -> FieldError:
+    """A value may have several types, and pydantic reports an error for each. The one whose type
+    was right says most; otherwise the message names all the types."""
     for one in errors:
         if one["type"] not in _TYPES:
-            return _message(one)
-    forms = dict.fromkeys(_TYPES[one["type"]] for one in errors)
-    return f"is {' or '.join(forms)}, not {_given(errors[0])}"
+            return _message(field, one)
+    types = dict.fromkeys(_TYPES[one["type"]] for one in errors)
+    given = _given(errors[0], field)
+    return FieldError.predicate(field, f"is {' or '.join(types)}, not {given}")
 
 
 _TYPES = {
@@ -338,18 +305,18 @@ _TYPES = {
 }
 
 
-_NO_OBJECT = frozenset({"missing", "dict_type", "model_type", "model_attributes_type"})
+_NOT_AN_OBJECT = frozenset({"missing", "dict_type", "model_type", "model_attributes_type"})
 
 
 def _field(error: Any) -> str:
-    """`body.headers.X-Key` is `headers.X-Key` to whoever sent it. Names of union members and
-    validators, which pydantic puts into the way, are left out."""
-    if error["type"] == FIELD:
+    """The field's path, as in `headers.X-Key`. pydantic puts the names of types and validators
+    between its parts; those are left out."""
+    if error["type"] == NAMED_FIELD:
         return str(error["ctx"]["field"])
-    where = [part for part in error["loc"][1:] if not _internal(part)]
+    where = [part for part in error["loc"] if not _internal(part)]
     if where[:1] == ["headers"]:
         where[1:] = map(shown_name, where[1:])
-    return ".".join(str(part) for part in where) or str(error["loc"][0])
+    return ".".join(str(part) for part in where) or "body"
 
 
 def _internal(part: object) -> bool:
@@ -361,26 +328,34 @@ def _internal(part: object) -> bool:
 _KINDS = frozenset({"str", "int", "float", "bool", "BackoffBody", "MisfireBody", "BreakerBody"})
 
 
-def _message(error: Any) -> str:
+def _message(field: str, error: Any) -> FieldError:
     kind, context = error["type"], error.get("ctx", {})
-    given = _given(error)
-    if kind == FIELD:
-        return str(context["message"])
+    if kind == NAMED_FIELD:
+        made = FieldError.predicate if context["predicate"] else FieldError
+        return made(field, context["message"])
     if kind == "missing":
-        return "this is required"
+        return FieldError.remark(field, "this is required")
     if kind == "extra_forbidden":
-        return "there is no such field; the API's reference at /docs names those there are"
+        return FieldError.remark(
+            field, "there is no such field; the API's reference at /docs names the fields"
+        )
     if kind == "value_error":
-        return str(context.get("error", error["msg"]))
+        why = context["error"]
+        made = FieldError.predicate if isinstance(why, WrongFormat) else FieldError.remark
+        return made(field, str(why))
+    given = _given(error, field)
     if kind in ("literal_error", "enum"):
-        return f"is one of {context['expected']}, not {given}"
+        return FieldError.predicate(field, f"is one of {context['expected']}, not {given}")
     if kind.startswith(("greater_than", "less_than")):
-        return f"is {_bound(kind, context)}, not {given}"
+        return FieldError.predicate(field, f"is {_bound(kind, context)}, not {given}")
     if kind.startswith(("too_long", "string_too_long")):
-        return f"has at most {context['max_length']} {_items(kind)}"
+        most = context["max_length"]
+        return FieldError.predicate(field, f"has at most {most} {_items(kind)}")
     if kind.startswith(("too_short", "string_too_short")):
-        return f"has at least {context['min_length']} {_items(kind)}"
-    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {given}"
+        least = context["min_length"]
+        return FieldError.predicate(field, f"has at least {least} {_items(kind)}")
+    text = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+    return FieldError.remark(field, f"{text}, not {given}")
 
 
 def _items(kind: str) -> str:
@@ -399,17 +374,17 @@ def _bound(kind: str, context: Mapping[str, Any]) -> str:
 
 
 _SECRET = frozenset({"headers", "secretHeaders", "endpoint", "rotateSecret"})
-"""Fields whose values may be secrets, or may have been meant for such: never told back."""
+"""Fields whose values may be secrets: messages never show them."""
 
 
-def _given(error: Any) -> str:
-    """What was given, in a message: itself where it is short and plain, else what kind it is."""
-    value, where = error.get("input"), error["loc"][1:2]
+def _given(error: Any, field: str | None) -> str:
+    """The given value in a message: itself if it is short and plain, else its type."""
+    value = error.get("input")
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    if not where or where[0] in _SECRET:
+    if field is None or field.partition(".")[0] in _SECRET:
         return _kind(value)
     text = repr(value) if isinstance(value, str) else msgspec.json.encode(_plain(value)).decode()
     return text if len(text) <= 80 else text[:77] + "..."

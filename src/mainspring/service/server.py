@@ -1,10 +1,10 @@
-"""Serving: a socket, uvicorn, signals, and the order in which things stop.
+"""Runs the service: the socket, uvicorn, signals, and the order in which everything stops.
 
     signal      /readyz answers 503, event streams end, no more runs are claimed
-    drained     what ran has ended (or is given back): the socket closes, requests finish
+    drained     running runs have ended or were given back: the socket closes, requests finish
     stopped     the store is closed
 
-A second signal ends the process at once; what was running is rescued when its lease lapses.
+A second signal ends the process at once; running runs are rescued when their leases lapse.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import uvicorn
 from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
 from mainspring.service.app import create_app
-from mainspring.service.connection_limits import Lobby
+from mainspring.service.connection_limits import ConnectionLimits
 from mainspring.service.dependencies import Service
 from mainspring.service.settings import ServiceSettings, is_loopback
 
@@ -34,17 +34,17 @@ __all__ = ["listening", "serve"]
 log = logging.getLogger("mainspring.service")
 
 BACKLOG = 100
-"""Connections that the system keeps for us. asyncio accepts so many in one turn, before it looks at
-any of them: with 2,048 a burst took every descriptor before the lobby could close one."""
+"""Connections that the system queues. asyncio accepts so many at once before it reads any of them:
+with 2,048 a burst took every file descriptor before a connection could be closed."""
 
 FINISH_SECONDS = 5
-"""How long requests under way may take once the socket is closed."""
+"""How long unfinished requests may take after the socket is closed."""
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: the scheduler has to drain first."""
+        """Do not handle signals: `serve` does, because the scheduler has to drain first."""
         yield
 
 
@@ -56,38 +56,41 @@ async def serve(
     greet: Callable[[str], Awaitable[None]] | None = None,
 ) -> None:
     """Start the scheduler and serve its API until SIGTERM or SIGINT. `first_key` is the command
-    that makes one in this store."""
+    that makes an API key in this store; `greet` is called with the URL."""
     loopback = is_loopback(settings.host)
-    _ = scheduler.webhooks.vault  # a key for secrets that is none, or none at all, is told now
+    _ = scheduler.webhooks.vault  # a wrong or missing key for secrets is reported now
     with listening(settings.host, settings.port) as bound:
         async with scheduler:
             app = create_app(scheduler, settings, loopback=loopback)
             service: Service = app.state.service
             if (not loopback or settings.hosts) and not await service.keys.any_usable():
                 raise InvalidInput(_needs_key(settings, first_key))
-            lobby = Lobby(settings.patience.total_seconds(), settings.max_connections)
-            service.most_streams = min(service.most_streams, lobby.most // 2)
-            await _until_signal(service, _server(app, lobby), bound, greet, url_of(bound))
+            limits = ConnectionLimits(
+                settings.header_wait.total_seconds(), settings.max_connections
+            )
+            service.max_streams = min(service.max_streams, limits.max_connections // 2)
+            server = _server(app, limits)
+            await _run_until_signal(scheduler, service, server, bound, greet)
 
 
 def _needs_key(settings: ServiceSettings, first_key: str) -> str:
     if not is_loopback(settings.host):
         return (
-            f"{settings.host} can be reached from other machines, and there is no API key:"
-            f" make one first ({first_key}), or listen on 127.0.0.1"
+            f"other machines can reach {settings.host}, and there is no API key: make one first"
+            f" ({first_key}), or listen on 127.0.0.1"
         )
     return (
-        f"ALLOWED_HOSTS ({settings.allowed_hosts}) is for a proxy, through which strangers may ask,"
-        f" and there is no API key: make one first ({first_key}), or leave ALLOWED_HOSTS unset"
+        f"ALLOWED_HOSTS ({settings.allowed_hosts}) lets clients of a proxy in, and there is no API"
+        f" key: make one first ({first_key}), or leave ALLOWED_HOSTS unset"
     )
 
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that is bound, before anything else is begun.
+    """A bound socket, made before anything else starts.
 
-    It says that it is TCP: of one that does not, asyncio leaves Nagle's algorithm on, and every
-    answer waits for the client's delayed acknowledgement (48 ms a list in `bench api`, now 4).
+    Its protocol is set to TCP. Otherwise asyncio leaves Nagle's algorithm on, and every answer
+    waits for the client's delayed acknowledgement (48 ms for a list in `bench api`, instead of 4).
     """
     try:
         found = socket.getaddrinfo(
@@ -105,8 +108,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     except OSError as error:
         why = error.strerror or str(error)
         raise InvalidInput(
-            f"cannot listen on {host} port {port}: {why}; --port and --host (or PORT and HOST)"
-            " name another"
+            f"cannot listen on {host} port {port}: {why}; choose another with --host and --port (or"
+            " HOST and PORT)"
         ) from None
     bound.setblocking(False)
     with bound:
@@ -118,11 +121,11 @@ def url_of(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _server(app: object, lobby: Lobby) -> _Server:
+def _server(app: object, limits: ConnectionLimits) -> _Server:
     return _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http=lobby.protocol,
+            http=limits.protocol,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -136,24 +139,24 @@ def _server(app: object, lobby: Lobby) -> _Server:
     )
 
 
-async def _until_signal(
+async def _run_until_signal(
+    scheduler: Scheduler,
     service: Service,
     server: _Server,
     bound: socket.socket,
     greet: Callable[[str], Awaitable[None]] | None,
-    url: str,
 ) -> None:
-    asked = asyncio.Event()
-    with _signals(asked):
+    signalled = asyncio.Event()
+    with _signals(signalled):
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
-        stop = asyncio.ensure_future(asked.wait())
+        stop = asyncio.ensure_future(signalled.wait())
         try:
             if greet is not None:
-                await greet(url)
+                await greet(url_of(bound))
             await asyncio.wait([serving, stop], return_when=asyncio.FIRST_COMPLETED)
             service.draining.set()
-            log.info("stopping: waiting for running work (signal again to end at once)")
-            await service.scheduler.drain(timeout=service.settings.drain)
+            log.info("stopping: waiting for running runs (signal again to end at once)")
+            await scheduler.drain(timeout=service.settings.drain)
         finally:
             stop.cancel()
             server.should_exit = True
@@ -161,16 +164,16 @@ async def _until_signal(
 
 
 @contextlib.contextmanager
-def _signals(asked: asyncio.Event) -> Iterator[None]:
+def _signals(signalled: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    heard: list[int] = []
+    received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        if len(heard) > 1:
+        received.append(number)
+        if len(received) > 1:
             sys.stderr.flush()
             os._exit(128 + number)
-        loop.call_soon_threadsafe(asked.set)
+        loop.call_soon_threadsafe(signalled.set)
 
     if threading.current_thread() is not threading.main_thread():
         yield

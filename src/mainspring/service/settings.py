@@ -1,4 +1,4 @@
-"""How the service is set up: environment variables, `.env`, and what the command line says."""
+"""The settings of the service: from the command line, environment variables and `.env`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _span(given: Any) -> timedelta:
 
 
 def _hosts(given: str) -> str:
-    """What can match no Host would refuse every request, and say nothing."""
+    """Refuse names that no Host can match: they would make every request fail."""
     for name in filter(None, map(str.strip, given.split(","))):
         if not _NAME.fullmatch(name) and not _is_address(name):
             raise ValueError(
@@ -46,7 +46,7 @@ def _is_address(text: str) -> bool:
 
 
 class ServiceSettings(BaseSettings):
-    """Names are those of the environment variables, in lower case."""
+    """The names are those of the environment variables, in lower case."""
 
     model_config = SettingsConfigDict(env_file=".env", extra="ignore", populate_by_name=True)
 
@@ -57,26 +57,27 @@ class ServiceSettings(BaseSettings):
     job_retry_attempts: int = Field(3, ge=0, le=1000)
     job_retry_delay: int = Field(5000, ge=0, le=86_400_000)
     rate_limit: float = Field(100, gt=0, le=1_000_000, allow_inf_nan=False)
-    """Requests a second that one key may make; it may save up twice as many."""
+    """Requests a second that one key may make, with bursts of twice as many."""
     body_limit: int = Field(1024 * KIB, ge=KIB, le=64 * 1024 * KIB)
     header_timeout: int = Field(10_000, ge=100, le=600_000)
-    """How long a connection may take to bring a request's headers."""
+    """How long a connection may take to send the headers of a request."""
     max_connections: int = Field(1000, ge=10, le=1_000_000)
     allowed_hosts: Annotated[str, AfterValidator(_hosts)] = ""
-    """Names beside loopback's own that requests may ask for, with commas: those of a proxy. With
-    them an API key is needed."""
+    """Other names than loopback's that requests may have as Host, with commas: those of a proxy.
+    With them an API key is needed."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
-    """With a unit, as in 30d: a number alone might be meant as days, and cost the history."""
+    """With a unit, as in 30d: a bare number meant as days would delete the history."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:
-        """What was given over the environment over `.env`; None leaves a setting to those."""
-        said = {name: value for name, value in given.items() if value is not None}
+        """The given values, then those of the environment, then those of `.env`. None counts as not
+        given."""
+        chosen = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(**said)
+            return cls(**chosen)
         except ValidationError as error:
-            raise InvalidInput("; ".join(_told(one) for one in error.errors())) from None
+            raise InvalidInput("; ".join(_message(one) for one in error.errors())) from None
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -88,7 +89,7 @@ class ServiceSettings(BaseSettings):
         return timedelta(milliseconds=self.scheduler_poll_interval)
 
     @property
-    def patience(self) -> timedelta:
+    def header_wait(self) -> timedelta:
         return timedelta(milliseconds=self.header_timeout)
 
     @property
@@ -100,8 +101,8 @@ MOUNTED = ("rate_limit", "body_limit", "job_retry_attempts", "job_retry_delay")
 
 
 class MountedSettings(ServiceSettings):
-    """Of an API that is mounted in a program: what was given alone. `PORT` and `RATE_LIMIT` are
-    names that the program may use for something else."""
+    """The settings of an API that is mounted in a program: the given values alone. The program may
+    use `PORT` and `RATE_LIMIT` for something else."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:
@@ -121,7 +122,7 @@ class MountedSettings(ServiceSettings):
         return (init_settings,)
 
 
-def _told(error: Any) -> str:
+def _message(error: Any) -> str:
     name = str(error["loc"][0]).upper()
     context = error.get("ctx", {})
     if error["type"].startswith("int_"):

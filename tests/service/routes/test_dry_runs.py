@@ -129,7 +129,7 @@ async def test_a_dry_run_in_another_spelling_does_nothing(api: Api, name: str) -
     await created(api, id="mine")
     for path, body in (("/api/jobs", {**WEBHOOK, "id": "new"}), ("/api/jobs/mine/trigger", None)):
         document = await refused(api, "POST", f"{path}?{name}=true", 422, json=body)
-        assert document["error"] == f"dryRun is written so, not {name!r}: nothing was done"
+        assert document["error"] == f"dryRun is the spelling, not {name!r}: nothing was done"
     await refused(api, "DELETE", f"/api/jobs/mine?{name}", 422)
     assert (await api.ok("GET", "/api/jobs?search=new"))["total"] == 0
     assert (await api.scheduler.list_runs(job="mine")).items == []

@@ -9,7 +9,7 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
-from mainspring.service.schemas.documents import executions
+from mainspring.service.schemas.execution import execution_documents
 from mainspring.stores.protocol import RunQuery
 from tests.service.routes.test_jobs import created
 from tests.service.routes.test_runs import finished
@@ -113,7 +113,7 @@ async def test_a_cut_or_coded_body_says_so(
 async def test_an_attempt_without_an_error_says_how_it_ended(api: Api, outcome: Outcome) -> None:
     run = await api.scheduler.enqueue("greet")
     attempt = Attempt(1, "w", run.run_at, run.run_at, outcome)
-    [told] = executions(replace(run, attempts=(attempt,)))
+    [told] = execution_documents(replace(run, attempts=(attempt,)))
     assert told["errorMessage"]
     if outcome is Outcome.LOST:
         assert told["errorMessage"] == "the worker died or lost its lease"
@@ -129,4 +129,4 @@ async def test_a_duration_is_in_whole_milliseconds(working: Api) -> None:
     for span, shown in ((2000, 2000), (3.111, 3), (0.6, 1)):
         ended = attempt.started_at + timedelta(milliseconds=span)
         run = replace(began, attempts=(replace(attempt, finished_at=ended),))
-        assert executions(run)[0]["duration"] == shown
+        assert execution_documents(run)[0]["duration"] == shown

@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.core import schedules
 from mainspring.core.model import replace
-from mainspring.service.schemas import documents
+from mainspring.service.schemas.json_format import to_iso
 from mainspring.testing.store_calls import put_job
 from tests.service.routes.test_jobs import created, job, refused
 from tests.support.service import WEBHOOK, Api
@@ -33,9 +33,7 @@ async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
     assert slots[0] == slots[1] != []
     seen = await api.ok("POST", "/api/schedules/preview", json={**read, "count": 5})
     assert seen["data"]["schedule"] == first["schedule"]
-    assert [one["utc"] for one in seen["data"]["slots"]] == [
-        documents.when(one) for one in slots[0]
-    ]
+    assert [one["utc"] for one in seen["data"]["slots"]] == [to_iso(one) for one in slots[0]]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> Non
     assert told["errors"] == [
         {
             "field": "metadata",
-            "message": "name is a field of its own: give it beside metadata, not in there",
+            "message": "name is a field of its own: give it beside metadata, not in it",
         }
     ]
     assert (await job(api, job_id))["name"] == "Mine"
@@ -129,14 +127,14 @@ async def test_what_is_of_a_request_is_refused_for_a_handler(
 ) -> None:
     sent = {"id": "hello", "handler": "greet", "schedule": None}
     told = await refused(api, "POST", "/api/jobs", 422, json={**sent, field: value})
-    words = "is of a job that calls an endpoint, and this one runs a handler"
+    words = "is for a job that calls an endpoint, and this job runs a handler"
     assert told["error"] == f"{field} {words}"
     await api.ok("POST", "/api/jobs", json={**sent, field: None})
     await refused(api, "PUT", "/api/jobs/hello", 422, json={field: value})
 
 
 async def test_a_timezone_without_a_schedule_is_refused(api: Api) -> None:
-    words = "timezone is of a schedule, and there is none"
+    words = "timezone is for a schedule, and this job has none"
     sent = {**WEBHOOK, "id": "never", "schedule": None, "timezone": "Asia/Tokyo"}
     assert (await refused(api, "POST", "/api/jobs", 422, json=sent))["error"] == words
     path = f"/api/jobs/{await created(api, schedule='@daily', timezone='Asia/Tokyo')}"

@@ -235,7 +235,7 @@ async def test_probes(make: Make) -> None:
 async def test_an_engine_that_does_not_answer_is_not_ready(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observability, "OLDEST_LOOP", 0.2)
+    monkeypatch.setattr(observability, "ENGINE_SECONDS", 0.2)
     api: Api = await make(workers=1)
     go = threading.Event()
 

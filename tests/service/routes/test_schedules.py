@@ -57,7 +57,7 @@ async def test_other_requests_are_answered_while_a_preview_is_worked_out(
 async def test_a_preview_that_takes_long_shows_what_it_has_found(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "LONGEST_SEARCH", 0.0)
+    monkeypatch.setattr(schedules, "MAX_SEARCH_SECONDS", 0.0)
     seen = await api.ok("POST", "/api/schedules/preview", json={"schedule": "* * * * *"})
     assert seen["data"]["slots"] == []
     assert "only the first 0 slots" in seen["data"]["warnings"][0]
@@ -85,7 +85,7 @@ async def test_previews_are_worked_out_one_at_a_time(
                 working -= 1
 
     monkeypatch.setattr(schedules, "_preview", counted)
-    monkeypatch.setattr(schedules, "LONGEST_WAIT", LONG)
+    monkeypatch.setattr(schedules, "MAX_WAIT_SECONDS", LONG)
     asked = [
         api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "@daily"}) for _ in range(8)
     ]
@@ -106,7 +106,7 @@ async def test_a_preview_that_waits_too_long_is_told_to_come_again(
 
     body = {"schedule": "@daily", "count": 1}
     monkeypatch.setattr(schedules, "_preview", slow)
-    monkeypatch.setattr(schedules, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(schedules, "MAX_WAIT_SECONDS", 0.01)
     first = asyncio.ensure_future(api.ok("POST", "/api/v1/schedules/preview", json=body))
     try:
         while not begun.is_set():

@@ -65,7 +65,10 @@ def test_a_client_that_stops_reading_loses_its_connection(
         slow = [unread(served) for _ in range(5)]
         refused = client.get("/api/events")
         assert refused.status_code == 503
-        assert refused.json()["error"] == "5 clients listen already; try again later"
+        assert (
+            refused.json()["error"]
+            == "5 event streams are open, and no more are allowed; try later"
+        )
         for _ in range(50):  # megabytes are in the buffers of the sockets before any has to wait
             change(client, 1)
             if all(cut_off(one, 0) for one in slow):
@@ -110,4 +113,4 @@ def test_streams_leave_half_of_the_connections_to_the_rest(serve: Serve) -> None
 
 def test_the_limits_are_those_that_are_written_down() -> None:
     written = LIMITS.read_text()
-    assert f"{Service.most_streams} for each instance, and at most half of" in written
+    assert f"{Service.max_streams} for each instance, and at most half of" in written

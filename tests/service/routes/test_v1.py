@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from mainspring.service.problems import CODES
+from mainspring.service.schemas.problem import CODES
 from tests.support.service import WEBHOOK, Api, Make, until
 
 JOB = {**WEBHOOK, "id": "mine"}

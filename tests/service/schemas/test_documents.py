@@ -11,8 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from mainspring import RunContext
-from mainspring.service.schemas import envelopes as docs
-from mainspring.service.schemas import v1
+from mainspring.service.schemas.health import PageHealth, Probe, SchedulerHealth
+from mainspring.service.schemas.job import BulkResult, ChangedJob, JobDocument, JobPage
+from mainspring.service.schemas.run import Attempt, Run
 from tests.service.routes.test_jobs import created
 from tests.service.routes.test_runs import finished
 from tests.support.service import WEBHOOK, Api
@@ -26,9 +27,9 @@ async def test_a_job_is_described_whole(api: Api) -> None:
     fields = {"breaker": 3, "misfire": "all", "retryOn": ["5xx"], "secretHeaders": ["X-A"]}
     await created(api, id="mine", **fields, headers={"X-A": "b"})
     answer = await api.ok("PUT", "/api/jobs/mine", json={"rotateSecret": True})
-    assert answer["data"].keys() == names(docs.ChangedJob)
+    assert answer["data"].keys() == names(ChangedJob)
     read = await api.ok("GET", "/api/jobs/mine")
-    assert read["data"].keys() == names(docs.JobDocument)
+    assert read["data"].keys() == names(JobDocument)
 
 
 async def test_a_run_is_described_whole(working: Api) -> None:
@@ -40,15 +41,15 @@ async def test_a_run_is_described_whole(working: Api) -> None:
     run = (await working.ok("POST", "/api/jobs/count/trigger"))["data"]["id"]
     await working.scheduler.wait(run, 10)
     told = (await working.ok("GET", f"/api/runs/{run}"))["data"]
-    assert told.keys() == names(v1.Run)
+    assert told.keys() == names(Run)
     assert told["progress"] == {"done": 1, "total": 2, "message": "half"}
-    assert told["attempts"][0].keys() == names(v1.Attempt)
+    assert told["attempts"][0].keys() == names(Attempt)
     await finished(working, name="nobody")
     for path in ("/api/runs", "/api/observability/failures", "/api/observability/stats"):
         await working.ok("GET", path)
     health = await working.ok("GET", "/api/observability/health")
-    assert health.keys() == names(docs.PageHealth)
-    assert health["scheduler"].keys() == names(docs.SchedulerHealth)
+    assert health.keys() == names(PageHealth)
+    assert health["scheduler"].keys() == names(SchedulerHealth)
 
 
 async def test_what_is_done_with_many_is_described(api: Api) -> None:
@@ -58,12 +59,12 @@ async def test_what_is_done_with_many_is_described(api: Api) -> None:
     found: set[str] = set()
     for one in (*made["data"], *ran["data"]):
         found |= one.keys()
-    assert found == names(docs.BulkResult)
+    assert found == names(BulkResult)
 
 
 @pytest.mark.parametrize(
     ("model", "extra"),
-    [(docs.JobPage, {"nothing": 1}), (docs.Probe, {"status": "ok", "nothing": 1})],
+    [(JobPage, {"nothing": 1}), (Probe, {"status": "ok", "nothing": 1})],
 )
 def test_what_is_not_described_is_noticed(model: type[BaseModel], extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="nothing"):

@@ -1,6 +1,5 @@
-"""`/`: what this is and how it is. `/docs`: the API's reference, drawn from `/openapi.json`.
-
-Nothing is loaded from elsewhere, and no bundle of somebody else's is shipped.
+"""Pages for people: `/` shows the service's state, `/docs` the API's reference, which a script
+makes from `/openapi.json`. The pages load nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PAGES = Path(__file__).parents[1] / "pages"
 @router.head("/")
 @router.get("/")
 async def home(service: ServiceDep) -> Response:
-    """For a person who opens the service's address in a browser. Shows what `/readyz` says."""
+    """The page at the service's address. It shows what `/readyz` says."""
     why = await why_not_ready(service)
     status = "ready" if why is None else f"not ready: {why}"
     text = _read("home.html").decode().format(version=__version__, status=escape(status))

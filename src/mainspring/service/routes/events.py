@@ -1,8 +1,7 @@
-"""`/api/events`: what happens in this process, as server-sent events.
+"""`/api/events`: the events of this process, as server-sent events.
 
-Each client has a queue of so many bytes, already written: an event that waits keeps no job alive,
-and is written once for all that listen. Who does not keep up is cut off, and may come back; they
-never cost more memory than that, nor hold anybody else up.
+Each client has a queue of bytes. An event is encoded once for all clients. A client whose queue is
+full is disconnected and may connect again, so a slow client costs bounded memory and delays nobody.
 """
 
 from __future__ import annotations
@@ -17,43 +16,43 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mainspring.core.events import EVENTS, Event
-from mainspring.errors import InvalidInput, MainspringError
+from mainspring.errors import MainspringError
 from mainspring.service.api_keys import FRESH
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, caller
-from mainspring.service.problems import Problem
-from mainspring.service.schemas.documents import event_document
-from mainspring.service.schemas.json_bytes import written
+from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.schemas.event import event_document
+from mainspring.service.schemas.json_format import encode_json
 
 __all__ = ["EventNames", "OfJob", "open_stream", "router"]
 
 router = APIRouter(prefix="/api", tags=[COMPATIBILITY])
 
-HEARTBEAT = 15.0
-LOOK = 1.0
-"""Seconds between looks at the key of who listens: no revoked one hears for longer than `FRESH`."""
-QUEUE = 4 * 1024 * 1024
+HEARTBEAT_SECONDS = 15.0
+KEY_CHECK_SECONDS = 1.0
+"""How often the client's key is checked: a revoked key gets events for at most `FRESH` seconds."""
+MAX_QUEUE_BYTES = 4 * 1024 * 1024
 """Bytes that may wait for a client; one event alone may be larger."""
 END_SECONDS = 5.0
-"""How long a client may take to take the end of its stream."""
+"""How long a client may take to read the end of its stream."""
 
 
 EventNames = Annotated[
     list[str] | None,
-    Query(description="Names or patterns such as run.failed or run.*; all without it."),
+    Query(description="Names or patterns such as run.failed or run.*. Without it: all events."),
 ]
-OfJob = Annotated[str | None, Query(max_length=200, description="Only those of this job.")]
+OfJob = Annotated[str | None, Query(max_length=200, description="Only events of this job.")]
 
 
 @router.get(
     "/events",
-    summary="What happens, as it happens (server-sent events)",
+    summary="Follow events (server-sent events)",
     response_class=Response,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def events(
     service: ServiceDep, request: Request, event: EventNames = None, job: OfJob = None
 ) -> Response:
-    return open_stream(service, request, event, job, id_name="_id")
+    return open_stream(service, request, event, job, page=True)
 
 
 def open_stream(
@@ -62,41 +61,39 @@ def open_stream(
     event: list[str] | None,
     job: str | None,
     *,
-    id_name: str = "id",
+    page: bool = False,
 ) -> EventStream:
     for pattern in event or ():
-        _check(pattern)
-    _check_room(service, caller(request))
+        _check_pattern(pattern)
+    _check_stream_limits(service, caller(request))
     if service.draining.is_set():
-        raise Problem(503, "the service is stopping", headers={"Retry-After": "5"})
+        raise ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     names = _names(event or ["*"])
-    return EventStream(service, names, job, caller(request) or None, id_name)
+    return EventStream(service, names, job, caller(request) or None, page=page)
 
 
-def _check_room(service: Service, key_id: str) -> None:
+def _check_stream_limits(service: Service, key_id: str) -> None:
     later = {"Retry-After": "30"}
-    if service.streams.total() >= service.most_streams:
-        why = f"{service.most_streams} clients listen already; try again later"
-        raise Problem(503, why, headers=later)
-    if key_id and service.streams[key_id] >= (most := service.most_streams_of_a_key):
-        why = f"one key may open {most} event streams, and so many are open; close one first"
-        raise Problem(429, why, headers=later)
+    if service.streams.total() >= service.max_streams:
+        why = f"{service.max_streams} event streams are open, and no more are allowed; try later"
+        raise ApiError(503, why, headers=later)
+    if key_id and service.streams[key_id] >= (most := service.max_streams_of_a_key):
+        why = f"this key has {most} open event streams, and no more are allowed; close one first"
+        raise ApiError(429, why, headers=later)
 
 
-def _check(pattern: str) -> None:
-    try:
-        if not any(_matches(pattern, name) for name in EVENTS):
-            raise InvalidInput(f"there is no event {pattern[:100]!r}; known are {_KNOWN}")
-    except InvalidInput as error:
-        raise Problem.of_field("event", str(error)) from None
+def _check_pattern(pattern: str) -> None:
+    if not any(_matches(pattern, name) for name in EVENTS):
+        why = f"there is no event {pattern[:100]!r}; allowed are {_ALLOWED}"
+        raise ApiError.of_fields(FieldError.remark("event", why))
 
 
 def _names(patterns: list[str]) -> tuple[str, ...]:
-    """What to listen for: an event that several patterns fit is sent once."""
+    """The events that match. An event that matches several patterns is sent once."""
     return tuple(name for name in EVENTS if any(_matches(one, name) for one in patterns))
 
 
-_KNOWN = ", ".join(sorted(EVENTS)) + ", and patterns such as run.*"
+_ALLOWED = ", ".join(sorted(EVENTS)) + ", and patterns such as run.*"
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -104,8 +101,8 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 class EventStream(Response):
-    """The response is a conversation of its own: it ends when the client goes, when it is too
-    slow, when its key opens nothing any more, or when the service stops."""
+    """A response that ends when the client disconnects or reads too slowly, when its key is no
+    longer valid, or when the service stops."""
 
     media_type = "text/event-stream"
 
@@ -115,7 +112,8 @@ class EventStream(Response):
         patterns: tuple[str, ...],
         job: str | None,
         key_id: str | None,
-        id_name: str = "_id",
+        *,
+        page: bool,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -126,74 +124,82 @@ class EventStream(Response):
         self._patterns = patterns
         self._job = job
         self._key_id = key_id
-        self._id_name = id_name
+        self._page = page
         self._waiting: deque[bytes] = deque()
         self._size = 0
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
         self._too_slow = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, key_id = self._service, self._key_id or ""
-        service.streams[key_id] += 1  # until its connection is free for the next request, or gone
+        service.streams[key_id] += 1
         try:
-            await self._tell(receive, send)
-            if self._too_slow.is_set() or not await _ended(send):
-                await _cut_off(scope, receive)
+            await self._stream(receive, send)
+            if self._too_slow.is_set() or not await _send_end(send):
+                await _abort(scope, receive)
         finally:
             service.streams[key_id] -= 1
             if not service.streams[key_id]:
                 del service.streams[key_id]
 
-    async def _tell(self, receive: Receive, send: Send) -> None:
+    async def _stream(self, receive: Receive, send: Send) -> None:
         service = self._service
-        forget = [service.scheduler.on(one, self._take) for one in self._patterns]
-        ways = [self._sending(send), _gone(receive), service.draining.wait(), self._too_slow.wait()]
+        unsubscribe = [service.client.on(one, self._add) for one in self._patterns]
+        ends = [
+            self._send_events(send),
+            _disconnected(receive),
+            service.draining.wait(),
+            self._too_slow.wait(),
+        ]
         if not service.open:
-            ways.append(self._shut_out())
-        tasks = [asyncio.ensure_future(way) for way in ways]
+            ends.append(self._key_is_invalid())
+        tasks = [asyncio.ensure_future(end) for end in ends]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             sender = tasks[0]
             if sender in done:
                 sender.result()
         finally:
-            for one in forget:
+            for one in unsubscribe:
                 one()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._waiting.clear()
 
-    def _take(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
             return
-        line = _line(self._service, event, self._id_name)
-        if self._waiting and self._size + len(line) > QUEUE:
+        line = _encoded(self._service, event, page=self._page)
+        if self._waiting and self._size + len(line) > MAX_QUEUE_BYTES:
             self._too_slow.set()
             return
         self._waiting.append(line)
         self._size += len(line)
-        self._news.set()
+        self._added.set()
 
-    async def _shut_out(self) -> None:
-        """Until who listens would not be let in any more. While the store is away nobody knows."""
+    async def _key_is_invalid(self) -> None:
+        """Return when a new request with the client's key would be refused. While the store is away
+        the key counts as valid."""
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(KEY_CHECK_SECONDS)
             with contextlib.suppress(MainspringError):
-                if not await self._service.keys.opens_still(self._key_id, FRESH - LOOK):
+                if not await self._service.keys.still_valid(
+                    self._key_id, FRESH - KEY_CHECK_SECONDS
+                ):
                     return
 
-    async def _sending(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await _send(send, b"retry: 2000\n\n")
         while True:
-            self._news.clear()
+            self._added.clear()
             while self._waiting:
                 await _send(send, self._waiting[0])
                 self._size -= len(self._waiting.popleft())
             try:
-                async with asyncio.timeout(HEARTBEAT):
-                    await self._news.wait()
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await self._added.wait()
             except TimeoutError:
                 await _send(send, b": still here\n\n")
 
@@ -202,8 +208,8 @@ async def _send(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
 
 
-async def _ended(send: Send) -> bool:
-    """Whether the client took the end; who does not read takes none."""
+async def _send_end(send: Send) -> bool:
+    """End the stream. Returns whether the client read the end in time."""
     try:
         async with asyncio.timeout(END_SECONDS):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -214,23 +220,23 @@ async def _ended(send: Send) -> bool:
     return True
 
 
-async def _cut_off(scope: Scope, receive: Receive) -> None:
-    """A server that only closes waits until all is taken, which such a client may never do."""
-    if (cut_off := scope.get("state", {}).get("cut_off")) is not None:
-        cut_off()
-        await _gone(receive)
+async def _abort(scope: Scope, receive: Receive) -> None:
+    """Abort the connection. A plain close would wait until the client has read everything."""
+    if (abort := scope.get("state", {}).get("abort_connection")) is not None:
+        abort()
+        await _disconnected(receive)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _line(service: Service, event: Event, id_name: str) -> bytes:
-    """An event as it is sent. Each form is written once, for all clients that listen."""
-    told = service.told.get(id_name)
-    if told is None or told[0] is not event:
-        document = written(event_document(event, id_name=id_name))
-        told = (event, b"event: %s\ndata: %s\n\n" % (event.name.encode(), document))
-        service.told[id_name] = told
-    return told[1]
+def _encoded(service: Service, event: Event, *, page: bool) -> bytes:
+    """The event as it is sent, encoded once for all clients of the same form."""
+    last = service.last_event.get(page)
+    if last is None or last[0] is not event:
+        document = encode_json(event_document(event, page=page))
+        last = (event, b"event: %s\ndata: %s\n\n" % (event.name.encode(), document))
+        service.last_event[page] = last
+    return last[1]

@@ -1,4 +1,4 @@
-"""How things stand: `/api/observability/*`, the probes, and `/metrics`."""
+"""Health and figures: `/api/observability/*`, the probes, and `/metrics`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from mainspring.core.model import State
 from mainspring.errors import MainspringError
 from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
-from mainspring.service.schemas import documents
-from mainspring.service.schemas import envelopes as docs
+from mainspring.service.schemas.execution import Executions, execution_documents
+from mainspring.service.schemas.health import PageHealth, Probe, Stats
+from mainspring.service.schemas.json_format import json_response, to_iso, to_milliseconds
 
-__all__ = ["health_of", "router", "stats_of"]
+__all__ = ["read_health", "read_stats", "router", "why_not_ready"]
 
 router = APIRouter()
 
-OLDEST_LOOP = 5.0
-"""Seconds that the engine's loop may take to answer before the service is not ready."""
+ENGINE_SECONDS = 5.0
+"""How long the engine may take to answer before the service counts as not ready."""
 
 DAY = timedelta(days=1)
 
@@ -28,25 +29,25 @@ DAY = timedelta(days=1)
 @router.get(
     "/api/observability/health",
     tags=[COMPATIBILITY],
-    response_model=docs.PageHealth,
-    summary="Is it well?",
+    response_model=PageHealth,
+    summary="Show the health of the service",
 )
 async def health(service: ServiceDep) -> Response:
-    return documents.answer(await health_of(service))
+    return json_response(await read_health(service))
 
 
-async def health_of(service: Service) -> dict[str, Any]:
-    scheduler = service.scheduler
-    found = await scheduler.health()
+async def read_health(service: Service) -> dict[str, Any]:
+    client = service.client
+    found = await client.health()
     status = "stopping" if service.draining.is_set() else found.status
     return {
         "success": status == "healthy",
         "status": status,
-        "timestamp": documents.when(service.clock.now()),
+        "timestamp": to_iso(service.clock.now()),
         "store": found.store if found.store == "ok" else "away",
         "scheduler": {
             **_state(service, found.running_here),
-            "pollInterval": documents.ms(scheduler.poll),
+            "pollInterval": to_milliseconds(client.poll),
             "isLeader": found.is_leader,
             "stuckThreads": found.stuck_threads,
         },
@@ -57,24 +58,24 @@ async def health_of(service: Service) -> dict[str, Any]:
 @router.get(
     "/api/observability/stats",
     tags=[COMPATIBILITY],
-    response_model=docs.Stats,
+    response_model=Stats,
     summary="Figures of the system",
 )
 async def stats(service: ServiceDep) -> Response:
-    data, _ = await stats_of(service)
-    return documents.answer({"success": True, "data": data})
+    data, _ = await read_stats(service)
+    return json_response({"success": True, "data": data})
 
 
-async def stats_of(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the page's form tells, and the runs that ended within 24 hours, by how."""
-    scheduler = service.scheduler
-    now = await scheduler.now()
-    counts = await scheduler.counts(since=now - DAY)
+async def read_stats(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
+    """The figures of the compatibility page, and the runs that ended within 24 hours."""
+    client = service.client
+    now = await client.now()
+    counts = await client.counts(since=now - DAY)
     good, bad = counts.total(State.SUCCEEDED), counts.total(State.FAILED)
     ended = counts.ended
-    jobs = await scheduler.list_jobs(limit=1, last_runs=False, with_total=True)
-    enabled = await scheduler.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
-    here = (await scheduler.health()).running_here
+    jobs = await client.list_jobs(limit=1, last_runs=False, with_total=True)
+    enabled = await client.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
+    here = (await client.health()).running_here
     last_day = {
         "succeeded": ended.get(State.SUCCEEDED, 0),
         "failed": ended.get(State.FAILED, 0),
@@ -97,30 +98,30 @@ async def stats_of(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
 @router.get(
     "/api/observability/failures",
     tags=[COMPATIBILITY],
-    response_model=docs.Executions,
+    response_model=Executions,
     summary="Failed attempts, newest first",
 )
 async def failures(service: ServiceDep, limit: PageLimit = 10) -> Response:
-    scheduler = service.scheduler
-    # A run can end badly without a failed attempt of its own: its workers died under it.
-    failing = await scheduler.list_runs(failing=True, limit=limit)
-    failed = await scheduler.list_runs(state=State.FAILED, limit=limit)
+    client = service.client
+    # A run can fail without a failed attempt: its workers died.
+    failing = await client.list_runs(failing=True, limit=limit)
+    failed = await client.list_runs(state=State.FAILED, limit=limit)
     runs = {run.id: run for run in [*failing.items, *failed.items]}
     found = [
         one
         for run in runs.values()
-        for one in documents.executions(run)
+        for one in execution_documents(run)
         if one["status"] == "failure"
     ]
     found.sort(key=lambda one: one["startedAt"], reverse=True)
-    return documents.answer({"success": True, "data": found[:limit]})
+    return json_response({"success": True, "data": found[:limit]})
 
 
 def _state(service: Service, running_here: int) -> dict[str, Any]:
     return {
-        "isRunning": service.scheduler.started and not service.draining.is_set(),
+        "isRunning": service.client.started and not service.draining.is_set(),
         "runningJobs": running_here,
-        "maxConcurrentJobs": service.scheduler.workers,
+        "maxConcurrentJobs": service.client.workers,
     }
 
 
@@ -138,30 +139,30 @@ async def metrics(service: ServiceDep) -> Response:
 # -- probes ---------------------------------------------------------------------------------
 
 
-@router.get("/livez", tags=["health"], response_model=docs.Probe, summary="The process answers")
+@router.get("/livez", tags=["health"], response_model=Probe, summary="The process answers")
 async def livez() -> Response:
-    """Never touches the store: a store that is away is no reason to kill the process."""
-    return documents.answer({"status": "ok"})
+    """Does not use the store: the process must not be killed because the store is away."""
+    return json_response({"status": "ok"})
 
 
-@router.get("/readyz", tags=["health"], response_model=docs.Probe, summary="It can do its work")
+@router.get("/readyz", tags=["health"], response_model=Probe, summary="The service can do its work")
 async def readyz(service: ServiceDep) -> Response:
     why = await why_not_ready(service)
     if why is not None:
-        return documents.answer({"status": why}, 503, {"Retry-After": "5"})
-    return documents.answer({"status": "ok"})
+        return json_response({"status": why}, 503, {"Retry-After": "5"})
+    return json_response({"status": "ok"})
 
 
 async def why_not_ready(service: Service) -> str | None:
     if not service.started:
         return "not started"
-    if service.draining.is_set() or not service.scheduler.started:
+    if service.draining.is_set() or not service.client.started:
         return "stopping"
     try:
-        async with asyncio.timeout(OLDEST_LOOP):
-            found = await service.scheduler.health()
+        async with asyncio.timeout(ENGINE_SECONDS):
+            found = await service.client.health()
     except TimeoutError:
-        return f"the engine did not answer within {OLDEST_LOOP:.0f} s"
+        return f"the engine did not answer within {ENGINE_SECONDS:.0f} s"
     except MainspringError as error:
         return str(error)
     if found.failing:
@@ -169,5 +170,5 @@ async def why_not_ready(service: Service) -> str | None:
     if found.store != "ok":
         return "the store is away"
     if found.stuck_threads >= max(found.workers, 1):
-        return "degraded: its threads are stuck"
+        return "degraded: all threads are stuck"
     return None

@@ -1,26 +1,31 @@
-"""Jobs: make, list, read, change, delete, trigger, pause, resume, and many at once.
+"""Jobs: create, list, read, change, delete, trigger, pause, resume; one or many at once.
 
-The routes here are the forms of the compatibility page (`/api/jobs`); `api_v1.py` has those of the
-API. Both do the same by the functions below the routes.
+The routes here answer in the forms of the compatibility page (`/api/jobs`); those of `/api/v1` are
+in `v1.py`. Both call the functions below the routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from msgspec import Struct
 from pydantic import ValidationError
 
 from mainspring.core import codec
 from mainspring.core.model import Job, Run
-from mainspring.errors import Conflict, JobChanged, JobNotFound, MainspringError
+from mainspring.errors import (
+    Conflict,
+    HandlerNotFound,
+    InvalidInput,
+    JobChanged,
+    JobNotFound,
+    MainspringError,
+)
 from mainspring.scheduler.definitions import is_stored_as
-from mainspring.service import problems
 from mainspring.service.dependencies import (
     COMPATIBILITY,
     JobPath,
@@ -29,12 +34,41 @@ from mainspring.service.dependencies import (
     ServiceDep,
     caller,
 )
-from mainspring.service.idempotency import REFUSALS, Once
-from mainspring.service.problems import Problem
-from mainspring.service.schemas import documents
-from mainspring.service.schemas import envelopes as docs
-from mainspring.service.schemas.mapping import arguments, check_webhook, edits, job_id, named
-from mainspring.service.schemas.requests import JobBody, JobsBulkBody, JobUpdateBody, TriggerBody
+from mainspring.service.idempotency import REFUSALS, IdempotentRequest
+from mainspring.service.problems import (
+    ApiError,
+    FieldError,
+    from_library_error,
+    from_validation_error,
+)
+from mainspring.service.schemas.execution import Executions, execution_documents
+from mainspring.service.schemas.job import (
+    Bulk,
+    ChangedAnswer,
+    Created,
+    JobAnswer,
+    JobBody,
+    JobPage,
+    JobRequest,
+    JobsBulkBody,
+    JobUpdateBody,
+    Shown,
+    TriggerBody,
+    created_document,
+    etag,
+    job_document,
+)
+from mainspring.service.schemas.job_options import (
+    document_faults,
+    job_changes,
+    job_options,
+    library_faults,
+    merge_faults,
+    new_job_id,
+)
+from mainspring.service.schemas.json_format import json_response, to_iso
+from mainspring.service.schemas.problem import Done
+from mainspring.service.schemas.run import RunAnswer, run_document
 from mainspring.webhooks.definition import check_body
 from mainspring.webhooks.vault import new_signing_secret
 
@@ -48,6 +82,8 @@ __all__ = [
     "bulk_jobs",
     "create_job",
     "created_before",
+    "preview_request",
+    "preview_trigger",
     "refuse_idempotency_key",
     "refuse_other_id",
     "remove_job",
@@ -55,20 +91,19 @@ __all__ = [
     "switch_job",
     "trigger_job",
     "update_job",
-    "would_send",
-    "would_trigger",
 ]
 
 router = APIRouter(prefix="/api/jobs", tags=[COMPATIBILITY])
 
-TOGETHER = 50
+BULK_CHUNK = 50
+"""How many jobs of a bulk request are worked on at once; those of a chunk share their commits."""
 
-TRIES = 100
-"""How often an edit is worked out anew for those of others that came before it. Each of these is
-done, so somebody always gets on; so many on one job at once are no use to anybody."""
+MAX_EDIT_TRIES = 100
+"""How often an edit is repeated because another edit came first. Each of those was done, so edits
+always make progress."""
 
 DryRun = Annotated[
-    bool, Query(alias="dryRun", description="Show the request, filled in and signed; send nothing.")
+    bool, Query(alias="dryRun", description="Only show the request, filled in and signed.")
 ]
 IfMatch = Annotated[
     str | None, Header(alias="If-Match", description="The ETag that the job was read with.")
@@ -77,7 +112,7 @@ IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        description="Sent again with the same body within 24 h, it makes nothing new.",
+        description="A request sent again with the same key and body within 24 h creates nothing.",
     ),
 ]
 
@@ -87,8 +122,8 @@ NoIdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", include
 @router.post(
     "",
     status_code=201,
-    response_model=docs.Created,
-    responses={200: {"model": docs.Shown, "description": "What a dry run shows."}},
+    response_model=Created,
+    responses={200: {"model": Shown, "description": "The request that a dry run shows."}},
     summary="Create a job",
 )
 async def create(
@@ -99,15 +134,15 @@ async def create(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
-        return documents.answer({"success": True, "data": await would_send(service, body)})
+        return json_response({"success": True, "data": await preview_request(service, body)})
     made = await create_job(service, request, body, idempotency_key)
     if made.replayed is not None:
-        return _replayed(request, made.replayed)
+        return _replayed_response(request, made.replayed)
     assert made.job is not None
-    return _created(request, made.job, made.secret)
+    return _created_response(request, made.job, made.secret)
 
 
-@router.get("", response_model=docs.JobPage, summary="List jobs, by page")
+@router.get("", response_model=JobPage, summary="List jobs, by page")
 async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
@@ -115,10 +150,11 @@ async def list_jobs(
     tag: Annotated[str | None, Query(max_length=200)] = None,
     enabled: bool | None = None,
     search: Annotated[
-        str | None, Query(max_length=200, description="A part of the id or the description.")
+        str | None,
+        Query(max_length=200, description="Jobs with this text in the id or the description."),
     ] = None,
 ) -> Response:
-    found = await service.scheduler.list_jobs(
+    found = await service.client.list_jobs(
         tag=tag,
         enabled=enabled,
         search=search,
@@ -126,10 +162,10 @@ async def list_jobs(
         offset=(page - 1) * limit,
         with_total=True,
     )
-    return documents.answer(
+    return json_response(
         {
             "success": True,
-            "data": [documents.job_document(job, id_name="_id") for job in found.items],
+            "data": [job_document(job, page=True) for job in found.items],
             "page": page,
             "limit": limit,
             "total": found.total,
@@ -137,14 +173,16 @@ async def list_jobs(
     )
 
 
-@router.post("/bulk", response_model=docs.Bulk, summary="Do the same with many jobs")
+@router.post(
+    "/bulk", response_model=Bulk, summary="Create, pause, resume, trigger or delete many jobs"
+)
 async def bulk(
     body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
 ) -> Response:
     refuse_idempotency_key(idempotency_key)
     items = await bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
-    return documents.answer(
+    return json_response(
         {
             "success": done == len(items),
             "data": [_bulk_result(one) for one in items],
@@ -154,14 +192,12 @@ async def bulk(
     )
 
 
-@router.get("/{id}", response_model=docs.JobAnswer, summary="Read a job")
+@router.get("/{id}", response_model=JobAnswer, summary="Read a job")
 async def get(id: JobPath, service: ServiceDep) -> Response:
-    return _whole(await service.job(id))
+    return _job_response(await service.client.get_job(id))
 
 
-@router.put(
-    "/{id}", response_model=docs.ChangedAnswer, summary="Change a job; what is left out stays"
-)
+@router.put("/{id}", response_model=ChangedAnswer, summary="Change a job; what is left out stays")
 async def update(
     id: JobPath,
     body: JobUpdateBody,
@@ -173,21 +209,21 @@ async def update(
     refuse_idempotency_key(idempotency_key)
     await refuse_other_id(request, id)
     job, secret = await update_job(service, id, body, if_match)
-    return _whole(job, signing_secret=secret)
+    return _job_response(job, signing_secret=secret)
 
 
-@router.delete("/{id}", response_model=docs.Done, summary="Delete a job; running work may end")
+@router.delete("/{id}", response_model=Done, summary="Delete a job; runs that are running may end")
 async def delete(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     await remove_job(service, id, if_match)
-    return documents.answer({"success": True, "message": f"job {id} was deleted"})
+    return json_response({"success": True, "message": f"job {id} was deleted"})
 
 
 @router.post(
     "/{id}/trigger",
     status_code=202,
-    response_model=docs.RunAnswer,
-    responses={200: {"model": docs.Shown, "description": "What a dry run shows."}},
-    summary="Run it now",
+    response_model=RunAnswer,
+    responses={200: {"model": Shown, "description": "The request that a dry run shows."}},
+    summary="Run a job now",
 )
 async def trigger(
     id: JobPath,
@@ -199,36 +235,38 @@ async def trigger(
     if_match: IfMatch = None,
 ) -> Response:
     if dry_run:
-        shown = await would_trigger(service, id, body, if_match)
-        return documents.answer({"success": True, "data": shown})
+        shown = await preview_trigger(service, id, body, if_match)
+        return json_response({"success": True, "data": shown})
     run, replayed = await trigger_job(service, request, id, body, idempotency_key, if_match)
-    return _triggered(run, {"Idempotency-Replayed": "true"} if replayed else None)
+    return _run_response(run, {"Idempotency-Replayed": "true"} if replayed else None)
 
 
-@router.post("/{id}/pause", response_model=docs.JobAnswer, summary="No more slots until resumed")
+@router.post(
+    "/{id}/pause", response_model=JobAnswer, summary="Fire no more slots until the job is resumed"
+)
 async def pause(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _whole(await switch_job(service, id, if_match, enabled=False))
+    return _job_response(await switch_job(service, id, if_match, enabled=False))
 
 
-@router.post("/{id}/resume", response_model=docs.JobAnswer, summary="Go on with the next slot")
+@router.post("/{id}/resume", response_model=JobAnswer, summary="Go on with the next slot")
 async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _whole(await switch_job(service, id, if_match, enabled=True))
+    return _job_response(await switch_job(service, id, if_match, enabled=True))
 
 
-@router.get("/{id}/executions", response_model=docs.Executions, summary="Attempts, newest first")
+@router.get("/{id}/executions", response_model=Executions, summary="Attempts, newest first")
 async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
-    await service.job(id)
-    page = await service.scheduler.list_runs(job=id, tried=True, limit=limit)
-    found = [one for run in page.items for one in documents.executions(run)]
+    await service.client.get_job(id)
+    page = await service.client.list_runs(job=id, tried=True, limit=limit)
+    found = [one for run in page.items for one in execution_documents(run)]
     found.sort(key=lambda one: one["startedAt"], reverse=True)
-    return documents.answer({"success": True, "data": found[:limit]})
+    return json_response({"success": True, "data": found[:limit]})
 
 
-# -- what is done, for `/api/v1` too ----------------------------------------------------------
+# -- operations, for `/api/v1` too --------------------------------------------------------------
 
 
 class CreatedJob(Struct, frozen=True):
-    """A new job and its signing secret; or of a request that is sent again, what it was told."""
+    """A new job and its signing secret, or the answer that a repeated request got before."""
 
     job: Job | None
     secret: str | None = None
@@ -236,74 +274,74 @@ class CreatedJob(Struct, frozen=True):
 
 
 class BulkItem(Struct, frozen=True, kw_only=True):
-    """What became of one job of many. `index` is its place in the jobs to create."""
+    """The result for one job of many. `index` is its place in the jobs to create."""
 
     index: int | None = None
     job_id: str | None = None
     job: Job | None = None
     secret: str | None = None
     run_id: str | None = None
-    problem: Problem | None = None
+    problem: ApiError | None = None
 
 
 async def create_job(
     service: Service, request: Request, body: JobBody, idempotency_key: str | None
 ) -> CreatedJob:
     if idempotency_key is None:
-        return CreatedJob(*await _made(service, job_id(body), body))
-    once = await Once.begin(
-        service.scheduler, caller(request), idempotency_key, await request.body(), job_id(body)
+        return CreatedJob(*await _add_job(service, new_job_id(body), body))
+    once = await IdempotentRequest.begin(
+        service.client, caller(request), idempotency_key, await request.body(), new_job_id(body)
     )
     if once.answer is not None:
         return CreatedJob(None, replayed=once.answer)
     try:
-        job, secret = await _made(service, once.job_id, body)
-    except (MainspringError, Problem) as error:
-        found = await once.found_instead(error, lambda job: _asked_for(service, job, body))
-        return CreatedJob(found, replayed=documents.created(found, None))
-    await once.finish(documents.created(job, None))
+        job, secret = await _add_job(service, once.job_id, body)
+    except (MainspringError, ApiError) as error:
+        found = await once.recover(error, lambda job: _is_created_by(service, job, body))
+        return CreatedJob(found, replayed=created_document(found, None))
+    await once.finish(created_document(job, None))
     return CreatedJob(job, secret)
 
 
 async def created_before(service: Service, id: str) -> Job:
     """The job that an earlier request with the same Idempotency-Key made."""
     try:
-        return await service.job(id)
+        return await service.client.get_job(id)
     except JobNotFound:
         why = (
-            f"the job {id!r}, which this Idempotency-Key created, was deleted: take a new key to"
+            f"the job {id!r}, which this Idempotency-Key created, was deleted: use a new key to"
             " create another"
         )
-        raise Problem(409, why, code="job_deleted") from None
+        raise ApiError(409, why, code="job_deleted") from None
 
 
 async def update_job(
     service: Service, id: str, body: JobUpdateBody, if_match: str | None
 ) -> tuple[Job, str | None]:
-    """The job after the edit, and its new signing secret where one was asked for."""
-    secret = new_signing_secret() if body.rotate_secret else None
-    for _ in range(TRIES):
-        job = await service.job(id)
-        _seen(job, if_match)
-        changes = edits(job, body, service.scheduler.timezone)
-        if "webhook" in changes:
-            check_webhook(service.scheduler.webhooks, id, changes["webhook"])
-        if secret is not None:  # in one edit with the others: all of it is done, or nothing
+    """Change a job. Returns it, and its new signing secret if one was asked for."""
+    secret = new_signing_secret() if body.sent.get("rotate_secret") else None
+    for _ in range(MAX_EDIT_TRIES):
+        job = await service.client.get_job(id)
+        _check_if_match(job, if_match)
+        if faults := document_faults(body, job):
+            raise ApiError.of_fields(*faults)
+        changes = job_changes(job, body)
+        if secret is not None:  # in the same edit as the others: all is done, or nothing
             changes["signing_secret"] = secret
-        with named(body), contextlib.suppress(JobChanged):  # what differs is worked out anew
-            return await service.scheduler.update_job(id, expected_version=job, **changes), secret
-    raise Conflict(f"job {id!r} is being changed by others all the time; try again")
+        with _named_fields(body), contextlib.suppress(JobChanged):
+            return await service.client.update_job(id, expected_version=job, **changes), secret
+    raise Conflict(f"job {id!r} is changed by other requests all the time; try again")
 
 
 async def remove_job(service: Service, id: str, if_match: str | None) -> None:
-    job = await service.job(id)
-    await service.scheduler.remove_job(id, expected_version=_seen(job, if_match))
+    job = await service.client.get_job(id)
+    await service.client.remove_job(id, expected_version=_check_if_match(job, if_match))
 
 
 async def switch_job(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
-    seen = _seen(await service.job(id), if_match)
-    switch = service.scheduler.resume_job if enabled else service.scheduler.pause_job
-    return await switch(id, expected_version=seen)
+    expected = _check_if_match(await service.client.get_job(id), if_match)
+    switch = service.client.resume_job if enabled else service.client.pause_job
+    return await switch(id, expected_version=expected)
 
 
 async def trigger_job(
@@ -314,18 +352,20 @@ async def trigger_job(
     idempotency_key: str | None,
     if_match: str | None,
 ) -> tuple[Run, bool]:
-    """The run, and whether a request with this key had made it before."""
+    """The run, and whether an earlier request with this key made it."""
     payload = body.payload if body else None
     if if_match is not None:
-        _seen(await service.job(id), if_match)
+        _check_if_match(await service.client.get_job(id), if_match)
     if idempotency_key is None:
-        return await service.scheduler.trigger(id, payload), False
+        return await service.client.trigger(id, payload), False
     asker = f"{caller(request)}\0{id}"
-    once = await Once.begin(service.scheduler, asker, idempotency_key, await request.body(), id)
+    once = await IdempotentRequest.begin(
+        service.client, asker, idempotency_key, await request.body(), id
+    )
     if once.answer is not None:
-        return await service.scheduler.get_run(once.answer["run"]), True
+        return await service.client.get_run(once.answer["run"]), True
     try:
-        run = await service.scheduler.trigger(id, payload, **once.dedupe)
+        run = await service.client.trigger(id, payload, **once.dedupe)
     except REFUSALS:
         await once.free()
         raise
@@ -333,12 +373,12 @@ async def trigger_job(
     return run, False
 
 
-async def would_trigger(
+async def preview_trigger(
     service: Service, id: str, body: TriggerBody | None, if_match: str | None
 ) -> dict[str, Any]:
     """The request that a trigger would send."""
-    job = await service.job(id)
-    _seen(job, if_match)
+    job = await service.client.get_job(id)
+    _check_if_match(job, if_match)
     return await _request_of(service, job, body.payload if body else None)
 
 
@@ -346,15 +386,15 @@ async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
     items: list[BulkItem] = []
     if body.action == "create":
         given = list(enumerate(body.jobs or []))
-        for start in range(0, len(given), TOGETHER):  # those of a chunk share their commits
-            made = (_created_one(service, *one) for one in given[start : start + TOGETHER])
+        for start in range(0, len(given), BULK_CHUNK):
+            made = (_create_one(service, *one) for one in given[start : start + BULK_CHUNK])
             items += await asyncio.gather(*made)
         return items
-    names = [name async for name in _chosen(service, body)]
+    names = [name async for name in _chosen_ids(service, body)]
     if body.action != "trigger":
-        return await _done_all(service, body.action, names)
-    for start in range(0, len(names), TOGETHER):
-        made = (_triggered_one(service, name) for name in names[start : start + TOGETHER])
+        return await _apply_to_all(service, body.action, names)
+    for start in range(0, len(names), BULK_CHUNK):
+        made = (_trigger_one(service, name) for name in names[start : start + BULK_CHUNK])
         items += await asyncio.gather(*made)
     return items
 
@@ -362,121 +402,152 @@ async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
 def refuse_idempotency_key(given: str | None) -> None:
     if given is not None:
         why = "Idempotency-Key is for creating or triggering one job: nothing was done here"
-        raise Problem(422, why)
+        raise ApiError(422, why)
 
 
 async def refuse_other_id(request: Request, id: str) -> None:
-    """A job that was read may be sent back whole, with its id; to another id it cannot be moved."""
+    """A client may send back a whole job that it read, with its id; the id cannot be changed."""
     sent = await request.json()
     for name in ("id", "_id", "jobId"):
         if sent.get(name) not in (None, id):
-            raise Problem.of_field(name, f"is not {id!r}, and a job keeps its id: leave it out")
+            why = f"is not {id!r}, and a job keeps its id: leave it out"
+            raise ApiError.of_fields(FieldError.predicate(name, why))
 
 
 # -- steps ----------------------------------------------------------------------------------
 
 
-async def _made(
-    service: Service, name: str, body: JobBody, *, dry_run: bool = False
+async def _add_job(
+    service: Service, job_id: str, body: JobBody, *, dry_run: bool = False
 ) -> tuple[Job, str | None]:
-    """The job, and the secret that its requests are signed with: shown this once."""
-    given = arguments(body, service.settings, service.scheduler.timezone)
+    """Create the job. Returns it, and the secret that signs its requests.
+
+    The library checks the rules of a job, once. Where the document is wrong already, it checks the
+    fields that can be read, so that the client gets every error at once.
+    """
+    faults = document_faults(body)
+    options = job_options(body, service.settings)
     secret = None
-    if "webhook" in given:
-        check_webhook(service.scheduler.webhooks, name, given["webhook"])
-        if service.scheduler.webhooks.vault.ready:
-            secret = given["webhook"]["signing_secret"] = new_signing_secret()
-    with named(body):
-        return await service.scheduler.add_job(name, dry_run=dry_run, **given), secret
+    if "webhook" in options and service.client.webhooks.vault.ready:
+        secret = options["webhook"]["signing_secret"] = new_signing_secret()
+    with _named_fields(body, faults):
+        if faults:
+            service.client.draft(job_id, **options)
+            raise ApiError.of_fields(*faults)
+        return await service.client.add_job(job_id, dry_run=dry_run, **options), secret
 
 
-def _asked_for(service: Service, job: Job, body: JobBody) -> bool:
-    """Whether the job is what this body makes."""
-    if body.id is None and body.name is None:
-        return True  # its id was made for this request: nobody else has it
-    scheduler = service.scheduler
+@contextlib.contextmanager
+def _named_fields(body: JobRequest, faults: Sequence[FieldError] = ()) -> Iterator[None]:
+    """Report the library's errors under the names of the fields that the client sent, beside the
+    faults that the service found itself."""
     try:
-        draft = scheduler.draft(job.id, **arguments(body, service.settings, scheduler.timezone))
-        return is_stored_as(draft, job, scheduler.webhooks)
-    except (MainspringError, Problem):
+        yield
+    except InvalidInput as error:
+        found = merge_faults(library_faults(error, body), faults)
+        if not found:
+            raise
+        raise ApiError.of_fields(*found) from None
+    except HandlerNotFound as error:
+        if not faults:
+            raise
+        raise ApiError.of_fields(*faults, FieldError("handler", str(error))) from None
+
+
+def _is_created_by(service: Service, job: Job, body: JobBody) -> bool:
+    """Whether the stored job is what this body makes."""
+    if body.sent.get("id") is None and body.sent.get("name") is None:
+        return True  # its random id was made for this request
+    client = service.client
+    try:
+        draft = client.draft(job.id, **job_options(body, service.settings))
+        return is_stored_as(draft, job, client.webhooks)
+    except (MainspringError, ApiError):
         return False
 
 
-def _created(request: Request, job: Job, secret: str | None) -> Response:
-    headers = {"Location": _address(request, job.id), "ETag": documents.etag(job)}
-    return documents.answer({"success": True, "data": documents.created(job, secret)}, 201, headers)
+def _created_response(request: Request, job: Job, secret: str | None) -> Response:
+    headers = {"Location": _address(request, job.id), "ETag": etag(job)}
+    return json_response({"success": True, "data": created_document(job, secret)}, 201, headers)
 
 
-def _replayed(request: Request, data: dict[str, Any]) -> Response:
+def _replayed_response(request: Request, data: dict[str, Any]) -> Response:
     headers = {"Location": _address(request, data["jobId"]), "Idempotency-Replayed": "true"}
-    return documents.answer({"success": True, "data": data}, 201, headers)
+    return json_response({"success": True, "data": data}, 201, headers)
 
 
-def _triggered(run: Run, headers: dict[str, str] | None = None) -> Response:
-    document = {"success": True, "data": documents.run_document(run, whole=True)}
-    return documents.answer(document, 202, headers)
+def _run_response(run: Run, headers: dict[str, str] | None = None) -> Response:
+    document = {"success": True, "data": run_document(run, whole=True)}
+    return json_response(document, 202, headers)
 
 
 def _address(request: Request, job: str) -> str:
-    """Where the job is found, also where the API is mounted below a path."""
+    """The path of the job, also if the API is mounted below another path."""
     return f"{request.scope.get('root_path', '')}/api/jobs/{job}"
 
 
-def _whole(job: Job, *, signing_secret: str | None = None) -> Response:
-    document = documents.job_document(job, id_name="_id")
+def _job_response(job: Job, *, signing_secret: str | None = None) -> Response:
+    document = job_document(job, page=True)
     if signing_secret is not None:
         document["signingSecret"] = signing_secret
-    return documents.answer(
-        {"success": True, "data": document}, headers={"ETag": documents.etag(job)}
-    )
+    return json_response({"success": True, "data": document}, headers={"ETag": etag(job)})
 
 
-def _seen(job: Job, if_match: str | None) -> Job | None:
-    """The job as the client saw it, where it said so; refused at once where it is another."""
+def _check_if_match(job: Job, if_match: str | None) -> Job | None:
+    """Refuse if the job is not the one that the client read. Returns the job if it named one."""
     if if_match is None or if_match.strip() == "*":
         return None
     tags = [one.strip().removeprefix("W/") for one in if_match.split(",")]
-    if documents.etag(job) not in tags:
-        raise Problem(412, f"job {job.id!r} was changed since you read it: read it again")
+    if etag(job) not in tags:
+        raise ApiError(412, f"job {job.id!r} was changed after you read it: read it again")
     return job
 
 
-async def would_send(service: Service, body: JobBody) -> dict[str, Any]:
-    if body.endpoint is None:
-        raise Problem.of_field(
-            "endpoint", "only a job that calls an endpoint has a request to show"
-        )
-    job, _ = await _made(service, job_id(body), body, dry_run=True)
+async def preview_request(service: Service, body: JobBody) -> dict[str, Any]:
+    if body.sent.get("endpoint") is None:
+        why = "only a job that calls an endpoint has a request to show"
+        raise ApiError.of_fields(FieldError("endpoint", why))
+    job, _ = await _add_job(service, new_job_id(body), body, dry_run=True)
     return await _request_of(service, job)
 
 
 async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str, Any]:
     if job.webhook is None:
-        raise Problem(422, f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint")
-    if body is not None:  # what a real trigger refuses is refused here, in the same words
-        codec.encode(body)
-        check_body(body)
-    made = service.scheduler.webhooks.preview(job, await service.scheduler.now(), body=body)
+        raise ApiError(
+            422, f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
+        )
+    if body is not None:  # as a real trigger checks it
+        _check_payload(body)
+    made = service.client.webhooks.preview(job, await service.client.now(), body=body)
     return {
         "jobId": job.id,
         "method": made.method,
         "url": made.url,
         "headers": made.shown_headers(),
         "body": made.body.decode("utf-8", "replace"),
-        "nextRunAt": documents.when(job.next_run_at),
+        "nextRunAt": to_iso(job.next_run_at),
     }
 
 
-async def _created_one(service: Service, at: int, given: Any) -> BulkItem:
+def _check_payload(body: Any) -> None:
+    codec.encode(body)
+    try:
+        check_body(body)
+    except InvalidInput as error:
+        error.field = "payload"
+        raise
+
+
+async def _create_one(service: Service, at: int, given: Any) -> BulkItem:
     try:
         body = JobBody.model_validate(given)
-        job, secret = await _made(service, job_id(body), body)
-    except (ValidationError, MainspringError, Problem) as error:
-        return BulkItem(index=at, problem=_problem_of(error))
+        job, secret = await _add_job(service, new_job_id(body), body)
+    except (ValidationError, MainspringError, ApiError) as error:
+        return BulkItem(index=at, problem=_api_error(error))
     return BulkItem(index=at, job_id=job.id, job=job, secret=secret)
 
 
-async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
+async def _chosen_ids(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
     if body.ids is not None:
         for name in dict.fromkeys(body.ids):
             yield name
@@ -484,7 +555,7 @@ async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
     assert body.match is not None
     cursor: str | None = None
     while True:
-        page = await service.scheduler.list_jobs(
+        page = await service.client.list_jobs(
             tag=body.match.tag,
             enabled=body.match.enabled,
             search=body.match.search,
@@ -497,46 +568,42 @@ async def _chosen(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
             return
 
 
-async def _triggered_one(service: Service, name: str) -> BulkItem:
+async def _trigger_one(service: Service, name: str) -> BulkItem:
     try:
-        run = await service.scheduler.trigger(name)
+        run = await service.client.trigger(name)
     except MainspringError as error:
-        return BulkItem(job_id=name, problem=_problem_of(error))
+        return BulkItem(job_id=name, problem=_api_error(error))
     return BulkItem(job_id=name, run_id=run.id)
 
 
-async def _done_all(service: Service, action: str, names: list[str]) -> list[BulkItem]:
-    """Pause, resume or delete: a thousand jobs in one commit."""
-    scheduler = service.scheduler
-    act = {"pause": scheduler.pause_jobs, "resume": scheduler.resume_jobs}.get(
-        action, scheduler.remove_jobs
-    )
+async def _apply_to_all(service: Service, action: str, names: list[str]) -> list[BulkItem]:
+    """Pause, resume or delete: the store commits a thousand jobs at once."""
+    client = service.client
+    act = {"pause": client.pause_jobs, "resume": client.resume_jobs}.get(action, client.remove_jobs)
     return [
-        BulkItem(job_id=name, problem=None if error is None else _problem_of(error))
+        BulkItem(job_id=name, problem=None if error is None else _api_error(error))
         for name, error in (await act(names)).items()
     ]
 
 
-def _problem_of(error: Exception) -> Problem:
+def _api_error(error: Exception) -> ApiError:
     if isinstance(error, ValidationError):
-        return problems.of_invalid(
-            RequestValidationError(
-                [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-            )
+        return from_validation_error(
+            [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         )
     if isinstance(error, MainspringError):
-        return problems.of_error(error)
-    assert isinstance(error, Problem)
+        return from_library_error(error)
+    assert isinstance(error, ApiError)
     return error
 
 
 def _bulk_result(item: BulkItem) -> dict[str, Any]:
-    """One result as the compatibility page's form has it."""
+    """One result in the compatibility page's form."""
     result: dict[str, Any] = {"success": item.problem is None}
     if item.index is not None:
         result["index"] = item.index
     if item.job is not None:
-        return {**result, **documents.created(item.job, item.secret)}
+        return {**result, **created_document(item.job, item.secret)}
     if item.job_id is not None:
         result["jobId"] = item.job_id
     if item.run_id is not None:

@@ -1,64 +1,50 @@
-"""`/api/keys`: make, list and revoke API keys, for those whose key has the scope admin."""
+"""API keys: create, list and revoke them with a key of the scope admin. `/api/keys` is the form of
+the compatibility page; `v1.py` calls the same functions."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from mainspring.errors import NotFound
-from mainspring.service.api_keys import Key
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
-from mainspring.service.schemas import documents
-from mainspring.service.schemas import envelopes as docs
-from mainspring.service.schemas.durations import span
-from mainspring.service.schemas.requests import KeyBody
+from mainspring.service.schemas.json_format import json_response
+from mainspring.service.schemas.key import KeyAnswer, KeyBody, KeyList, key_document
+from mainspring.service.schemas.problem import Done
 
-__all__ = ["all_keys", "create_key", "key_document", "revoke_key", "router"]
+__all__ = ["create_key", "list_all_keys", "revoke_key", "router"]
 
 router = APIRouter(prefix="/api/keys", tags=[COMPATIBILITY])
 
 
-@router.post("", status_code=201, response_model=docs.KeyAnswer, summary="Make an API key")
+@router.post("", status_code=201, response_model=KeyAnswer, summary="Make an API key")
 async def create(body: KeyBody, service: ServiceDep) -> Response:
-    return documents.answer({"success": True, "data": await create_key(service, body)}, 201)
+    return json_response({"success": True, "data": await create_key(service, body)}, 201)
 
 
 async def create_key(service: Service, body: KeyBody) -> dict[str, Any]:
-    expires = None if body.expires_in is None else span(body.expires_in, "expiresIn")
-    key, text = await service.keys.create(body.name, body.scope, expires)
-    return {**key_document(key, await service.scheduler.now()), "key": text}
+    key, text = await service.keys.create(body.name, body.scope, body.sent.get("expires_in"))
+    return {**key_document(key, await service.client.now()), "key": text}
 
 
-@router.get("", response_model=docs.KeyList, summary="List API keys")
+@router.get("", response_model=KeyList, summary="List API keys")
 async def list_keys(service: ServiceDep) -> Response:
-    return documents.answer({"success": True, "data": await all_keys(service)})
+    return json_response({"success": True, "data": await list_all_keys(service)})
 
 
-async def all_keys(service: Service) -> list[dict[str, Any]]:
-    now = await service.scheduler.now()
+async def list_all_keys(service: Service) -> list[dict[str, Any]]:
+    now = await service.client.now()
     return [key_document(key, now) for key in await service.keys.list()]
 
 
-@router.delete("/{id}", response_model=docs.Done, summary="Revoke an API key")
+@router.delete("/{id}", response_model=Done, summary="Revoke an API key")
 async def revoke(id: str, service: ServiceDep) -> Response:
     await revoke_key(service, id)
-    return documents.answer({"success": True, "message": f"key {id} was revoked"})
+    return json_response({"success": True, "message": f"key {id} was revoked"})
 
 
 async def revoke_key(service: Service, id: str) -> None:
     if not id.isalnum() or not id.isascii():
         raise NotFound(f"there is no key {id[:50]!r}")
     await service.keys.revoke(id)
-
-
-def key_document(key: Key, now: datetime) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "name": key.name,
-        "scope": key.scope,
-        "state": key.state(now),
-        "createdAt": documents.when(key.created_at),
-        "expiresAt": documents.when(key.expires_at),
-    }

@@ -1,4 +1,5 @@
-"""`/api/runs`: look through them, look at one, cancel, retry, delete; one or all that match."""
+"""Runs: list, read, cancel, retry, delete; one or all that match. `/api/runs` is the form of the
+compatibility page; `v1.py` calls the same functions."""
 
 from __future__ import annotations
 
@@ -9,16 +10,31 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from mainspring.core.model import Page, Run, State
+from mainspring.core.schedules.base import moment
 from mainspring.engine.bulk_operations import Matched
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, RunPath, Service, ServiceDep
-from mainspring.service.problems import Problem
+from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
-from mainspring.service.schemas import documents
-from mainspring.service.schemas import envelopes as docs
-from mainspring.service.schemas.requests import RunsBulkBody, moment_of
+from mainspring.service.schemas.json_format import WrongFormat, json_response, read_datetime
+from mainspring.service.schemas.problem import Done
+from mainspring.service.schemas.run import (
+    RunAnswer,
+    RunPage,
+    RunsBulk,
+    RunsBulkBody,
+    run_document,
+)
 
-__all__ = ["Moment", "bulk_runs", "cancel_run", "find_runs", "remove_run", "router", "whole_run"]
+__all__ = [
+    "Moment",
+    "bulk_runs",
+    "cancel_run",
+    "find_runs",
+    "read_whole_run",
+    "remove_run",
+    "router",
+]
 
 router = APIRouter(prefix="/api/runs", tags=[COMPATIBILITY])
 
@@ -27,18 +43,20 @@ Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 dat
 _OFFSET = re.compile(r"([T ]\d\d[^ ]*) (\d\d(?::?\d\d)?)$", re.ASCII)
 
 
-@router.get("", response_model=docs.RunPage, summary="List runs, newest first")
+@router.get("", response_model=RunPage, summary="List runs, newest first")
 async def list_runs(
     service: ServiceDep,
     job: Annotated[str | None, Query(max_length=200)] = None,
     state: Annotated[list[State] | None, Query(description="One or several.")] = None,
     failing: Annotated[
-        bool, Query(description="Only those with a failed attempt, whatever became of them.")
+        bool, Query(description="Only runs with a failed attempt, in any state.")
     ] = False,
     since: Moment = None,
     until: Moment = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=500, description="Of the page before.")] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=500, description="The cursor of the page before.")
+    ] = None,
 ) -> Response:
     page = await find_runs(
         service,
@@ -50,10 +68,10 @@ async def list_runs(
         limit=limit,
         cursor=cursor,
     )
-    return documents.answer(
+    return json_response(
         {
             "success": True,
-            "data": [documents.run_document(run) for run in page.items],
+            "data": [run_document(run) for run in page.items],
             "cursor": page.cursor,
         }
     )
@@ -62,24 +80,24 @@ async def list_runs(
 async def find_runs(
     service: Service, *, since: str | None, until: str | None, cursor: str | None, **chosen: Any
 ) -> Page[Run]:
-    first, last = _moment(since, "since"), _moment(until, "until")
+    first, last = _read_moment(since, "since"), _read_moment(until, "until")
     try:
-        return await service.scheduler.list_runs(
+        return await service.client.list_runs(
             since=first, until=last, cursor=cursor, brief=True, **chosen
         )
-    except InvalidInput as error:
-        raise Problem.of_field("cursor", str(error)) from None
-    except OverflowError:
-        raise Problem.of_field("cursor", f"{cursor!r} is no cursor that a page gave") from None
+    except (InvalidInput, OverflowError):
+        raise ApiError.of_fields(
+            FieldError.predicate("cursor", f"is the cursor of a page, not {cursor!r}")
+        ) from None
 
 
-@router.post("/bulk", response_model=docs.RunsBulk, summary="Cancel, retry or delete many")
+@router.post("/bulk", response_model=RunsBulk, summary="Cancel, retry or delete many")
 async def bulk(
     body: RunsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
 ) -> Response:
     refuse_idempotency_key(idempotency_key)
     done = await bulk_runs(service, body)
-    return documents.answer(
+    return json_response(
         {
             "success": True,
             "data": {"matched": done.matched, "done": done.done, "more": done.more},
@@ -97,72 +115,81 @@ async def bulk_runs(service: Service, body: RunsBulkBody) -> Matched:
         chosen = {
             "job": match.job,
             "state": states,
-            "since": moment_of(match.since, "since"),
-            "until": moment_of(match.until, "until"),
+            "since": _in_utc(match.sent.get("since"), "since"),
+            "until": _in_utc(match.sent.get("until"), "until"),
             "limit": body.limit,
         }
-    scheduler = service.scheduler
+    client = service.client
     action = {
-        "cancel": scheduler.cancel_runs,
-        "retry": scheduler.retry_runs,
-        "delete": scheduler.remove_runs,
+        "cancel": client.cancel_runs,
+        "retry": client.retry_runs,
+        "delete": client.remove_runs,
     }[body.action]
     return await action(**chosen)
 
 
-@router.get("/{id}", response_model=docs.RunAnswer, summary="A run with its attempts")
+@router.get("/{id}", response_model=RunAnswer, summary="A run with its attempts")
 async def get(id: RunPath, service: ServiceDep) -> Response:
     return await _whole(service, id)
 
 
-@router.post("/{id}/cancel", response_model=docs.RunAnswer, summary="Cancel a run")
+@router.post("/{id}/cancel", response_model=RunAnswer, summary="Cancel a run")
 async def cancel(id: RunPath, service: ServiceDep) -> Response:
     await cancel_run(service, id)
     return await _whole(service, id)
 
 
 async def cancel_run(service: Service, id: str) -> None:
-    if not await service.scheduler.cancel(id):
-        run = await service.scheduler.get_run(id)
-        why = f"run {id!r} has ended already: it is {run.state}"
-        raise Problem(409, why, code="invalid_state")
+    if not await service.client.cancel(id):
+        run = await service.client.get_run(id)
+        why = f"run {id!r} has ended: it is {run.state}"
+        raise ApiError(409, why, code="invalid_state")
 
 
-@router.post("/{id}/retry", response_model=docs.RunAnswer, summary="Try a failed run again")
+@router.post("/{id}/retry", response_model=RunAnswer, summary="Try a failed run again")
 async def retry(id: RunPath, service: ServiceDep) -> Response:
-    await service.scheduler.retry(id)
+    await service.client.retry(id)
     return await _whole(service, id)
 
 
-@router.delete("/{id}", response_model=docs.Done, summary="Delete a finished run")
+@router.delete("/{id}", response_model=Done, summary="Delete a finished run")
 async def delete(id: RunPath, service: ServiceDep) -> Response:
     await remove_run(service, id)
-    return documents.answer({"success": True, "message": f"run {id} was deleted"})
+    return json_response({"success": True, "message": f"run {id} was deleted"})
 
 
 async def remove_run(service: Service, id: str) -> None:
-    run = await service.scheduler.get_run(id)
-    if not (await service.scheduler.remove_runs([id])).done:
+    run = await service.client.get_run(id)
+    if not (await service.client.remove_runs([id])).done:
         why = "its dedupe key is still held" if run.finished else "cancel it first"
         why = f"run {id!r} is {run.state} and cannot be deleted: {why}"
-        raise Problem(409, why, code="invalid_state")
+        raise ApiError(409, why, code="invalid_state")
 
 
 async def _whole(service: Service, run_id: str) -> Response:
-    return documents.answer({"success": True, "data": await whole_run(service, run_id)})
+    return json_response({"success": True, "data": await read_whole_run(service, run_id)})
 
 
-async def whole_run(service: Service, run_id: str) -> dict[str, Any]:
-    """A run with its attempts, and why it did not run yet, where it did not."""
-    run = await service.scheduler.get_run(run_id)
-    why = await service.scheduler.explain_run(run_id)
-    return {**documents.run_document(run, whole=True), "why": why}
+async def read_whole_run(service: Service, run_id: str) -> dict[str, Any]:
+    """A run with its attempts, and why it has not started if it has not."""
+    run = await service.client.get_run(run_id)
+    why = await service.client.explain_run(run_id)
+    return {**run_document(run, whole=True), "why": why}
 
 
-def _moment(text: str | None, what: str) -> datetime | None:
-    if text is not None:  # a + that was not written as %2B came as a space
-        text = _OFFSET.sub(r"\1+\2", text)
+def _read_moment(text: str | None, name: str) -> datetime | None:
+    if text is None:
+        return None
     try:
-        return moment_of(text, what)
+        # A + that was not written as %2B arrives as a space.
+        return _in_utc(read_datetime(_OFFSET.sub(r"\1+\2", text)), name)
+    except WrongFormat as error:
+        raise ApiError.of_fields(FieldError.predicate(name, str(error))) from None
+
+
+def _in_utc(when: datetime | None, name: str) -> datetime | None:
+    """A date-time without an offset is in UTC."""
+    try:
+        return None if when is None else moment(when, "UTC", name)
     except InvalidInput as error:
-        raise Problem.of_field(what, str(error)) from None
+        raise ApiError.of_fields(FieldError(name, str(error))) from None

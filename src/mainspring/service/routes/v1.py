@@ -1,8 +1,8 @@
-"""`/api/v1`: the API in its own form. Documents stand alone, lists are `items` with `nextCursor`,
+"""`/api/v1`: the API's own form. Documents have no envelope, lists are `items` with `nextCursor`,
 and errors are RFC 9457 problems with a `code`.
 
-What is done is the same as in the forms of the compatibility page: the functions of `jobs.py`,
-`runs.py` and the others.
+The routes call the same functions as those of the compatibility page, in `jobs.py`, `runs.py` and
+the others.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.core.model import Job, State
 from mainspring.errors import InvalidInput
-from mainspring.service import problems
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
-from mainspring.service.problems import Problem
+from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.routes import events, health, jobs, keys, runs, schedules
 from mainspring.service.routes.jobs import DryRun, IdempotencyKey, IfMatch, NoIdempotencyKey
-from mainspring.service.schemas import documents, v1
-from mainspring.service.schemas.requests import (
+from mainspring.service.schemas import job as job_schema
+from mainspring.service.schemas.health import Health, Statistics
+from mainspring.service.schemas.job import (
     JobBody,
+    JobList,
     JobsBulkBody,
+    JobsBulkResult,
     JobUpdateBody,
-    KeyBody,
-    PreviewBody,
-    RunsBulkBody,
+    RenderedRequest,
     TriggerBody,
+    etag,
+    job_document,
 )
+from mainspring.service.schemas.json_format import json_response
+from mainspring.service.schemas.key import ApiKey, ApiKeyList, KeyBody
+from mainspring.service.schemas.preview import Preview, PreviewBody
+from mainspring.service.schemas.run import Run, RunList, RunsBulkBody, RunsBulkResult, run_document
 
 __all__ = ["router"]
 
@@ -35,10 +41,10 @@ router = APIRouter(prefix="/api/v1")
 
 Limit = Annotated[int, Query(ge=1, le=500, description="At most so many on a page.")]
 Cursor = Annotated[
-    str | None, Query(max_length=500, description="`nextCursor` of the page before.")
+    str | None, Query(max_length=500, description="The `nextCursor` of the page before.")
 ]
 _DRY_RUN: dict[int | str, dict[str, Any]] = {
-    200: {"model": v1.RenderedRequest, "description": "What a dry run shows."}
+    200: {"model": RenderedRequest, "description": "The request that a dry run shows."}
 }
 
 # -- jobs -----------------------------------------------------------------------------------
@@ -47,7 +53,7 @@ _DRY_RUN: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/jobs",
     status_code=201,
-    response_model=v1.Job,
+    response_model=job_schema.Job,
     responses=_DRY_RUN,
     tags=["jobs"],
     summary="Create a job",
@@ -60,10 +66,10 @@ async def create_job(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
-        return documents.answer(await jobs.would_send(service, body))
+        return json_response(await jobs.preview_request(service, body))
     made = await jobs.create_job(service, request, body, idempotency_key)
     job = made.job
-    if job is None:  # what the first answer told was kept in short; the job itself tells more
+    if job is None:  # only a part of the first answer was kept
         assert made.replayed is not None
         job = await jobs.created_before(service, made.replayed["jobId"])
     headers = {"Location": _address(request, f"jobs/{job.id}")}
@@ -72,30 +78,33 @@ async def create_job(
     return _job(job, made.secret, status=201, headers=headers)
 
 
-@router.get("/jobs", response_model=v1.JobList, tags=["jobs"], summary="List jobs, by id")
+@router.get("/jobs", response_model=JobList, tags=["jobs"], summary="List jobs, by id")
 async def list_jobs(
     service: ServiceDep,
-    tag: Annotated[str | None, Query(max_length=200, description="With this tag.")] = None,
-    enabled: Annotated[bool | None, Query(description="Switched on, or off.")] = None,
+    tag: Annotated[str | None, Query(max_length=200, description="Jobs with this tag.")] = None,
+    enabled: Annotated[bool | None, Query(description="Enabled jobs, or paused ones.")] = None,
     search: Annotated[
-        str | None, Query(max_length=200, description="A part of the id or the description.")
+        str | None,
+        Query(max_length=200, description="Jobs with this text in the id or the description."),
     ] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
     try:
-        page = await service.scheduler.list_jobs(
+        page = await service.client.list_jobs(
             tag=tag, enabled=enabled, search=search, limit=limit, cursor=cursor
         )
     except (InvalidInput, OverflowError):
-        raise Problem.of_field("cursor", f"{cursor!r} is no cursor that a page gave") from None
-    items = [documents.job_document(job) for job in page.items]
-    return documents.answer({"items": items, "nextCursor": page.cursor})
+        raise ApiError.of_fields(
+            FieldError.predicate("cursor", f"is a page's nextCursor, not {cursor!r}")
+        ) from None
+    items = [job_document(job) for job in page.items]
+    return json_response({"items": items, "nextCursor": page.cursor})
 
 
 @router.post(
     "/jobs/bulk",
-    response_model=v1.JobsBulkResult,
+    response_model=JobsBulkResult,
     tags=["jobs"],
     summary="Create, pause, resume, trigger or delete many jobs",
 )
@@ -105,7 +114,7 @@ async def bulk_jobs(
     jobs.refuse_idempotency_key(idempotency_key)
     items = await jobs.bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
-    return documents.answer(
+    return json_response(
         {
             "matched": len(items),
             "succeeded": done,
@@ -115,14 +124,14 @@ async def bulk_jobs(
     )
 
 
-@router.get("/jobs/{id}", response_model=v1.Job, tags=["jobs"], summary="Read a job")
+@router.get("/jobs/{id}", response_model=job_schema.Job, tags=["jobs"], summary="Read a job")
 async def get_job(id: JobPath, service: ServiceDep) -> Response:
-    return _job(await service.job(id))
+    return _job(await service.client.get_job(id))
 
 
 @router.patch(
     "/jobs/{id}",
-    response_model=v1.Job,
+    response_model=job_schema.Job,
     tags=["jobs"],
     summary="Change a job; what is left out stays",
 )
@@ -150,7 +159,7 @@ async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
 @router.post(
     "/jobs/{id}/trigger",
     status_code=202,
-    response_model=v1.Run,
+    response_model=Run,
     responses=_DRY_RUN,
     tags=["jobs"],
     summary="Run a job now",
@@ -165,17 +174,17 @@ async def trigger_job(
     if_match: IfMatch = None,
 ) -> Response:
     if dry_run:
-        return documents.answer(await jobs.would_trigger(service, id, body, if_match))
+        return json_response(await jobs.preview_trigger(service, id, body, if_match))
     run, replayed = await jobs.trigger_job(service, request, id, body, idempotency_key, if_match)
     headers = {"Location": _address(request, f"runs/{run.id}")}
     if replayed:
         headers["Idempotency-Replayed"] = "true"
-    return documents.answer(documents.run_document(run, whole=True), 202, headers)
+    return json_response(run_document(run, whole=True), 202, headers)
 
 
 @router.post(
     "/jobs/{id}/pause",
-    response_model=v1.Job,
+    response_model=job_schema.Job,
     tags=["jobs"],
     summary="Fire no more slots until the job is resumed",
 )
@@ -185,7 +194,7 @@ async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) 
 
 @router.post(
     "/jobs/{id}/resume",
-    response_model=v1.Job,
+    response_model=job_schema.Job,
     tags=["jobs"],
     summary="Go on with the next slot",
 )
@@ -196,13 +205,13 @@ async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
 # -- runs -----------------------------------------------------------------------------------
 
 
-@router.get("/runs", response_model=v1.RunList, tags=["runs"], summary="List runs, newest first")
+@router.get("/runs", response_model=RunList, tags=["runs"], summary="List runs, newest first")
 async def list_runs(
     service: ServiceDep,
-    job: Annotated[str | None, Query(max_length=200, description="Of this job.")] = None,
-    state: Annotated[list[State] | None, Query(description="In one of these states.")] = None,
+    job: Annotated[str | None, Query(max_length=200, description="Runs of this job.")] = None,
+    state: Annotated[list[State] | None, Query(description="Runs in one of these states.")] = None,
     failing: Annotated[
-        bool, Query(description="Only those with a failed attempt, whatever became of them.")
+        bool, Query(description="Only runs with a failed attempt, in any state.")
     ] = False,
     since: runs.Moment = None,
     until: runs.Moment = None,
@@ -219,13 +228,13 @@ async def list_runs(
         limit=limit,
         cursor=cursor,
     )
-    items = [documents.run_document(run) for run in page.items]
-    return documents.answer({"items": items, "nextCursor": page.cursor})
+    items = [run_document(run) for run in page.items]
+    return json_response({"items": items, "nextCursor": page.cursor})
 
 
 @router.post(
     "/runs/bulk",
-    response_model=v1.RunsBulkResult,
+    response_model=RunsBulkResult,
     tags=["runs"],
     summary="Cancel, retry or delete many runs",
 )
@@ -234,27 +243,25 @@ async def bulk_runs(
 ) -> Response:
     jobs.refuse_idempotency_key(idempotency_key)
     done = await runs.bulk_runs(service, body)
-    return documents.answer({"matched": done.matched, "done": done.done, "more": done.more})
+    return json_response({"matched": done.matched, "done": done.done, "more": done.more})
 
 
-@router.get(
-    "/runs/{id}", response_model=v1.Run, tags=["runs"], summary="Read a run with its attempts"
-)
+@router.get("/runs/{id}", response_model=Run, tags=["runs"], summary="Read a run with its attempts")
 async def get_run(id: RunPath, service: ServiceDep) -> Response:
     return await _run(service, id)
 
 
-@router.post("/runs/{id}/cancel", response_model=v1.Run, tags=["runs"], summary="Cancel a run")
+@router.post("/runs/{id}/cancel", response_model=Run, tags=["runs"], summary="Cancel a run")
 async def cancel_run(id: RunPath, service: ServiceDep) -> Response:
     await runs.cancel_run(service, id)
     return await _run(service, id)
 
 
 @router.post(
-    "/runs/{id}/retry", response_model=v1.Run, tags=["runs"], summary="Try a failed run again"
+    "/runs/{id}/retry", response_model=Run, tags=["runs"], summary="Try a failed run again"
 )
 async def retry_run(id: RunPath, service: ServiceDep) -> Response:
-    await service.scheduler.retry(id)
+    await service.client.retry(id)
     return await _run(service, id)
 
 
@@ -269,18 +276,18 @@ async def delete_run(id: RunPath, service: ServiceDep) -> Response:
 
 @router.post(
     "/schedules/preview",
-    response_model=v1.Preview,
+    response_model=Preview,
     tags=["schedules"],
     summary="Show the next slots of a schedule",
 )
 async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Response:
-    return documents.answer(await schedules.preview_of(service, body))
+    return json_response(await schedules.compute_preview(service, body))
 
 
 @router.get(
     "/events",
     tags=["events"],
-    summary="Follow what happens (server-sent events)",
+    summary="Follow events (server-sent events)",
     response_class=Response,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
@@ -293,11 +300,13 @@ async def follow_events(
     return events.open_stream(service, request, event, job)
 
 
-@router.get("/health", response_model=v1.Health, tags=["health"], summary="Tell how it stands")
+@router.get(
+    "/health", response_model=Health, tags=["health"], summary="Show the health of the service"
+)
 async def get_health(service: ServiceDep) -> Response:
-    found = await health.health_of(service)
+    found = await health.read_health(service)
     state = found["scheduler"]
-    return documents.answer(
+    return json_response(
         {
             "status": found["status"],
             "time": found["timestamp"],
@@ -311,24 +320,24 @@ async def get_health(service: ServiceDep) -> Response:
 
 
 @router.get(
-    "/statistics", response_model=v1.Statistics, tags=["health"], summary="Count jobs and runs"
+    "/statistics", response_model=Statistics, tags=["health"], summary="Count jobs and runs"
 )
 async def get_statistics(service: ServiceDep) -> Response:
-    found, last_day = await health.stats_of(service)
+    found, last_day = await health.read_stats(service)
     kept = {name: found[name] for name in ("jobs", "runs", "due")}
-    return documents.answer({**kept, "lastDay": last_day})
+    return json_response({**kept, "lastDay": last_day})
 
 
 @router.post(
-    "/keys", status_code=201, response_model=v1.ApiKey, tags=["keys"], summary="Create an API key"
+    "/keys", status_code=201, response_model=ApiKey, tags=["keys"], summary="Create an API key"
 )
 async def create_key(body: KeyBody, service: ServiceDep) -> Response:
-    return documents.answer(await keys.create_key(service, body), 201)
+    return json_response(await keys.create_key(service, body), 201)
 
 
-@router.get("/keys", response_model=v1.ApiKeyList, tags=["keys"], summary="List API keys")
+@router.get("/keys", response_model=ApiKeyList, tags=["keys"], summary="List API keys")
 async def list_keys(service: ServiceDep) -> Response:
-    return documents.answer({"items": await keys.all_keys(service), "nextCursor": None})
+    return json_response({"items": await keys.list_all_keys(service), "nextCursor": None})
 
 
 @router.delete("/keys/{id}", status_code=204, tags=["keys"], summary="Revoke an API key")
@@ -347,14 +356,14 @@ def _job(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    document = documents.job_document(job)
+    document = job_document(job)
     if secret is not None:
         document["signingSecret"] = secret
-    return documents.answer(document, status, {"ETag": documents.etag(job), **(headers or {})})
+    return json_response(document, status, {"ETag": etag(job), **(headers or {})})
 
 
 async def _run(service: Service, run_id: str) -> Response:
-    return documents.answer(await runs.whole_run(service, run_id))
+    return json_response(await runs.read_whole_run(service, run_id))
 
 
 def _bulk_item(item: jobs.BulkItem) -> dict[str, Any]:
@@ -368,10 +377,10 @@ def _bulk_item(item: jobs.BulkItem) -> dict[str, Any]:
         if value is not None:
             document[name] = value
     if item.problem is not None:
-        document["problem"] = problems.problem_document(item.problem)
+        document["problem"] = problem_document(item.problem)
     return document
 
 
 def _address(request: Request, path: str) -> str:
-    """Where something is found, also where the API is mounted below a path."""
+    """The path of a document, also if the API is mounted below another path."""
     return f"{request.scope.get('root_path', '')}/api/v1/{path}"

@@ -32,7 +32,7 @@ async def test_an_unknown_name_is_told_with_the_known_ones(
     await created(api, id="mine")
     told = await refused(api, method, f"{path}?jobId=nope&status=failed", 422, json=body)
     assert [one["field"] for one in told["errors"]] == ["jobId", "status"]
-    those = f"those are {known}" if known else "there are none here"
+    those = f"allowed are {known}" if known else "none are allowed here"
     assert told["errors"][0]["message"] == f"there is no such parameter; {those}"
     await api.ok("GET", "/api/jobs/mine")
 
@@ -40,7 +40,7 @@ async def test_an_unknown_name_is_told_with_the_known_ones(
 async def test_several_values_are_for_those_that_take_them(api: Api) -> None:
     await api.ok("GET", "/api/runs?state=failed&state=pending")
     told = await refused(api, "GET", "/api/runs?job=a&job=b", 422)
-    assert told["error"] == "job is given 2 times: say it once"
+    assert told["error"] == "job is given 2 times: give it once"
 
 
 @pytest.mark.parametrize("values", [("true", "false"), ("false", "true"), ("false", "false")])

@@ -1,0 +1,251 @@
+"""How documents are declared: each field once, for requests, answers and the OpenAPI document.
+
+A large document (a job, a run) is a tuple of `FieldSpec`. `takes` makes the model of a request from
+it and `answers` the model of an answer; `document_of` writes an answer, and `option` names what the
+library calls the field. A small document is a plain model, which is filled in and sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from mainspring.core.model import check_job_id
+from mainspring.errors import InvalidInput
+from mainspring.service.schemas.json_format import read_datetime, read_duration
+
+__all__ = [
+    "LEFT_OUT",
+    "NAMED_FIELD",
+    "Body",
+    "Conditions",
+    "Cursor",
+    "DateTime",
+    "Document",
+    "Duration",
+    "FieldSpec",
+    "JobId",
+    "Milliseconds",
+    "OneLine",
+    "Time",
+    "answers",
+    "document_of",
+    "field_fault",
+    "may_be_left_out",
+    "options_of",
+    "takes",
+]
+
+S = TypeVar("S")
+M = TypeVar("M", bound=BaseModel)
+
+NAMED_FIELD = "named_field"
+"""The type of a pydantic error that names its field itself, because several fields make it."""
+
+
+def _job_id(text: str) -> str:
+    try:
+        return check_job_id(text)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+
+
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Milliseconds = Annotated[float, Field(description="Milliseconds.")]
+Cursor = Annotated[
+    str | None, Field(description="The cursor of the next page. Null on the last page.")
+]
+Duration = Annotated[
+    float | Annotated[str, StringConstraints(max_length=64)], AfterValidator(read_duration)
+]
+DateTime = Annotated[str, StringConstraints(max_length=64), AfterValidator(read_datetime)]
+OneLine = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+JobId = Annotated[str, AfterValidator(_job_id)]
+
+
+class Body(BaseModel):
+    """What a client sends. Unknown fields and JSON types other than the declared are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, value: Any) -> Any:
+        """JSON can spell half of a surrogate pair, which no store can keep."""
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("the body holds text that is not Unicode") from None
+        except RecursionError:
+            raise ValueError("the body nests too deep") from None
+        except (TypeError, ValueError):
+            pass  # the fields refuse it
+        return value
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The values of the fields that were sent."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class Document(BaseModel):
+    """What a client is answered."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        extra="forbid",
+        protected_namespaces=(),
+        serialize_by_alias=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+
+LEFT_OUT: Any = object()
+"""As `FieldSpec.null`: a field that is null counts as left out."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class FieldSpec(Generic[S]):
+    """A field of a document: everything about it, once."""
+
+    name: str
+    """In snake case; the API's name is `alias`."""
+    description: str
+    example: Any = None
+    sent: Any = None
+    """The type in a request. None: the field cannot be sent."""
+    default: Any = None
+    """What a request that leaves the field out means."""
+    nullable: bool = True
+    """Whether a request may send null. If not, it may only leave the field out."""
+    answered: Any = None
+    """The type in an answer. None: the field is not answered."""
+    optional: bool = False
+    """Whether an answer may leave the field out."""
+    read: Callable[[S], Any] | None = None
+    """The value in an answer."""
+    option: str | None = None
+    """The library's name of the field."""
+    to_option: Callable[[Any], Any] = _same
+    """The library's form of a value that was sent and is not null."""
+    null: Any = None
+    """What null means to the library; `LEFT_OUT`: nothing."""
+    other_alias: str | None = None
+
+    @cached_property
+    def alias(self) -> str:
+        return self.other_alias or to_camel(self.name)
+
+    def definition(self, kind: Any, default: Any) -> tuple[Any, Any]:
+        """The field of a pydantic model."""
+        extra: Any = None if self.example is None else {"examples": [self.example]}
+        settings: dict[str, Any] = {"description": self.description, "json_schema_extra": extra}
+        if self.other_alias is not None:
+            settings["alias"] = self.other_alias
+        if default is LEFT_OUT:
+            return kind, Field(default_factory=lambda: None, **settings)
+        return kind, Field(default, **settings)
+
+
+def takes(*specs: FieldSpec[Any]) -> Callable[[type[M]], type[M]]:
+    """Give a model of a request the fields that can be sent. Each may be left out."""
+    return _with_fields(
+        {
+            spec.name: spec.definition(spec.sent, spec.default if spec.nullable else LEFT_OUT)
+            for spec in specs
+            if spec.sent is not None
+        }
+    )
+
+
+def answers(*specs: FieldSpec[Any]) -> Callable[[type[M]], type[M]]:
+    """Give a model of an answer the fields that are answered."""
+    return _with_fields(
+        {
+            spec.name: spec.definition(spec.answered, None if spec.optional else ...)
+            for spec in specs
+            if spec.answered is not None
+        }
+    )
+
+
+def _with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[M]], type[M]]:
+    def decorate(model: type[M]) -> type[M]:
+        made: type[M] = create_model(  # type: ignore[call-overload]
+            model.__name__,
+            __base__=model,
+            __module__=model.__module__,
+            __doc__=model.__doc__,
+            **fields,
+        )
+        return made
+
+    return decorate
+
+
+def options_of(specs: Iterable[FieldSpec[Any]], sent: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sent under the library's names and in its forms."""
+    options: dict[str, Any] = {}
+    for spec in specs:
+        if spec.option is None or spec.name not in sent:
+            continue
+        value = sent[spec.name]
+        value = spec.null if value is None else spec.to_option(value)
+        if value is not LEFT_OUT:
+            options[spec.option] = value
+    return options
+
+
+def document_of(specs: Iterable[FieldSpec[S]], source: S) -> dict[str, Any]:
+    """The answer's fields that are read from this source."""
+    return {spec.alias: spec.read(source) for spec in specs if spec.read is not None}
+
+
+def may_be_left_out() -> Any:
+    """The default of a request's field that may be left out, but not be null."""
+    return Field(default_factory=lambda: None)
+
+
+class Conditions(Body):
+    """Which jobs or runs are meant: those that fit every condition. A condition that was to be
+    filled in and is null must not mean everything."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_null(cls, value: Any) -> Any:
+        for name, item in value.items() if isinstance(value, dict) else ():
+            if item is None:
+                raise field_fault(f"match.{name}", "is null: leave it out where it does not matter")
+        return value
+
+
+def field_fault(field: str, message: str, *, predicate: bool = True) -> PydanticCustomError:
+    """An error of a request that several fields make together, reported at one of them.
+    `predicate`: the field is the subject of the message, as in `is null`."""
+    context = {"field": field, "message": message, "predicate": predicate}
+    return PydanticCustomError(NAMED_FIELD, "{message}", context)

@@ -1,0 +1,950 @@
+"""A job: what clients send to create and change one, and what they are answered."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from mainspring.core import model
+from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
+from mainspring.core.schedules import Schedule
+from mainspring.core.schedules.cron import Cron
+from mainspring.core.schedules.interval import Interval
+from mainspring.core.schedules.once import Once
+from mainspring.core.schedules.recurrence import Recurrence
+from mainspring.service.schemas.fields import (
+    LEFT_OUT,
+    Body,
+    Conditions,
+    Cursor,
+    DateTime,
+    Document,
+    Duration,
+    FieldSpec,
+    JobId,
+    Milliseconds,
+    OneLine,
+    Time,
+    answers,
+    document_of,
+    field_fault,
+    may_be_left_out,
+    options_of,
+    takes,
+)
+from mainspring.service.schemas.json_format import (
+    encode_json,
+    to_iso,
+    to_json_value,
+    to_milliseconds,
+)
+from mainspring.service.schemas.problem import FieldProblem, Problem
+from mainspring.webhooks.service import shown_headers
+
+__all__ = [
+    "JOB",
+    "ROTATE_SECRET",
+    "SCHEDULE",
+    "WEBHOOK",
+    "BackoffBody",
+    "BreakerBody",
+    "Bulk",
+    "BulkResult",
+    "ChangedAnswer",
+    "ChangedJob",
+    "Created",
+    "Job",
+    "JobAnswer",
+    "JobBody",
+    "JobDocument",
+    "JobList",
+    "JobPage",
+    "JobRequest",
+    "JobUpdateBody",
+    "JobsBulkBody",
+    "JobsBulkResult",
+    "MisfireBody",
+    "RenderedRequest",
+    "Shown",
+    "TriggerBody",
+    "backoff_options",
+    "created_document",
+    "etag",
+    "job_document",
+    "schedule_text",
+]
+
+LARGEST = 10**9
+"""The largest whole number that is taken: every store can keep it."""
+
+_DEFAULT = Policy()
+
+
+# -- values within a job --------------------------------------------------------------------------
+
+_BackoffKind = Literal["fixed", "linear", "exponential"]
+_MisfireKind = Literal["once", "skip", "all"]
+_Overlap = Literal["skip", "queue", "replace", "allow"]
+_ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
+
+BACKOFF: tuple[FieldSpec[Any], ...] = (
+    FieldSpec(
+        "kind",
+        "The wait stays the same, grows by its first length each time, or is multiplied.",
+        sent=_BackoffKind,
+        default="exponential",
+        answered=_BackoffKind,
+        read=lambda backoff: str(backoff.kind),
+        option="kind",
+    ),
+    FieldSpec(
+        "factor",
+        "What an exponential wait is multiplied by.",
+        sent=Annotated[float, Field(ge=1, le=1000)],
+        default=2,
+        answered=float,
+        read=lambda backoff: backoff.factor,
+        option="factor",
+    ),
+    FieldSpec(
+        "cap",
+        "The longest wait.",
+        sent=Duration,
+        default="1h",
+        answered=Milliseconds,
+        read=lambda backoff: to_milliseconds(backoff.cap),
+        option="cap",
+    ),
+    FieldSpec(
+        "jitter",
+        "The part by which waits are spread. True is a tenth.",
+        sent=bool | Annotated[float, Field(ge=0, le=1)],
+        default=True,
+        answered=float,
+        read=lambda backoff: backoff.jitter,
+        option="jitter",
+    ),
+)
+MISFIRE: tuple[FieldSpec[Any], ...] = (
+    FieldSpec(
+        "kind",
+        "Which missed slots run: the newest, none, or all.",
+        sent=_MisfireKind,
+        default="once",
+        answered=_MisfireKind,
+        read=lambda misfire: str(misfire.kind),
+        option="kind",
+    ),
+    FieldSpec(
+        "grace",
+        "How late a slot may fire without being missed.",
+        sent=Duration,
+        default="60s",
+        answered=Milliseconds,
+        read=lambda misfire: to_milliseconds(misfire.grace),
+        option="grace",
+    ),
+    FieldSpec(
+        "limit",
+        "With `all`: how many of the newest run at most.",
+        sent=Annotated[int, Field(ge=1, le=10_000)],
+        default=100,
+        answered=int,
+        read=lambda misfire: misfire.limit,
+        option="limit",
+    ),
+)
+BREAKER: tuple[FieldSpec[Any], ...] = (
+    FieldSpec(
+        "failures",
+        "How many failures in a row open the breaker.",
+        sent=Annotated[int, Field(ge=1, le=LARGEST)],
+        default=5,
+        answered=int,
+        read=lambda breaker: breaker.failures,
+        option="failures",
+    ),
+    FieldSpec(
+        "reset",
+        "How long the breaker stays open before one run probes.",
+        sent=Duration,
+        default="60s",
+        answered=Milliseconds,
+        read=lambda breaker: to_milliseconds(breaker.reset),
+        option="reset",
+    ),
+)
+
+
+@takes(*BACKOFF)
+class BackoffBody(Body):
+    """How the wait before a retry grows."""
+
+
+@takes(*MISFIRE)
+class MisfireBody(Body):
+    """What happens to slots that nobody fired in time."""
+
+
+@takes(*BREAKER)
+class BreakerBody(Body):
+    """When runs wait because too many failed."""
+
+
+@answers(*BACKOFF)
+class BackoffDocument(Document):
+    """How the wait before a retry grows."""
+
+
+@answers(*MISFIRE)
+class MisfireDocument(Document):
+    """What happens to slots that nobody fired in time."""
+
+
+@answers(*BREAKER)
+class BreakerDocument(Document):
+    """When runs wait because too many failed."""
+
+
+def backoff_options(value: str | BackoffBody) -> dict[str, Any]:
+    """The arguments of `Backoff` beside the delay, which is a field of its own."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return options_of(BACKOFF, value.sent)
+
+
+def _misfire(value: str | MisfireBody) -> Misfire:
+    if isinstance(value, str):
+        return Misfire(value)
+    return Misfire(**options_of(MISFIRE, value.sent))
+
+
+def _breaker(value: bool | int | BreakerBody) -> Breaker | bool | int:
+    if isinstance(value, BreakerBody):
+        return Breaker(**options_of(BREAKER, value.sent))
+    return value
+
+
+# -- the fields of a job --------------------------------------------------------------------------
+
+
+def schedule_text(schedule: Schedule | None) -> str | None:
+    """A text that makes the same schedule when it is sent back with the timezone."""
+    if schedule is None:
+        return None
+    if isinstance(schedule, Cron):
+        return schedule.expression
+    if isinstance(schedule, Interval):
+        return f"{to_milliseconds(schedule.interval)}ms"
+    if isinstance(schedule, Once):
+        return to_iso(schedule.when)
+    return schedule.text if isinstance(schedule, Recurrence) else schedule.describe()
+
+
+@lru_cache(maxsize=10_000)
+def _describe(schedule: Schedule) -> str:
+    return schedule.describe()  # half of the time that a job's document takes, and rarely new
+
+
+def _codes(bounds: tuple[int, int]) -> int | str:
+    low, high = bounds
+    return low if low == high else f"{low}-{high}"
+
+
+_StatusCodes = Annotated[
+    list[int | Annotated[str, StringConstraints(max_length=16)]], Field(max_length=100)
+]
+
+ID: FieldSpec[model.Job] = FieldSpec(
+    "id",
+    "The job's name in URLs. If a request leaves it out, the service makes one from `name`, or from"
+    " the endpoint's host.",
+    "nightly",
+    sent=str | None,
+    answered=str,
+    read=lambda job: job.id,
+)
+PAGE_ID: FieldSpec[model.Job] = FieldSpec(
+    "id",
+    "The job's name in URLs.",
+    "nightly",
+    answered=str,
+    read=lambda job: job.id,
+    other_alias="_id",
+)
+SCHEDULE: tuple[FieldSpec[model.Job], ...] = (
+    FieldSpec(
+        "schedule",
+        "A cron expression of 5 to 7 fields, `@daily`, an interval, a date-time or an RRULE. Null:"
+        " the job runs only when it is triggered.",
+        "0 30 2 * * *",
+        sent=str | None,
+        answered=str | None,
+        read=lambda job: schedule_text(job.schedule),
+    ),
+    FieldSpec(
+        "every",
+        "Instead of `schedule`: an interval.",
+        sent=Duration | None,
+        answered=Milliseconds | None,
+        read=lambda job: (
+            to_milliseconds(job.schedule.interval) if isinstance(job.schedule, Interval) else None
+        ),
+    ),
+    FieldSpec(
+        "run_at",
+        "Instead of `schedule`: one date-time.",
+        sent=DateTime | None,
+        answered=Time | None,
+        read=lambda job: to_iso(job.schedule.when) if isinstance(job.schedule, Once) else None,
+    ),
+    FieldSpec(
+        "timezone",
+        "The timezone of the schedule, such as `Europe/Berlin`. Without it: the one that the"
+        " schedule names, else the scheduler's (UTC by default).",
+        "Europe/Berlin",
+        sent=OneLine | None,
+        answered=str,
+        read=lambda job: "UTC" if job.schedule is None else job.schedule.timezone,
+        option="timezone",
+        null=LEFT_OUT,
+    ),
+)
+JOB: tuple[FieldSpec[model.Job], ...] = (
+    FieldSpec(
+        "name",
+        "A name for people. It becomes the id if a new job has none.",
+        "Nightly report",
+        sent=OneLine | None,
+        answered=str,
+        read=lambda job: job.metadata.get("name", job.id),
+    ),
+    FieldSpec(
+        "description",
+        "What the job is for.",
+        "Sends the report of the day",
+        sent=Annotated[str, StringConstraints(max_length=4000)] | None,
+        answered=str,
+        read=lambda job: job.description,
+        option="description",
+        null="",
+    ),
+    *SCHEDULE,
+    FieldSpec(
+        "schedule_description",
+        "The schedule in words.",
+        "at 02:30:00",
+        answered=str | None,
+        read=lambda job: None if job.schedule is None else _describe(job.schedule),
+    ),
+    FieldSpec(
+        "jitter",
+        "Each run starts up to so much later than its slot.",
+        sent=Duration | None,
+        answered=Milliseconds | None,
+        read=lambda job: None if job.schedule is None else to_milliseconds(job.schedule.jitter),
+        option="jitter",
+        null=LEFT_OUT,
+    ),
+    FieldSpec(
+        "handler",
+        "Instead of `endpoint`: the name of a Python function that the program registered.",
+        "webhook",
+        sent=OneLine | None,
+        answered=str,
+        read=lambda job: job.handler,
+        option="handler",
+        null=LEFT_OUT,
+    ),
+    FieldSpec(
+        "payload",
+        "The handler's arguments.",
+        sent=Any,
+        answered=Any,
+        optional=True,
+        read=lambda job: to_json_value(job.payload),
+        option="payload",
+    ),
+    FieldSpec(
+        "execution_type",
+        "A run of an `AT_MOST_ONCE` job is never tried again.",
+        "AT_LEAST_ONCE",
+        sent=_ExecutionType | None,
+        answered=_ExecutionType,
+        read=lambda job: (
+            "AT_MOST_ONCE" if job.policy.delivery is Delivery.AT_MOST_ONCE else "AT_LEAST_ONCE"
+        ),
+        option="delivery",
+        to_option=str.lower,
+        null=LEFT_OUT,
+    ),
+    FieldSpec(
+        "enabled",
+        "Whether the job's slots fire.",
+        True,
+        sent=bool,
+        nullable=False,
+        answered=bool,
+        read=lambda job: job.enabled,
+        option="enabled",
+    ),
+    FieldSpec(
+        "retry_attempts",
+        "How often a failed run is tried again. 0: never.",
+        3,
+        sent=Annotated[int, Field(ge=0, le=1000)] | None,
+        answered=int,
+        read=lambda job: job.policy.retries,
+        option="retries",
+        null=LEFT_OUT,
+    ),
+    FieldSpec(
+        "retry_delay",
+        "The wait before the first retry.",
+        sent=Duration | None,
+        answered=Milliseconds,
+        read=lambda job: to_milliseconds(job.policy.backoff.delay),
+    ),
+    FieldSpec(
+        "backoff",
+        "How the wait grows with each retry.",
+        sent=_BackoffKind | BackoffBody | None,
+        answered=BackoffDocument,
+        read=lambda job: document_of(BACKOFF, job.policy.backoff),
+    ),
+    FieldSpec(
+        "timeout",
+        "How long an attempt may take, by the wall clock. For a job that calls an endpoint: 30s if"
+        " it is left out, and at most 1h.",
+        sent=Duration | None,
+        answered=Milliseconds | None,
+        read=lambda job: to_milliseconds(job.policy.timeout),
+        option="timeout",
+    ),
+    FieldSpec(
+        "start_deadline",
+        "A run that has not started so long after it was due is skipped.",
+        sent=Duration | None,
+        answered=Milliseconds | None,
+        read=lambda job: to_milliseconds(job.policy.start_deadline),
+        option="start_deadline",
+    ),
+    FieldSpec(
+        "priority",
+        "0 to 9. Runs of a higher priority start first.",
+        5,
+        sent=Annotated[int, Field(ge=0, le=9)] | None,
+        answered=int,
+        read=lambda job: job.policy.priority,
+        option="priority",
+        null=_DEFAULT.priority,
+    ),
+    FieldSpec(
+        "queue",
+        "The queue of the job's runs. A worker takes runs of its own queues.",
+        "default",
+        sent=str | None,
+        answered=str,
+        read=lambda job: job.policy.queue,
+        option="queue",
+        null=_DEFAULT.queue,
+    ),
+    FieldSpec(
+        "concurrency",
+        "How many of the job's runs may run at once, over all instances.",
+        sent=Annotated[int, Field(ge=1, le=LARGEST)] | None,
+        answered=int | None,
+        read=lambda job: job.policy.concurrency,
+        option="concurrency",
+    ),
+    FieldSpec(
+        "concurrency_key",
+        "Jobs with the same key share their limit.",
+        sent=str | None,
+        answered=str | None,
+        read=lambda job: job.policy.concurrency_key,
+        option="concurrency_key",
+    ),
+    FieldSpec(
+        "overlap",
+        "What happens to a slot whose predecessor's run has not ended: `skip` the slot, `queue` its"
+        " run behind, `replace` the earlier run, or `allow` both.",
+        sent=_Overlap | None,
+        answered=_Overlap,
+        read=lambda job: str(job.policy.overlap),
+        option="overlap",
+        null=_DEFAULT.overlap,
+    ),
+    FieldSpec(
+        "misfire",
+        "What happens to slots that nobody fired in time: run the newest `once`, `skip` them, or"
+        " run `all`.",
+        sent=_MisfireKind | MisfireBody | None,
+        answered=MisfireDocument,
+        read=lambda job: document_of(MISFIRE, job.policy.misfire),
+        option="misfire",
+        to_option=_misfire,
+        null=_DEFAULT.misfire,
+    ),
+    FieldSpec(
+        "breaker",
+        "After so many failures in a row runs wait, until one run that probes succeeds.",
+        sent=bool | Annotated[int, Field(ge=1, le=LARGEST)] | BreakerBody | None,
+        answered=BreakerDocument | None,
+        read=lambda job: job.policy.breaker and document_of(BREAKER, job.policy.breaker),
+        option="breaker",
+        to_option=_breaker,
+    ),
+    FieldSpec(
+        "after",
+        "The job runs when each of these jobs has succeeded.",
+        sent=Annotated[list[str], Field(max_length=100)] | None,
+        answered=list[str],
+        read=lambda job: list(job.policy.after),
+        option="after",
+        null=(),
+    ),
+    FieldSpec(
+        "tags",
+        "Words to list jobs by.",
+        ["reports"],
+        sent=Annotated[list[OneLine], Field(max_length=50)] | None,
+        answered=list[str],
+        read=lambda job: list(job.tags),
+        option="tags",
+        null=(),
+    ),
+    FieldSpec(
+        "metadata",
+        "Whatever you want to keep with the job.",
+        {"team": "data"},
+        sent=dict[str, Any] | None,
+        answered=dict[str, Any],
+        read=lambda job: {
+            name: value
+            for name, value in to_json_value(dict(job.metadata)).items()
+            if name != "name"
+        },
+    ),
+    FieldSpec(
+        "owner",
+        "`code`: a program defines the job, and clients can only pause, resume and trigger it.",
+        answered=Literal["code", "api"],
+        read=lambda job: str(job.owner),
+    ),
+    FieldSpec(
+        "next_run_at",
+        "The slot that fires next.",
+        answered=Time | None,
+        read=lambda job: to_iso(job.next_run_at),
+    ),
+    FieldSpec(
+        "last_run_at",
+        "When the newest run of the job started.",
+        answered=Time | None,
+        read=lambda job: to_iso(job.last_run_at),
+    ),
+    FieldSpec(
+        "created_at",
+        "When the job was created.",
+        answered=Time,
+        read=lambda job: to_iso(job.created_at),
+    ),
+    FieldSpec(
+        "updated_at",
+        "When the job was last changed.",
+        answered=Time,
+        read=lambda job: to_iso(job.updated_at),
+    ),
+)
+WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
+    FieldSpec(
+        "endpoint",
+        "The URL that the job calls. It may hold templates such as `{{jobId}}`.",
+        "https://api.example.com/webhook",
+        sent=Annotated[str, StringConstraints(max_length=8192)] | None,
+        answered=str | None,
+        optional=True,
+        read=lambda webhook: webhook.url,
+        option="url",
+    ),
+    FieldSpec(
+        "method",
+        "The method of the request. POST by default.",
+        "POST",
+        sent=Annotated[str, StringConstraints(max_length=32)] | None,
+        answered=str | None,
+        optional=True,
+        read=lambda webhook: webhook.method,
+        option="method",
+    ),
+    FieldSpec(
+        "headers",
+        "The headers of the request. Answers show a mask instead of a secret one's value.",
+        {"X-Team": "data"},
+        sent=Annotated[dict[str, str], Field(max_length=100)] | None,
+        answered=dict[str, str] | None,
+        optional=True,
+        read=shown_headers,
+        option="headers",
+    ),
+    FieldSpec(
+        "secret_headers",
+        "The names of headers to encrypt beside `Authorization`, `Cookie` and `X-Api-Key`.",
+        sent=Annotated[list[OneLine], Field(max_length=100)] | None,
+        answered=list[str] | None,
+        optional=True,
+        read=lambda webhook: list(webhook.secret_headers),
+    ),
+    FieldSpec(
+        "body",
+        "The body of the request: JSON or text. It may hold the templates `{{timestamp}}`,"
+        " `{{scheduledAt}}`, `{{jobId}}`, `{{executionId}}` and `{{attempt}}`.",
+        {"event": "nightly", "timestamp": "{{timestamp}}"},
+        sent=Any,
+        answered=Any,
+        optional=True,
+        read=lambda webhook: webhook.body,
+        option="body",
+    ),
+    FieldSpec(
+        "success_codes",
+        'The status codes of a success: `[200, "202-204"]`. All 2xx by default.',
+        sent=_StatusCodes | None,
+        answered=list[int | str] | None,
+        optional=True,
+        read=lambda webhook: [_codes(one) for one in webhook.success],
+        option="success",
+    ),
+    FieldSpec(
+        "retry_on",
+        'The other status codes that are retried: `["5xx", 429]`. All by default.',
+        sent=_StatusCodes | None,
+        answered=list[int | str] | None,
+        optional=True,
+        read=lambda webhook: (
+            None if webhook.retry_on is None else [_codes(one) for one in webhook.retry_on]
+        ),
+        option="retry_on",
+    ),
+)
+ROTATE_SECRET: FieldSpec[Any] = FieldSpec(
+    "rotate_secret",
+    "True: sign with a new secret. The former one signs beside it for a day.",
+    sent=bool | None,
+)
+SIGNING_SECRET: FieldSpec[Any] = FieldSpec(
+    "signing_secret",
+    "The secret that signs the job's requests. Only the answer that made it shows it.",
+    "whsec_…",
+    answered=str | None,
+    optional=True,
+)
+
+_SENT: tuple[FieldSpec[Any], ...] = (ID, *JOB, *WEBHOOK)
+_IN_EXAMPLE = ("id", "schedule", "timezone", "endpoint", "method", "headers", "body", "tags")
+_EXAMPLE = {spec.alias: spec.example for spec in _SENT if spec.name in _IN_EXAMPLE}
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+class JobRequest(Body):
+    """A job as a client sends it. Fields of a wrong type are kept apart in `type_errors`, so that
+    the rules of the others are checked too and the client gets every error at once."""
+
+    _type_errors: list[ErrorDetails] = PrivateAttr(default_factory=list)
+    _as_sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def type_errors(self) -> list[ErrorDetails]:
+        return self._type_errors
+
+    @property
+    def as_sent(self) -> dict[str, Any]:
+        """The JSON object, under the API's names."""
+        return self._as_sent
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_type_errors(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        errors: list[ErrorDetails] = []
+        try:
+            body = read(value)
+        except ValidationError as error:
+            errors = error.errors()
+            wrong = {one["loc"][0] for one in errors if one["loc"]}
+            if not isinstance(value, dict) or not wrong:
+                raise
+            body = read({name: item for name, item in value.items() if name not in wrong})
+        body._type_errors, body._as_sent = errors, value
+        return body
+
+
+@takes(*_SENT)
+class JobBody(JobRequest):
+    """A new job."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"additionalProperties": False, "examples": [_EXAMPLE]}
+    )
+
+
+_READ_ONLY = frozenset(
+    {
+        *(spec.alias for spec in JOB if spec.sent is None),
+        *("id", "_id", "jobId", "signingSecret", "version"),
+    }
+)
+
+
+@takes(*JOB, *WEBHOOK, ROTATE_SECRET)
+class JobUpdateBody(JobRequest):
+    """Changes of a job. What is left out stays. Fields that the service sets (`_id`, `nextRunAt`,
+    …) may be sent back as they were read, and change nothing."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "additionalProperties": False,
+            "examples": [{"schedule": "0 */10 * * * *", "enabled": True}],
+        }
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_read_only(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if name not in _READ_ONLY}
+
+
+class TriggerBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "additionalProperties": False,
+            "examples": [{"payload": {"event": "by hand"}}],
+        }
+    )
+
+    payload: Annotated[
+        Any, Field(description="Instead of the request's body, or of the handler's arguments.")
+    ] = None
+
+
+class JobMatchBody(Conditions):
+    tag: Annotated[OneLine, Field(description="Jobs with this tag.")] = may_be_left_out()
+    enabled: Annotated[bool, Field(description="Enabled jobs, or paused ones.")] = may_be_left_out()
+    search: Annotated[
+        OneLine, Field(description="Jobs with this text in the id or the description.")
+    ] = may_be_left_out()
+
+
+class JobsBulkBody(Body):
+    """`create` takes `jobs`. The other actions take `ids`, or `match` for all that match."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "additionalProperties": False,
+            "examples": [{"action": "pause", "match": {"tag": "reports"}}],
+        }
+    )
+
+    action: Annotated[
+        Literal["create", "pause", "resume", "trigger", "delete"],
+        Field(description="What is done with each job."),
+    ] = "create"
+    jobs: Annotated[
+        Annotated[list[Any], Field(min_length=1, max_length=1000)] | None,
+        Field(description="For `create`: each is what `POST /api/jobs` takes."),
+    ] = None
+    ids: Annotated[
+        Annotated[list[JobId], Field(min_length=1, max_length=1000)] | None,
+        Field(description="These jobs."),
+    ] = None
+    match: Annotated[
+        JobMatchBody | None, Field(description="All jobs that match. `{}`: every job.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _names_its_jobs_once(self) -> Self:
+        if self.action == "create":
+            if self.jobs is None or self.ids is not None or self.match is not None:
+                raise field_fault(
+                    "jobs", "is what create takes: a list of what POST /api/jobs takes"
+                )
+        elif self.jobs is not None or (self.ids is None) == (self.match is None):
+            raise field_fault(
+                "ids",
+                f"give ids to {self.action}, or match: {{}} with conditions (none: every job)",
+                predicate=False,
+            )
+        return self
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+@answers(ID, *JOB, *WEBHOOK, SIGNING_SECRET)
+class Job(Document):
+    """A job."""
+
+
+class JobList(Document):
+    items: list[Job]
+    next_cursor: Cursor
+
+
+class RenderedRequest(Document):
+    """The request that a job would send, filled in and signed."""
+
+    job_id: str
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: str
+    next_run_at: Time | None
+
+
+class JobBulkItem(Document):
+    """The result for one job of many."""
+
+    index: Annotated[int | None, Field(description="With `create`: the place in `jobs`.")] = None
+    id: str | None = None
+    succeeded: bool
+    run_id: Annotated[str | None, Field(description="The run that a trigger made.")] = None
+    signing_secret: Annotated[
+        str | None, Field(description="The secret of a new job, shown only here.")
+    ] = None
+    problem: Annotated[Problem | None, Field(description="Why it was not done.")] = None
+
+
+class JobsBulkResult(Document):
+    matched: Annotated[int, Field(description="How many jobs were named or matched.")]
+    succeeded: Annotated[int, Field(description="For how many it was done.")]
+    failed: Annotated[int, Field(description="For how many it was not done.")]
+    items: list[JobBulkItem]
+
+
+def job_document(job: model.Job, *, page: bool = False) -> dict[str, Any]:
+    """A job as it is answered. `page`: with `_id`, as the compatibility page has it."""
+    document = document_of((PAGE_ID if page else ID, *JOB), job)
+    if job.webhook is not None:
+        document |= document_of(WEBHOOK, job.webhook)
+    return document
+
+
+def etag(job: model.Job) -> str:
+    """The ETag of the definition: a job that fires keeps it. The document leaves out or rounds some
+    parts, so those are added as they are stored."""
+    document = job_document(job, page=True)
+    for name in ("nextRunAt", "lastRunAt", "updatedAt"):
+        del document[name]
+    signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
+    sealed = [one.box for one in job.webhook.secret_headers.values()] if job.webhook else []
+    schedule = job.schedule.to_dict() if job.schedule else None
+    text = encode_json([document, schedule, job.policy.to_dict(), signing, sealed])
+    return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+
+
+# -- answers of the compatibility page ------------------------------------------------------------
+
+
+class CreatedData(Document):
+    job_id: str
+    schedule: str | None
+    endpoint: str | None
+    next_run_at: Time | None
+    handler: Annotated[str, Field(description="If the job calls no endpoint.")] | None = None
+    signing_secret: Annotated[str, Field(description="Shown only here.")] | None = None
+
+
+class Created(Document):
+    success: bool
+    data: CreatedData
+
+
+class Shown(Document):
+    success: bool
+    data: RenderedRequest
+
+
+@answers(PAGE_ID, *JOB, *WEBHOOK)
+class JobDocument(Document):
+    """A job."""
+
+
+class JobAnswer(Document):
+    success: bool
+    data: JobDocument
+
+
+@answers(SIGNING_SECRET)
+class ChangedJob(JobDocument):
+    """A job after a change."""
+
+
+class ChangedAnswer(Document):
+    success: bool
+    data: ChangedJob
+
+
+class JobPage(Document):
+    success: bool
+    data: list[JobDocument]
+    page: int
+    limit: int
+    total: int
+
+
+class BulkResult(Document):
+    """The result for one job: what creating it alone would answer, or the run that a trigger made,
+    or why it was not done."""
+
+    success: bool
+    index: Annotated[int, Field(description="The place in `jobs`.")] | None = None
+    job_id: str | None = None
+    schedule: str | None = None
+    endpoint: str | None = None
+    next_run_at: Time | None = None
+    handler: str | None = None
+    signing_secret: str | None = None
+    run_id: str | None = None
+    error: str | None = None
+    status: int | None = None
+    errors: list[FieldProblem] | None = None
+
+
+class Bulk(Document):
+    """`success` is true if it was done for every job."""
+
+    success: bool
+    data: list[BulkResult]
+    matched: int
+    done: int
+
+
+def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
+    """What the compatibility page answers when a job was created."""
+    document: dict[str, Any] = {
+        "jobId": job.id,
+        "schedule": schedule_text(job.schedule),
+        "endpoint": job.webhook.url if job.webhook else None,
+        "nextRunAt": to_iso(job.next_run_at),
+    }
+    if job.webhook is None:
+        document["handler"] = job.handler
+    if signing_secret is not None:
+        document["signingSecret"] = signing_secret
+    return document

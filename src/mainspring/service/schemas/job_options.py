@@ -1,0 +1,334 @@
+"""From a job that a client sent to the options of `add_job` and `update_job`, and back from the
+library's errors to the fields that the client knows.
+
+The library checks the rules of a job. What is checked here concerns the document alone: fields that
+stand for the same option, and fields of the two kinds of job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from mainspring.core.model import Job
+from mainspring.core.policy import Backoff
+from mainspring.errors import InvalidInput
+from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT
+from mainspring.service.problems import ApiError, FieldError, field_errors
+from mainspring.service.schemas.fields import FieldSpec, options_of
+from mainspring.service.schemas.job import (
+    JOB,
+    ROTATE_SECRET,
+    WEBHOOK,
+    JobBody,
+    JobRequest,
+    JobUpdateBody,
+    backoff_options,
+    job_document,
+)
+from mainspring.service.settings import ServiceSettings
+from mainspring.webhooks.service import HANDLER, shown_headers
+
+__all__ = [
+    "document_faults",
+    "job_changes",
+    "job_options",
+    "library_faults",
+    "merge_faults",
+    "new_job_id",
+]
+
+_SPECS: tuple[FieldSpec[Any], ...] = (*JOB, *WEBHOOK)
+_ALIAS = {spec.name: spec.alias for spec in (*_SPECS, ROTATE_SECRET)}
+_SCHEDULES = ("schedule", "every", "run_at")
+"""The fields that stand for the option `schedule`."""
+_REQUEST = tuple(spec.name for spec in WEBHOOK if spec.name != "endpoint")
+
+
+def new_job_id(body: JobBody) -> str:
+    """The id that was sent, or one made from the name. Else a random one that begins with the host:
+    not with the path, where a token may stand, because ids are in metrics and logs."""
+    sent = body.sent
+    if sent.get("id") is not None:
+        return str(sent["id"])
+    if sent.get("name") is not None and _slug(sent["name"]):
+        return _slug(sent["name"])
+    endpoint = sent.get("endpoint")
+    try:
+        target = urlsplit(endpoint).hostname if endpoint else sent.get("handler")
+    except ValueError:
+        target = None
+    return f"{_slug(target or '')[:60] or 'job'}-{secrets.token_hex(4)}"
+
+
+def job_options(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
+    """The options of `add_job` beside the id. A webhook is retried by default."""
+    sent = body.sent
+    options = options_of(JOB, sent)
+    for name in _SCHEDULES:
+        if sent.get(name) is not None:
+            options["schedule"] = sent[name]
+    calls = sent.get("endpoint") is not None
+    if calls:
+        options.pop("handler", None)
+        options["webhook"] = _webhook_options(sent)
+        _set_default_timeout(options)
+    at_most_once = sent.get("execution_type") == "AT_MOST_ONCE"
+    if "retries" not in options:
+        options["retries"] = settings.job_retry_attempts if calls and not at_most_once else 0
+    delay = sent.get("retry_delay")
+    if delay is None:
+        delay = timedelta(milliseconds=settings.job_retry_delay)
+    options["backoff"] = _backoff(sent.get("backoff"), delay)
+    options["metadata"] = {**(sent.get("metadata") or {}), **_name(sent.get("name"))}
+    return options
+
+
+def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:
+    """The changes of `update_job`: what was sent and differs from the job as it is read."""
+    sent = _changed_fields(job, body)
+    changes = options_of(JOB, sent)
+    changes |= _schedule_changes(job, sent)
+    if webhook := _webhook_options(sent):
+        if job.webhook is None:
+            raise ApiError.of_fields(
+                FieldError(
+                    "endpoint",
+                    f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint",
+                )
+            )
+        changes["webhook"] = webhook
+    if job.webhook is not None:
+        _set_default_timeout(changes)
+    if "handler" in changes and job.webhook is not None:
+        raise ApiError.of_fields(
+            FieldError("handler", "a job that calls an endpoint has no other handler")
+        )
+    if {"backoff", "retry_delay"} & sent.keys():
+        changes["backoff"] = _changed_backoff(job, sent)
+    if changes.get("delivery") == "at_most_once":
+        changes.setdefault("retries", 0)
+    if {"metadata", "name"} & sent.keys():
+        kept = {name: value for name, value in job.metadata.items() if name != "name"}
+        metadata = (sent["metadata"] or {}) if "metadata" in sent else kept
+        name = sent["name"] if "name" in sent else job.metadata.get("name")
+        changes["metadata"] = {**metadata, **_name(name)}
+    return changes
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def document_faults(body: JobRequest, job: Job | None = None) -> list[FieldError]:
+    """What is wrong with the document: types, and fields that do not fit each other. Of an edit,
+    the `job` fills in what was not sent."""
+    sent = body.as_sent
+    found = field_errors(body.type_errors)
+    if job is None:
+        document = sent
+        found += _new_job_rules(sent)
+    else:
+        changed = {_ALIAS[name]: value for name, value in _changed_fields(job, body).items()}
+        document = _edited_document(job, changed)
+        sent = {name: sent.get(name) for name in changed}
+    found += _rules(document)
+    if "secretHeaders" in sent:
+        found += _secret_header_rules(document)
+    if "name" in (body.sent.get("metadata") or ()):
+        why = "name is a field of its own: give it beside metadata, not in it"
+        found.append(FieldError("metadata", why))
+    return merge_faults(reversed(found))[::-1]
+
+
+def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
+    """One error of each field: that of the last group. An error inside a field says more than one
+    of the field itself."""
+    merged = {fault.field: fault for group in groups for fault in group}
+    return [
+        fault
+        for field, fault in merged.items()
+        if not any(other.startswith(f"{field}.") for other in merged)
+    ]
+
+
+def library_faults(error: InvalidInput, body: JobRequest) -> list[FieldError]:
+    """The errors of the library, under the names that the client sent."""
+    names = _field_names(body)
+    has_target = any(body.sent.get(name) is not None for name in ("endpoint", "handler"))
+    return [
+        FieldError(_client_name(one.field, names), str(one))
+        for one in error.each()
+        if one.field is not None and (has_target or one.field != "handler")
+    ]  # a job without a target is reported at the endpoint
+
+
+def _client_name(option: str, names: Mapping[str, str]) -> str:
+    """`webhook.url` is `endpoint`, and `tags.1` stays so."""
+    first, dot, rest = option.removeprefix("webhook.").partition(".")
+    return f"{names.get(first, first)}{dot}{rest}"
+
+
+def _field_names(body: JobRequest) -> dict[str, str]:
+    """The client's name for each option of the library."""
+    sent = [name for name in _SCHEDULES if body.sent.get(name) is not None]
+    return {
+        **{spec.option: spec.alias for spec in _SPECS if spec.option is not None},
+        "schedule": _ALIAS[sent[0] if sent else "schedule"],
+        "secret_headers": "headers",
+        "signing_secret": "rotateSecret",
+        "webhook": "endpoint",
+    }
+
+
+def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
+    calls, runs = sent.get("endpoint") is not None, sent.get("handler") is not None
+    if calls is runs:
+        yield FieldError(
+            "endpoint",
+            "give endpoint (the address to call) or handler (the name of a registered Python"
+            f" function){', not both' if calls else ''}",
+        )
+    schedules = [_ALIAS[name] for name in _SCHEDULES if sent.get(_ALIAS[name]) is not None]
+    if len(schedules) > 1:
+        yield FieldError("schedule", f"give one of {', '.join(schedules)}: a job has one schedule")
+    elif not {"schedule", "every", "runAt", "after"} & sent.keys():
+        yield FieldError(
+            "schedule",
+            "give schedule (such as '0 */5 * * * *'), every or runAt; schedule: null makes a job"
+            " that only runs when it is triggered",
+        )
+    name = sent.get("name")
+    if isinstance(name, str) and sent.get("id") is None and not _slug(name):
+        yield FieldError(
+            "name", f"no id can be made of {name!r}: give one as id, as in 'report-eu'"
+        )
+
+
+def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Of a new job, or of a job as an edit would leave it."""
+    handler = document.get("handler")
+    if document.get("endpoint") is None and handler == HANDLER:
+        yield FieldError(
+            "handler", f"{HANDLER!r} is what calls an endpoint: give endpoint, and no handler"
+        )
+    elif document.get("endpoint") is None and handler is not None:
+        for name in _REQUEST:
+            if document.get(_ALIAS[name]) is not None:
+                yield FieldError.predicate(
+                    _ALIAS[name], "is for a job that calls an endpoint, and this job runs a handler"
+                )
+    has_schedule = any(document.get(_ALIAS[name]) is not None for name in _SCHEDULES)
+    if not has_schedule and document.get("timezone") not in (None, "UTC"):
+        yield FieldError.predicate("timezone", "is for a schedule, and this job has none")
+
+
+def _edited_document(job: Job, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The job as a client would read it after the edit."""
+    document = job_document(job)
+    if {"schedule", "every", "runAt"} & changed.keys():
+        document |= dict.fromkeys(("schedule", "every", "runAt", "timezone", "jitter"))
+    return document | dict(changed)
+
+
+def _secret_header_rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
+    marked, headers = document["secretHeaders"], document.get("headers")
+    names = [name for name in marked if isinstance(name, str)] if isinstance(marked, list) else []
+    there = {name.lower() for name in headers} if isinstance(headers, Mapping) else set()
+    if missing := sorted({name.lower() for name in names} - there):
+        yield FieldError(
+            "secretHeaders", f"{', '.join(missing)}: there is no such header in headers"
+        )
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def _slug(text: str) -> str:
+    """A readable id: `Daily report (EU)` is `daily-report-eu`."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9._:]+", "-", plain).strip("-.:_")[:100]
+
+
+def _name(name: object) -> dict[str, Any]:
+    """The name as it is kept: in the job's metadata."""
+    return {} if name is None else {"name": name}
+
+
+def _set_default_timeout(options: dict[str, Any]) -> None:
+    """Null means the default, and a call of an endpoint always has a timeout."""
+    if "timeout" in options and options["timeout"] is None:
+        options["timeout"] = WEBHOOK_TIMEOUT
+
+
+def _backoff(sent: Any, delay: Any) -> Backoff:
+    return Backoff(delay=delay, **backoff_options(sent or "exponential"))
+
+
+def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff:
+    now = job.policy.backoff
+    delay = now.delay if sent.get("retry_delay") is None else sent["retry_delay"]
+    if "backoff" in sent:
+        return _backoff(sent["backoff"], delay)
+    return dataclasses.replace(now, delay=delay)
+
+
+def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Another schedule keeps the jitter of the former one, unless it is changed too."""
+    former = job.schedule
+    named = [name for name in _SCHEDULES if name in sent]
+    if named:
+        schedule = next((sent[name] for name in named if sent[name] is not None), None)
+        changes = {"schedule": schedule}
+        if schedule is not None and "jitter" not in sent and former is not None:
+            changes["jitter"] = former.jitter
+        return changes
+    if "jitter" in sent and sent["jitter"] is None and former is not None:
+        return {"schedule": dataclasses.replace(former, jitter=None)}
+    return {}
+
+
+def _changed_fields(job: Job, body: JobRequest) -> dict[str, Any]:
+    """What was sent and differs from the job: a job that was read, changed in one field and sent
+    back whole is an edit of that field."""
+    now, as_sent, sent = job_document(job), body.as_sent, body.sent
+    changed = {
+        name
+        for name in sent
+        if name in ("body", "payload")
+        or _ALIAS.get(name) not in now
+        or as_sent[_ALIAS[name]] != now[_ALIAS[name]]
+    }
+    schedules = [name for name in _SCHEDULES if name in changed and sent[name] is not None]
+    if len(schedules) > 1:
+        given = ", ".join(_ALIAS[name] for name in schedules)
+        raise ApiError.of_fields(
+            FieldError("schedule", f"give one of {given}: a job has one schedule")
+        )
+    if schedules:
+        changed -= set(_SCHEDULES) - set(schedules)
+    if "headers" in sent and ({"headers", "endpoint", "secret_headers"} & changed):
+        changed |= {"headers"} | ({"secret_headers"} & sent.keys())
+    found = {name: sent[name] for name in sent if name in changed}
+    if "secret_headers" in found and "headers" not in found and job.webhook is not None:
+        found["headers"] = shown_headers(job.webhook)  # the names mark headers that the job has
+    return found
+
+
+def _webhook_options(sent: Mapping[str, Any]) -> dict[str, Any]:
+    options = options_of(WEBHOOK, sent)
+    if "url" in options and options["url"] is None:
+        raise ApiError.of_fields(
+            FieldError.predicate("endpoint", "is an address such as https://example.org/hook")
+        )
+    marked = {name.lower() for name in sent.get("secret_headers") or ()}
+    if marked:
+        headers: Mapping[str, str] = sent.get("headers") or {}
+        options["headers"] = {k: v for k, v in headers.items() if k.lower() not in marked}
+        options["secret_headers"] = {k: v for k, v in headers.items() if k.lower() in marked}
+    return options

@@ -1,0 +1,97 @@
+"""How values look in the API's JSON: times in UTC with `Z`, durations in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from fastapi import Response
+from pydantic import BaseModel
+
+from mainspring.core import codec
+from mainspring.core.durations import duration
+from mainspring.errors import InvalidInput
+
+__all__ = [
+    "WrongFormat",
+    "encode_json",
+    "json_response",
+    "read_datetime",
+    "read_duration",
+    "to_iso",
+    "to_json_value",
+    "to_milliseconds",
+]
+
+
+class WrongFormat(ValueError):
+    """A value of a wrong format. The message goes on from the field's name: `is …, not …`."""
+
+
+LONGEST_DURATION = timedelta(days=3660)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def to_iso(moment: datetime | None) -> str | None:
+    if moment is None:
+        return None
+    text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def to_milliseconds(span: Any) -> int | float | None:
+    if span is None:
+        return None
+    number = span / _MILLISECOND
+    return int(number) if number == int(number) else float(number)
+
+
+def to_json_value(value: Any) -> Any:
+    """A payload or a result. A type that JSON lacks is tagged, as in the store."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    return json.loads(codec.encode(value, limit=2**31))
+
+
+def read_duration(value: float | str) -> timedelta:
+    """Milliseconds, or a text such as `"30s"`. Raises `WrongFormat` for anything else."""
+    try:
+        span = duration(value) if isinstance(value, str) else timedelta(milliseconds=value)
+    except (InvalidInput, OverflowError, ValueError):
+        span = -LONGEST_DURATION
+    if not timedelta(0) <= span <= LONGEST_DURATION:
+        raise WrongFormat(
+            "is milliseconds or a text such as '30s', '1h30m' or 'PT5M', at most"
+            f" {LONGEST_DURATION.days} days, not {value!r}"
+        )
+    return span
+
+
+def read_datetime(text: str) -> datetime:
+    """An ISO 8601 date-time; one without an offset stays without. Raises `WrongFormat`."""
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise WrongFormat(
+            f"is an ISO 8601 date-time such as 2027-03-28T09:00:00+02:00, not {text!r}"
+        ) from None
+
+
+def json_response(
+    document: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """An answer with a document: a dict, or a model of which the fields that were set are sent."""
+    if isinstance(document, BaseModel):
+        document = document.model_dump(by_alias=True, exclude_unset=True)
+    return Response(encode_json(document), status, headers=headers, media_type="application/json")
+
+
+def encode_json(document: Any) -> bytes:
+    """The document as JSON. Lone surrogates are escaped: a handler may name a file whose name is
+    not UTF-8, and a list with its run must still be readable."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode()

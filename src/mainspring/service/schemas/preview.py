@@ -1,0 +1,77 @@
+"""A preview of a schedule: its next slots, before a job is saved."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from mainspring.service.schemas.fields import (
+    Body,
+    DateTime,
+    Document,
+    FieldSpec,
+    Time,
+    field_fault,
+    takes,
+)
+from mainspring.service.schemas.job import SCHEDULE
+
+__all__ = ["PagePreview", "Preview", "PreviewBody", "Slot"]
+
+_REQUEST: tuple[FieldSpec[object], ...] = (
+    FieldSpec(
+        "count",
+        "How many slots.",
+        sent=Annotated[int, Field(ge=1, le=1000)],
+        default=10,
+    ),
+    FieldSpec("after", "Slots later than this. Now by default.", sent=DateTime | None),
+)
+
+
+@takes(*SCHEDULE, *_REQUEST)
+class PreviewBody(Body):
+    """A schedule to preview."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "additionalProperties": False,
+            "examples": [{"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "count": 3}],
+        }
+    )
+
+    @model_validator(mode="after")
+    def _has_one_schedule(self) -> Self:
+        given = [
+            name for name in ("schedule", "every", "run_at") if self.sent.get(name) is not None
+        ]
+        if len(given) != 1:
+            why = "give one of schedule, every, runAt"
+            raise field_fault("schedule", why, predicate=False)
+        return self
+
+
+class Slot(Document):
+    utc: Time
+    local: Annotated[
+        str,
+        Field(
+            description="In the schedule's timezone.", examples=["2026-03-01T02:30:00.000+01:00"]
+        ),
+    ]
+
+
+class Preview(Document):
+    schedule: Annotated[str, Field(examples=["30 2 * * *"])]
+    description: Annotated[str, Field(description="The schedule in words.")]
+    timezone: Annotated[str, Field(examples=["Europe/Berlin"])]
+    slots: list[Slot]
+    warnings: Annotated[
+        list[str], Field(description="What changes of the clock do to the schedule.")
+    ]
+
+
+class PagePreview(Document):
+    success: bool
+    data: Preview
