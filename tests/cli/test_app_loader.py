@@ -1,4 +1,4 @@
-"""`module:attribute`: what is accepted, and what is said of the rest."""
+"""`module:attribute`: which targets are loaded, and the errors for all others."""
 
 from __future__ import annotations
 

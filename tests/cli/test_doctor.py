@@ -1,4 +1,4 @@
-"""The doctor, on stores that are well and on stores that are not."""
+"""`mainspring doctor` on healthy stores and on damaged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every command: help, exit codes, errors, the store that is meant."""
+"""What holds for every command: help, exit codes, errors, and which store it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's way through its attempts: how it ends, what is kept of it, when it is tried again."""
+"""Attempts of a run: their outcomes, what is recorded of them, when a run is tried again."""
 
 from __future__ import annotations
 

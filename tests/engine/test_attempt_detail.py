@@ -1,4 +1,4 @@
-"""What a handler leaves with its attempt, and a run that is given back for later."""
+"""Details that a handler records with its attempt, and runs that a handler snoozes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The same asked of many runs, edits that meet each other, and a drain that still answers."""
+"""Operations on many runs at once, concurrent edits, and a draining scheduler that still
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After an outage every job is due at once: schedules catch up, and nothing else waits for it."""
+"""After an outage schedules catch up while other work goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that is about to stop fires no slots, and leaves the lead to another."""
+"""A stopping worker fires no slots and hands leadership to another worker."""
 
 from __future__ import annotations
 

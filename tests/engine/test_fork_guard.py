@@ -1,4 +1,4 @@
-"""A started scheduler in a fork of its process says so, instead of waiting for ever."""
+"""A started scheduler raises an error in a fork of its process instead of hanging."""
 
 from __future__ import annotations
 

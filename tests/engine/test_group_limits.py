@@ -1,4 +1,4 @@
-"""Attempts of one group: how many run, how many wait, and which jobs are not claimed meanwhile."""
+"""Limits of groups of attempts: how many run, how many wait, which jobs are not claimed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks and events: told in time, told the truth, and harmless whatever they do."""
+"""Hooks and events: emitted in time, with true facts, and harmless when they fail."""
 
 from __future__ import annotations
 

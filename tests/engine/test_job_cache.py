@@ -1,4 +1,4 @@
-"""What a worker remembers of jobs, and what it may conclude from having forgotten one."""
+"""What a worker caches of jobs, and what it may conclude when an entry is missing."""
 
 from __future__ import annotations
 

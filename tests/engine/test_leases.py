@@ -1,4 +1,4 @@
-"""Who holds a run, what becomes of it when its holder dies, and that nobody writes over it."""
+"""Leases: renewed while a handler runs, rescued after its worker dies, and fenced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose code is gone: noticed, no longer fired, fired again when a worker has the handler."""
+"""Jobs without a worker that has their handler: noticed, not fired, and fired again later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After many runs nothing of the engine has grown: no timer, no task, no object of its own."""
+"""Nothing of the engine grows with the number of runs: no timer, task or object."""
 
 from __future__ import annotations
 

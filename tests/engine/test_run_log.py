@@ -1,4 +1,4 @@
-"""What a program reads about its runs without asking: the library's own log."""
+"""What the library logs about runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who wait for runs to end ask the store together."""
+"""All that wait for runs to end share their queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose slots cannot be worked out, or that the store cannot take, harms no other."""
+"""A job that cannot be planned, or that the store refuses, does not affect other jobs."""
 
 from __future__ import annotations
 

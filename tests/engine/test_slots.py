@@ -1,4 +1,4 @@
-"""Schedules on virtual time: when slots fire, what overlaps, what was missed."""
+"""Schedules on virtual time: when slots fire, overlap and misfire."""
 
 from __future__ import annotations
 

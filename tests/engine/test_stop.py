@@ -1,4 +1,4 @@
-"""A store whose driver takes a cancellation for an error of its own does not keep it running."""
+"""A scheduler stops although the store's driver turns a cancellation into an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that fails: the engine lives on, says so once, and goes on by itself."""
+"""When the store fails, the engine retries, logs it once and recovers by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong is refused where it is given, in words that help."""
+"""Wrong input is refused where it is given, with a message that says what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a run did not run, or not yet; and when a job ran last."""
+"""`explain`: why a run did not run yet, and when a job ran last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people meet in their first hour: notebooks, `run()`, and how long a stop may take."""
+"""Notebooks, `run()`, and how long a stop may take."""
 
 from __future__ import annotations
 

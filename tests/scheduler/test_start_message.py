@@ -1,4 +1,4 @@
-"""The line that says what a program runs."""
+"""The line that `run()` prints at the start."""
 
 from __future__ import annotations
 

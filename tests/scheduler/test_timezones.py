@@ -1,4 +1,4 @@
-"""Which zone a schedule's wall times are in: its own, the job's, the scheduler's, UTC."""
+"""The zone of a schedule's wall times: its own, the job's, the scheduler's, or UTC."""
 
 from __future__ import annotations
 

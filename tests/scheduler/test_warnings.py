@@ -1,4 +1,4 @@
-"""What used to be ignored in silence: odd settings, resources of processes, moments in the past."""
+"""Odd settings, resources of processes and moments in the past are reported."""
 
 from __future__ import annotations
 

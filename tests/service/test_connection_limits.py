@@ -1,4 +1,4 @@
-"""Clients that connect and bring no whole request: how long each may wait, and how many of them."""
+"""Connections without a complete request: how long each may wait, and how many there may be."""
 
 from __future__ import annotations
 

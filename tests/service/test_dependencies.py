@@ -1,4 +1,4 @@
-"""What stands behind a `?` is heeded or refused."""
+"""Query parameters are used or refused, never ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instances side by side on a real MongoDB: what one is told, the others know."""
+"""Several instances of the service on one MongoDB see each other's changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request must pass: host, origin, key, rate, body."""
+"""Checks on every request: host, origin, key, rate, body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time at the door: what a comparison must not tell by it, and how long a body may take."""
+"""Constant-time comparison of keys, and the time limit of a body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals: what they tell, and what they never tell."""
+"""Error responses: what they say, and which secrets they never contain."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A store that is away, and who watches: `/metrics` says so to whom it was open before, and to
-nobody else."""
+"""While the store is away, `/metrics` answers those who could read it before, and no one else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulation found, each as a small story that fails without its fix."""
+"""Bugs that the simulation found, each as a small scenario that fails without its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every planted bug is found, and by the invariant that is there for it."""
+"""The simulation finds every planted bug by the invariant that is meant for it."""
 
 from __future__ import annotations
 

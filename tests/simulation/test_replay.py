@@ -1,4 +1,4 @@
-"""A seed is worth something only if it can be run again."""
+"""The same seed gives the same trace."""
 
 from __future__ import annotations
 

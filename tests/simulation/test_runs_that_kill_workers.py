@@ -1,4 +1,4 @@
-"""A run that kills its worker is found, and those beside it come to no harm."""
+"""A run that kills its workers is found, and other runs come to no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which items of a batch a store handles in one step."""
+"""Which items of a batch a store can handle in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stores keep of the definitions that they read: short ones, and nothing of long ones."""
+"""Which definitions the stores cache after reading them."""
 
 from __future__ import annotations
 

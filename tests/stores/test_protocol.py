@@ -1,4 +1,4 @@
-"""What a slot does to the earlier slots of its job that are unfinished."""
+"""How a slot affects unfinished earlier slots of its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that cannot be read (damaged, or written by a newer version) stops nothing else."""
+"""A record that cannot be read (damaged, or of a newer version) stops no other."""
 
 from __future__ import annotations
 

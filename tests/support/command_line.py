@@ -1,4 +1,5 @@
-"""A folder with an app in it, the command run in this process, and real processes of it."""
+"""Fixtures for tests of the command: a folder with an app, the command in this process, and real
+processes of it."""
 
 from __future__ import annotations
 

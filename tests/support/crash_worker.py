@@ -1,7 +1,7 @@
-"""A real worker process, to be killed: `python -m tests.support.crash_worker FILE LOGS`.
+"""A real worker process that tests kill: `python -m tests.support.crash_worker FILE LOGS`.
 
-What its handlers do is written to a log of its own by single appends, which a kill -9 cannot
-tear: the kernel has them. Monotonic time is the machine's, so logs of several processes agree.
+Its handlers append single lines to a log, which survive a kill -9 because the kernel has them.
+Times in the log are monotonic times of the machine, so the logs of several processes compare.
 """
 
 from __future__ import annotations

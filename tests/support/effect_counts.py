@@ -1,4 +1,4 @@
-"""Real processes that write in transactions, killed and frozen; then every effect is counted."""
+"""Kills and freezes real processes that write in transactions, then counts every effect."""
 
 from __future__ import annotations
 

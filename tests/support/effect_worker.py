@@ -1,8 +1,8 @@
-"""A real worker process whose handlers write in transactions, to be killed:
+"""A real worker process whose handlers write in transactions, and that tests kill:
 `python -m tests.support.effect_worker URL LOGS`.
 
-Each effect names its run, token and process. They dawdle before, inside and behind their blocks,
-so that a kill meets every moment, the commit too.
+Each effect names its run, token and process. Handlers sleep before, inside and after their
+transactions, so that a kill hits every moment, the commit too.
 """
 
 from __future__ import annotations

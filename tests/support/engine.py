@@ -1,4 +1,4 @@
-"""What the engine's tests share: events that can be awaited, a store that can be broken."""
+"""Helpers for tests of the engine: await events, break a store, take runs away from a worker."""
 
 from __future__ import annotations
 

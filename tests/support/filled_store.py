@@ -1,4 +1,4 @@
-"""A store with something of everything in it."""
+"""Fills a store with jobs, runs and notes of every kind."""
 
 from __future__ import annotations
 

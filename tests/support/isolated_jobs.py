@@ -1,4 +1,4 @@
-"""Jobs for the process tests: a child has to find them by their module."""
+"""Handlers that run in child processes. A child imports them by the name of this module."""
 
 from __future__ import annotations
 

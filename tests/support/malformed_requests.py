@@ -1,7 +1,7 @@
-"""Requests that nobody should send, by a seed: broken HTTP, broken JSON, wrong values, odd places.
+"""Malformed requests by seed: broken HTTP, broken JSON, wrong values, wrong paths.
 
-`barrage` sends them to a served process and gives what was wrong with its answers. A short one is
-among the tests, a long one in `chaos/`.
+`barrage` sends them to a service process and returns what was wrong with its responses. Tests send
+a few, `chaos/` sends thousands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores that are wrong in one way each, as real schedulers have been."""
+"""Memory stores with one bug each, of kinds that real schedulers have had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real processes on one SQLite file, killed and frozen at random moments, and the account."""
+"""Kills and freezes real worker processes on one SQLite file, then checks every run against their
+logs."""
 
 from __future__ import annotations
 

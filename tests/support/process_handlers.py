@@ -1,4 +1,4 @@
-"""Handlers that the process tests run for real: each does one thing a handler may do."""
+"""Handlers for tests of process isolation. Each does one thing that a handler may do."""
 
 from __future__ import annotations
 

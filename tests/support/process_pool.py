@@ -1,4 +1,4 @@
-"""What the process tests share: starting runs in a pool, and looking at processes."""
+"""Helpers for tests of process isolation: start runs in a pool, look at processes."""
 
 from __future__ import annotations
 

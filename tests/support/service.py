@@ -1,5 +1,5 @@
-"""A service in this process for most tests; a real one, with a socket and signals, where it
-matters."""
+"""Fixtures for tests of the service: an application in this process, or `mainspring serve` as a
+real process where sockets and signals matter."""
 
 from __future__ import annotations
 

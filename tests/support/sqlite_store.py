@@ -1,4 +1,4 @@
-"""Small makers for the SQLite store's own tests."""
+"""Makes runs, jobs, claims and stores for tests of the SQLite store."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A machine that does the same to two stores and compares everything it can see.
+"""A Hypothesis state machine that does the same to two stores and compares all they answer.
 
-Few ids, preloaded work and jumps of time, so that operations meet: with many ids and an empty
-start such a machine walks past most bugs. `tests/support/planted_store_bugs.py` lists the bugs
-that it must find.
+It uses few ids, preloaded work and jumps of time, so that operations meet. With many ids and an
+empty start it would miss most bugs. `tests/support/planted_store_bugs.py` lists bugs that it must
+find.
 """
 
 from __future__ import annotations

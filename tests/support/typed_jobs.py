@@ -1,4 +1,4 @@
-"""Handlers with annotated arguments, at the top of a module, where a child process finds them."""
+"""Handlers with annotated arguments. A child process imports them by the name of this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real endpoint on loopback, and schedulers that may call it."""
+"""A real HTTP endpoint on loopback, and schedulers that may call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped kit itself: FakeClock, the virtual loop, the faulty store."""
+"""FakeClock, the virtual event loop and the faulty store of `mainspring.testing`."""
 
 from __future__ import annotations
 

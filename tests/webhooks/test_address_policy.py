@@ -1,4 +1,4 @@
-"""Which addresses may be called: every form in which a private one can be hidden."""
+"""Which addresses webhooks may call, in every form that can hide a private one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Endpoints that mean no good: each frees its place in time, and costs little memory.
+"""Hostile endpoints: each frees its slot in time and costs little memory.
 
-Real sockets on loopback. The bounds are the contract's own: timeout + 1 s, 10 MB.
+Real sockets on loopback. The bounds are those of the contract: timeout + 1 s, 10 MB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people write, and what is made of it: read, refused, rendered."""
+"""Webhook definitions: parsed, refused, rendered."""
 
 from __future__ import annotations
 

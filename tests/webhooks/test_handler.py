@@ -1,4 +1,4 @@
-"""What becomes of a run, given what its endpoint answers: real calls on loopback."""
+"""The outcome of a run for each response of its endpoint, with real calls on loopback."""
 
 from __future__ import annotations
 

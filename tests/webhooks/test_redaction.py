@@ -1,4 +1,4 @@
-"""What endpoints echo of a secret is known in the forms that they write it in."""
+"""Secrets that an endpoint echoes are masked in every form."""
 
 from __future__ import annotations
 

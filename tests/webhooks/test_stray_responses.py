@@ -1,4 +1,4 @@
-"""More than was asked for: bytes behind an answer, and answers that nobody asked for."""
+"""Bytes after a response, and responses without a request."""
 
 from __future__ import annotations
 

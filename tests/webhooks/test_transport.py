@@ -1,4 +1,4 @@
-"""What goes over the wire, byte by byte, and which connections are used again."""
+"""The bytes of requests and responses, and which connections are reused."""
 
 from __future__ import annotations
 

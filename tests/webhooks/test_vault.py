@@ -1,4 +1,4 @@
-"""Secrets: encrypted at rest, bound to their use, never told."""
+"""Secrets are encrypted at rest, bound to their use, and never shown."""
 
 from __future__ import annotations
 

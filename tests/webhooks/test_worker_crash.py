@@ -1,4 +1,4 @@
-"""At least once for real: a worker killed in the middle of a call, and what becomes of it."""
+"""A worker that is killed during a call: the call is delivered at least once."""
 
 from __future__ import annotations
 

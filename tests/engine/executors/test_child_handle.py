@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: how they die and are ended, and what the pool keeps."""
+"""Handlers in child processes: how children die and are ended, and what the pool keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeouts and isolation: what is stopped is really stopped, and harms nobody else."""
+"""Timeouts and isolation: a stopped handler really stops and harms no other."""
 
 from __future__ import annotations
 

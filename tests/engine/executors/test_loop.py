@@ -1,4 +1,4 @@
-"""Handlers on the program's loop: how many at once, and what each finds there."""
+"""Async handlers on the program's event loop: how many run at once, and their context."""
 
 from __future__ import annotations
 

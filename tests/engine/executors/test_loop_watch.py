@@ -1,4 +1,4 @@
-"""A worker whose loop is blocked holds no runs that others could do."""
+"""A worker whose event loop is blocked gives its runs to other workers."""
 
 from __future__ import annotations
 

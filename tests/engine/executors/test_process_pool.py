@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: how they are found, and what they give back."""
+"""Handlers in child processes: how a child finds them, and what it returns."""
 
 from __future__ import annotations
 

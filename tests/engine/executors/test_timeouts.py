@@ -1,5 +1,4 @@
-"""Each attempt expires when its time is up, not before, and not when it has ended: however many
-share a timer."""
+"""Attempts expire when their timeout is over, however many share one timer."""
 
 from __future__ import annotations
 

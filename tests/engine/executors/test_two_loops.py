@@ -1,4 +1,4 @@
-"""Handlers of the program and Mainspring's own run on two loops, and share a worker's places."""
+"""User handlers and built-in handlers run on two event loops and share the worker's slots."""
 
 from __future__ import annotations
 

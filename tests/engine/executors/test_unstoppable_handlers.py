@@ -1,4 +1,4 @@
-"""Handlers that do not stop when they are told to: the attempt ends, and the worker too."""
+"""Handlers that ignore a stop: their attempt ends, and so does the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done whole or not at all; what is only asked for, and not done."""
+"""Edits are done as a whole or not at all; dry runs change nothing."""
 
 from __future__ import annotations
 

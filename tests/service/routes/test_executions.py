@@ -1,4 +1,4 @@
-"""`/api/jobs/:id/executions`: attempts, whatever else became of the job's other runs."""
+"""`/api/jobs/:id/executions` lists attempts, whatever state the job's other runs are in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read can be sent back, and what is sent is done as it says or refused: never dropped."""
+"""A job document that was read can be sent back; unknown or contradicting fields are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A preview keeps nobody waiting, whatever schedule it is asked about."""
+"""Schedule previews do not block other requests, whatever the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of event streams that do not read, with real sockets: their connections end."""
+"""The service closes event streams whose client stops reading, on real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy is the same store again: between all kinds of them, at any point of an interruption."""
+"""A copy equals its source, between all kinds of stores and after any interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the memory store's own; the rest of it is in the conformance suite."""
+"""What only the memory store does; the conformance suite tests the rest."""
 
 from __future__ import annotations
 

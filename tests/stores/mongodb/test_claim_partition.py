@@ -1,4 +1,4 @@
-"""Which lanes a claim takes from where others claim too."""
+"""Which lanes a claim takes while other clients claim too."""
 
 from __future__ import annotations
 

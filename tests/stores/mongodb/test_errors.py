@@ -1,4 +1,4 @@
-"""What a user is told when MongoDB is not as it should be; and what happens meanwhile."""
+"""Error messages for MongoDB servers that are missing, misconfigured or failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real workers, real servers, killed, cut and with wrong clocks: in short. chaos/ is longer."""
+"""Real workers on real servers that are killed, partitioned or have wrong clocks; chaos/ runs
+more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection that goes bad under a scheduler at work, and servers that speak TLS."""
+"""Connections that break or slow down under a working scheduler, and TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of the database may do, and what it needs: passwords, roles, indexes made by hand."""
+"""Which permissions a database user needs: passwords, roles, indexes made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""10,000 jobs listed by page: what the server looks at for it."""
+"""Listing 10,000 jobs by page: what the server examines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole on MongoDB: two schedulers share one database."""
+"""Two schedulers share one MongoDB database."""
 
 from __future__ import annotations
 

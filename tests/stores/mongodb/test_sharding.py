@@ -1,4 +1,4 @@
-"""While chunks move, nothing is claimed twice, lost or left behind."""
+"""While chunks move between shards, no run is claimed twice or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims: lanes, limits and order, and what they must not read."""
+"""Claims: lanes, limits, order, and which rows they read."""
 
 from __future__ import annotations
 

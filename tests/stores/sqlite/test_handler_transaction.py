@@ -1,4 +1,4 @@
-"""The connection that a handler writes with, and the turn it has of the writer."""
+"""The connection of a handler's transaction, and its turn of the writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes, kill -9 and SIGSTOP, in short. `make chaos` does the same at length."""
+"""Real processes under kill -9 and SIGSTOP, in short. `make chaos` runs more."""
 
 from __future__ import annotations
 

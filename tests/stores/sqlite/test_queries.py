@@ -1,4 +1,4 @@
-"""10,000 jobs listed by page: what SQLite does for it."""
+"""Listing 10,000 jobs by page: what SQLite reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file: made, migrated, refused, and kept through restarts."""
+"""The database file: created, migrated, refused, and kept through restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's clock: what a step of the wall clock and a reboot do to leases."""
+"""The store's clock: how steps of the wall clock and reboots affect leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A page in a browser, by Chromium's own protocol: what it shows, asks for and complains of."""
+"""Drives a page in Chromium by the DevTools protocol: its text, its requests, its console
+errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A MongoDB store whose every write says who made it and in which call, and that loses answers.
+"""A MongoDB store that writes its name and its call into every document, and loses responses.
 
-The writes are the store's own, with one more field (`signed`); so a watcher of the database can
-tell whose hand each of them was. Between a command and its answer the connection may break: before
-the server has seen it, or behind.
+Each write has one more field (`signed`), so that a watcher of the database can tell which client
+made it. The connection may break before the server receives a command, or after it.
 """
 
 from __future__ import annotations

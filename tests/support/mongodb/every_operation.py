@@ -1,4 +1,5 @@
-"""Everything that a store does, once: for what must hold of all of it (rights, clocks)."""
+"""Calls every operation of a store once, for tests of what all of them need: permissions,
+clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real workers on real servers go through, and the account that is taken afterwards.
+"""Runs real workers on real servers under faults, and checks every run afterwards.
 
 Short in tests/stores/mongodb/test_fault_scenarios.py, at length in chaos/.
 """

@@ -1,7 +1,7 @@
-"""The cut that tells a majority from one server's word: freeze the secondaries, go on writing, kill
-all three, restart the secondaries first.
+"""Loses every write that only one server has: freezes the secondaries, goes on writing, kills all
+three servers, restarts the secondaries first.
 
-Plain kills tell nothing: a primary that dies has nearly always passed on what it acknowledged.
+Plain kills show nothing: a primary that dies has nearly always replicated what it acknowledged.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How the server carries out the very commands that a store sends: heard from the driver, then
-explained."""
+"""Records the commands that a store sends to MongoDB and has the server explain them."""
 
 from __future__ import annotations
 

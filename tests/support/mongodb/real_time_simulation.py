@@ -1,5 +1,7 @@
-"""The simulation's world on a real MongoDB, in real time: the same work, the same misfortunes, the
-same invariants. Times are shorter, for nobody can wait; and no seed replays exactly."""
+"""The simulated cluster on a real MongoDB, in real time: the same workload, faults and invariants.
+
+Times are shorter, and no seed replays exactly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several of these tests begin with."""
+"""Opens a MongoDB store for a test, and a claim to use with it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A real worker on MongoDB, to be killed or given a wrong clock:
+"""A real worker process on MongoDB that tests kill or give a wrong clock:
 `python -m tests.support.mongodb.worker URL LOGS LEASE [PLANTED]`.
 
-What its handlers do is written to a log of its own by single appends, which a kill -9 cannot
-tear. Monotonic time is the machine's and no test fakes it, so logs of several processes agree.
+Its handlers append single lines to a log, which survive a kill -9. Times in the log are monotonic
+times of the machine, which no test fakes, so the logs of several processes compare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder for what is fetched and started, and the locks and hashes that keep it honest."""
+"""The folder for what tests fetch and start, with its locks and hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes whose wall clock is off, for tests: what to put into their environment."""
+"""Gives a process a wrong wall clock: the environment variables that do it."""
 
 from __future__ import annotations
 

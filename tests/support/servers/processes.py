@@ -1,4 +1,4 @@
-"""Processes told apart by pid and start time, so that none is ever taken for another."""
+"""Identifies processes by pid and start time, so that a reused pid is never signalled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection to a server that can go bad: cut, silent, half open, slow."""
+"""A TCP proxy to a server that can be cut, go silent, half-close or slow down."""
 
 from __future__ import annotations
 

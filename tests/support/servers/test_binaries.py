@@ -1,4 +1,4 @@
-"""What is fetched is what was pinned, or it is not used."""
+"""Tests use only fetched programs whose hash is the pinned one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real thing does here what the store will ask of it."""
+"""The servers that tests start do what the MongoDB store needs of them."""
 
 from __future__ import annotations
 

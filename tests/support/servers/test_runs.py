@@ -1,4 +1,4 @@
-"""Servers are shared while somebody needs them, and never left behind."""
+"""Test sessions share servers, and end them when the last session ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on machines of their own, each behind its own bad network, and what befalls them."""
+"""Simulated workers, each on a machine of its own behind a bad network."""
 
 from __future__ import annotations
 

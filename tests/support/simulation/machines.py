@@ -1,8 +1,8 @@
-"""Machines on one loop, virtual or real: each can be frozen (SIGSTOP) and killed (SIGKILL).
+"""Simulated machines on one event loop: each can be frozen (SIGSTOP) and killed (SIGKILL).
 
-Everything that a machine's code does, its tasks, timers and callbacks, carries the machine in
-its context. The loop looks at it before each step: a frozen machine's steps are put aside and
-taken up when it thaws; a dead one's never happen, so no `finally` tidies up after it.
+Every task, timer and callback carries its machine in its context. The loop looks at the machine
+before each step. It keeps the steps of a frozen machine until the machine thaws, and never runs
+the steps of a dead one, so no `finally` cleans up after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Watches a memory store from inside, after every call, and knows what must never happen.
+"""Checks the invariants after every call of a memory store.
 
-It shares no code with the engine's decisions: it looks at what the store held before and holds
-now, who called, and what the store's own clock says. Handlers report to it as well, so that
-what was recorded can be held against what was really done.
+The monitor shares no code with the engine's decisions. It compares what the store held before and
+after a call, who called, and what the store's clock says. Handlers report to it too, so that it
+can compare what was recorded with what really ran.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Bugs planted on purpose: each is one that a scheduler of this kind has had.
+"""Bugs planted on purpose. The simulation must find each one by the invariant that is meant for it.
 
-A simulation that never fails proves nothing; this one has to find every bug of this list, and
-to name it by the right invariant. Most are the very faults that were seen in other systems.
+A simulation that never fails proves nothing. Most of these bugs occurred in other schedulers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One seed: a cluster, its work and its misfortunes; then calm, and an account of it all."""
+"""Runs one seed: a cluster with its workload and its faults, then a calm in which all must end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the cluster is asked to do: jobs of every kind, and somebody who will not leave them be."""
+"""The jobs of a simulated cluster, and a client that enqueues, cancels, retries, pauses and
+edits."""
 
 from __future__ import annotations
 
