@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from mainspring.core.clock import CarriedClock
+from mainspring.core.clock import CarriedClock, Clock
 from mainspring.engine.attempt import LocalAttempt
 
 __all__ = ["Suspects"]
@@ -52,11 +52,13 @@ class Suspects:
     def __init__(
         self,
         time: CarriedClock,
+        clock: Clock,
         *,
         go_on: Callable[[], None],
         give_back: Callable[[LocalAttempt, datetime], None],
     ) -> None:
         self._time = time
+        self._clock = clock
         self._go_on = go_on
         self._give_back = give_back
         self._waiting: deque[LocalAttempt] = deque()
@@ -64,7 +66,7 @@ class Suspects:
         self._alone = False
         self._timer: asyncio.TimerHandle | None = None
         self._turn_began = 0.0
-        self._next_turn = 0.0  # not before this time of the loop's clock
+        self._next_turn = 0.0  # not before this time of the monotonic clock
 
     @property
     def waiting(self) -> list[LocalAttempt]:
@@ -77,13 +79,13 @@ class Suspects:
 
     def add(self, attempt: LocalAttempt) -> None:
         begins_turn = not self.hold_back
-        if begins_turn and (left := self._next_turn - _loop_time()) > 0:
+        if begins_turn and (left := self._next_turn - self._clock.monotonic()) > 0:
             self._put_off(attempt, left)
             return
         self._waiting.append(attempt)
         if begins_turn:
             # Also beside a suspect that has outlived its time alone: it may run for hours.
-            self._turn_began = _loop_time()
+            self._turn_began = self._clock.monotonic()
             self._set_timer(self._patience())
 
     def next(self, *, idle: bool) -> LocalAttempt | None:
@@ -134,11 +136,11 @@ class Suspects:
         self._go_on()
 
     def _turn_took(self) -> float:
-        return _loop_time() - self._turn_began
+        return self._clock.monotonic() - self._turn_began
 
     def _end_turn(self, *, others_have: float) -> None:
         self._set_timer(None)
-        self._next_turn = _loop_time() + others_have
+        self._next_turn = self._clock.monotonic() + others_have
         while self._waiting:
             self._put_off(self._waiting.popleft(), others_have)
 
@@ -146,7 +148,3 @@ class Suspects:
         log.info("run %s cannot run alone now; it is tried again later", attempt.run.id)
         until = self._time.now() + timedelta(seconds=max(seconds, LEAST_AWAY))
         self._give_back(attempt, until)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

@@ -79,7 +79,9 @@ class Worker:
         self._recording: dict[
             LocalAttempt, None
         ] = {}  # their begin is being committed; each takes capacity
-        self._suspects = Suspects(engine.time, go_on=self._go_on, give_back=self._give_back_until)
+        self._suspects = Suspects(
+            engine.time, engine.clock, go_on=self._go_on, give_back=self._give_back_until
+        )
         self._taken = 0  # capacity
         self._loop_blocked = False  # the program's
         self._stuck: set[LocalAttempt] = set()
