@@ -107,7 +107,10 @@ def test_many(run: Run, stocked: Stocked, folder: Path) -> None:
     assert answer.json == {"job_id": "send_email", "enqueued": 2500}
     said = run("enqueue", "send_email", "--many", "-", stdin=lines)
     assert said.out == "enqueued 2,500 runs of send_email\n"
-    assert run("enqueue", "send_email", "--many", "-", stdin="").out == "no lines, no runs\n"
+    assert (
+        run("enqueue", "send_email", "--many", "-", stdin="").out
+        == "the file has no lines: nothing was enqueued\n"
+    )
 
 
 def test_a_bad_line_stops_everything_before_it_begins(
@@ -124,4 +127,4 @@ def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stocked: Stocked)
     answer = run("enqueue", "send_email", "--many", "-", stdin='{"to": "a"}\n' * 1500 + "oops\n")
     assert answer.code == 2
     assert "stdin, line 1501 is not JSON" in answer.err
-    assert "1000 runs of the lines before were enqueued" in answer.err
+    assert "the first 1000 lines were enqueued" in answer.err

@@ -67,7 +67,7 @@ def test_every_form(run: Run, text: str) -> None:
 def test_one_that_is_over(run: Run) -> None:
     answer = run("schedule", "2020-01-01T09:00:00Z")
     assert answer.code == 0
-    assert "it is over" in answer.out
+    assert "the schedule is over" in answer.out
 
 
 @pytest.mark.parametrize(

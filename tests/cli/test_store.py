@@ -50,9 +50,9 @@ def test_secrets_move_to_the_newest_key(
 
     monkeypatch.setenv("MAINSPRING_SECRET_KEY", f"{new},{old}")
     answer = run("store", "reseal")
-    assert (answer.code, answer.out.startswith("encrypted the secrets of 1 job under")) == (0, True)
+    assert (answer.code, answer.out.startswith("encrypted the secrets of 1 job with")) == (0, True)
     assert run("store", "reseal", "--json").json["jobs"] == 0
-    assert run("store", "reseal").out == "nothing is under an older key\n"
+    assert run("store", "reseal").out == "no secret is encrypted with an older key\n"
 
     monkeypatch.setenv("MAINSPRING_SECRET_KEY", new)  # the old one is gone
     scheduler = Scheduler("sqlite:///mainspring.db", workers=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.cli.gc_tuning import YOUNG
+from mainspring.cli.gc_tuning import YOUNG_THRESHOLD
 from tests.support.command_line import Run, Start, until
 
 READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
@@ -60,7 +60,7 @@ def test_worker_freezes_startup_objects_and_raises_the_gc_threshold(
     done = run("enqueue", "calm", "--app", "calm:scheduler", "--wait", "--json")
     frozen, young, *_ = done.json["result"]
     assert frozen > 10_000
-    assert young == YOUNG
+    assert young == YOUNG_THRESHOLD
 
 
 def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> None:

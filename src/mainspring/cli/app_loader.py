@@ -21,7 +21,7 @@ __all__ = ["load_scheduler"]
 
 
 def load_scheduler(spec: str) -> Scheduler:
-    """Import the module (the current folder comes first) and give the scheduler it names."""
+    """Import the module (the current folder comes first) and return the scheduler in it."""
     from mainspring.scheduler import Scheduler
 
     module_name, attribute = _split(spec)
@@ -58,7 +58,7 @@ def _imported(name: str, folder: str) -> ModuleType:
         if error.name is not None and (name + ".").startswith(error.name + "."):
             raise _refused(
                 f"there is no module {error.name!r} in {folder} or on the Python path",
-                "run this in the folder where it lies, or check its spelling",
+                "run this in the folder of the module, or check its spelling",
             ) from error
         raise _broken(name, error) from error
     except Exception as error:
@@ -87,7 +87,7 @@ def _attribute(module: ModuleType, path: str) -> Any:
 
 
 def _made(spec: str, found: Any) -> Scheduler:
-    """The scheduler that a function of no arguments gives."""
+    """The scheduler that a function without arguments returns."""
     from mainspring.scheduler import Scheduler
     from mainspring.scheduler.decorator import DecoratedJob
 
@@ -102,7 +102,7 @@ def _made(spec: str, found: Any) -> Scheduler:
     except TypeError as error:
         raise _refused(f"{spec} cannot be called without arguments: {error}", _ALLOWED) from None
     except ValueError:
-        pass  # a builtin without a signature: calling it will tell
+        pass  # a builtin without a signature: the call shows whether it works
     try:
         made = found()
     except Exception as error:
@@ -112,7 +112,7 @@ def _made(spec: str, found: Any) -> Scheduler:
     return made
 
 
-_ALLOWED = "name a Scheduler, or a function without arguments that gives one"
+_ALLOWED = "name a Scheduler, or a function without arguments that returns one"
 _DEBUG = "MAINSPRING_DEBUG=1 shows the traceback"
 
 

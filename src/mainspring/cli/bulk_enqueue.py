@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "enqueue_lines"]
 
 CHUNK = 1000
-"""Runs in one commit: large enough to pay for it, small enough for the bar to move."""
+"""Runs in one commit: enough to make it cheap, few enough to show progress."""
 
 
 async def enqueue_lines(
     client: Client, job_id: str, name: str, options: dict[str, Any], *, quiet: bool
 ) -> int:
-    """Enqueue a file's lines (`-` is stdin); how many. Each chunk is queued whole or not at all.
+    """Enqueue a run for each line of a file (`-` is stdin). Returns how many. Each chunk is queued
+    completely or not at all.
 
-    A file is read through first: a bad line in it stops everything before anything is queued.
+    A file is checked first, so that an invalid line is found before anything is queued.
     """
     with _opened(name) as lines, _bar(_checked(name), quiet=quiet) as advance:
         payloads, done = _payloads(lines, name), 0
@@ -36,14 +37,14 @@ async def enqueue_lines(
                 await client.enqueue_many(job_id, chunk, **options)
             except Exception as error:
                 if done:
-                    error.add_note(f"{done} runs of the lines before were enqueued")
+                    error.add_note(f"the first {done} lines were enqueued")
                 raise
             done += len(chunk)
             advance(len(chunk))
 
 
 def _checked(name: str) -> int | None:
-    """How many payloads a file holds, all of them fit to be stored; None for a stream."""
+    """The number of payloads in a file, after checking each; None for stdin."""
     if name == "-":
         return None
     from mainspring.core import codec
@@ -69,7 +70,7 @@ def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
             raise CommandError(
                 f"{place}, line {number} is not JSON: {error}",
                 code=BAD_INPUT,
-                advice="each line is one payload",
+                advice="write one JSON payload on each line",
             ) from None
 
 
@@ -79,7 +80,7 @@ def _opened(name: str) -> Iterator[TextIO]:
         yield sys.stdin
         return
     try:
-        file = open(name, encoding="utf-8")  # noqa: SIM115 - an error here is told in our words
+        file = open(name, encoding="utf-8")  # noqa: SIM115 - only errors of open() are caught
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}", code=BAD_INPUT) from None
     with file:

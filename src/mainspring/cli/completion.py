@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["job_ids", "run_ids", "states"]
 
-PATIENCE = 1.0
-"""Seconds after which a store is too slow to be asked by a shell."""
+TIMEOUT = 1.0
+"""Seconds to wait for a store: a shell must not hang."""
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -50,14 +50,14 @@ def _offered(
     with contextlib.suppress(Exception):
         import asyncio
 
-        found = asyncio.run(asyncio.wait_for(_asked(ctx, ask), PATIENCE))
+        found = asyncio.run(asyncio.wait_for(_asked(ctx, ask), TIMEOUT))
     return [item for item in found if item.startswith(incomplete)]
 
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
     from mainspring.cli.store_access import StoreChoice, existing_store
 
-    # `.env` is left alone: it may name an app, and a key pressed in a strange folder runs no code.
+    # `.env` is not read: it may name an app, and the Tab key must not run code of a strange folder.
     store = existing_store(StoreChoice.of(ctx.params.get("store"), ctx.params.get("app")))
     await store.open()
     try:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
-    """Look for what keeps jobs from running. Exit code 1 if something does."""
+    """Check the store, the clock, the workers and the jobs. Exit code 1 if a check fails."""
     from mainspring.cli.doctor_checks import all_checks
 
     output = Output(as_json=json)
@@ -57,7 +57,7 @@ def _tell(output: Output, checks: list[Check]) -> None:
     if failed or warned:
         output.line(f"{_count(failed, 'fault')}, {_count(warned, 'warning')}")
     else:
-        output.line("all is well")
+        output.line("all checks passed")
 
 
 def _count(number: int, word: str) -> str:

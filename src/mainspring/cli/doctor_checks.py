@@ -38,7 +38,7 @@ from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 __all__ = ["Check", "all_checks"]
 
 LATE = timedelta(seconds=60)
-"""How long due work may lie before somebody should look."""
+"""Due work that no worker takes for longer than this is reported."""
 
 SLOW = 0.1
 SKEW = timedelta(seconds=2)
@@ -103,7 +103,7 @@ def _versions() -> Iterator[Check]:
 
 
 def _tzdata() -> Check:
-    """Python takes the system's zones before the package's: old ones give wrong slots."""
+    """Python prefers the system's zones to the package's; outdated ones give wrong slots."""
     system, folder = _system_tzdata()
     try:
         package = metadata.version("tzdata")
@@ -121,7 +121,7 @@ def _tzdata() -> Check:
 
 
 def _system_tzdata() -> tuple[str, str]:
-    """The version (where it is told) and the folder of the system's zones."""
+    """The version (empty if unknown) and the folder of the system's zones."""
     for folder in map(Path, zoneinfo.TZPATH):
         if (folder / "Europe").is_dir():
             with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def _system_tzdata() -> tuple[str, str]:
 
 
 def _steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
-    """Whether wall and monotonic time went on alike while the doctor looked."""
+    """Whether wall time and monotonic time advanced equally during the checks."""
     wall = (ended[0] - began[0]).total_seconds()
     drift = wall - (ended[1] - began[1])
     if ended[1] < began[1] or abs(drift) > 0.5:
@@ -158,7 +158,7 @@ async def _reads(found: Found, clock: SystemClock) -> Check:
 
 
 async def _writes(store: Store, clock: SystemClock) -> Check:
-    """Stands for an office nobody else wants, and resigns: nothing is left behind."""
+    """Take part in an election of its own and resign, which leaves nothing behind."""
     holder = f"doctor:{os.getpid()}"
     sent = clock.monotonic()
     try:
@@ -183,7 +183,9 @@ async def _store_clock(store: Store, clock: SystemClock) -> Check:
         skew = reading - before if reading < before else reading - after
     detail = f"the store's is {skew.total_seconds():+.2f} s from this machine's"
     if abs(skew) > SKEW:
-        advice = "harmless to runs (the store's decides), but times will look odd: check NTP"
+        advice = (
+            "runs are not affected (the store's clock decides), but times look wrong: check NTP"
+        )
         return Check("warn", "clock", detail, advice)
     return Check("ok", "clock", detail)
 
@@ -236,7 +238,7 @@ def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check
         since = span((now - item.oldest).total_seconds())
         detail = f"{item.count} due of {handler}, the oldest for {since}"
         if running.get(handler):
-            advice = "workers are on it but behind: start more, or raise --workers"
+            advice = "workers are behind: start more, or raise --workers"
             yield Check("warn", "due work", detail, advice)
         else:
             advice = f"no worker takes it: start one that has the handler {handler!r}"
@@ -287,24 +289,28 @@ async def _lapsed(store: Store, now: datetime) -> Check:
     detail = f"{_many(page.items)} lapsed: {page.items[0].id} of {page.items[0].job_id}"
     oldest = min(run.lease_until for run in page.items if run.lease_until is not None)
     if now - oldest > LATE:
-        return Check("fail", "leases", detail, "their workers died and none rescues: start one")
-    return Check("warn", "leases", detail, "their workers died; another rescues them in moments")
+        return Check(
+            "fail", "leases", detail, "their workers died, and no other reclaims them: start one"
+        )
+    return Check(
+        "warn", "leases", detail, "their workers died; another reclaims them within seconds"
+    )
 
 
 async def _deaf(store: Store, now: datetime) -> Check:
-    """Runs that were asked to stop and go on."""
+    """Runs that were cancelled and still run."""
     page = await store.find(RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000))
     deaf = [run for run in page.items if run.cancel_requested]
     if not deaf:
         return Check("ok", "running", f"{_many(page.items, 1000)} running, none ignores a cancel")
-    detail = f"{_many(deaf)} asked to stop and still running: {deaf[0].id} of {deaf[0].job_id}"
-    advice = 'sync handlers look at ctx.cancelled; isolation="process" stops for real'
+    detail = f"{_many(deaf)} cancelled and still running: {deaf[0].id} of {deaf[0].job_id}"
+    advice = 'a sync handler must check ctx.cancelled; isolation="process" can always be stopped'
     return Check("warn", "running", detail, advice)
 
 
 async def _unreadable(store: Store, jobs: list[Job]) -> Check:
-    """Records that this version cannot read: all jobs are looked at, and of runs those that were
-    set aside and the newest 1,000 of each state."""
+    """Records that this version cannot read. All jobs are checked, and of runs those that were set
+    aside and the newest 1,000 of each state."""
     found = [f"job {job.id} ({job.unreadable})" for job in jobs if job.unreadable is not None]
     looks = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
     runs: dict[str, str | None] = {}
@@ -313,11 +319,11 @@ async def _unreadable(store: Store, jobs: list[Job]) -> Check:
         runs |= {run.id: run.unreadable for run in page.items if run.unreadable is not None}
     found += [f"run {run_id} ({why})" for run_id, why in runs.items()]
     if not found:
-        return Check("ok", "records", "all that were looked at can be read")
+        return Check("ok", "records", "all records that were checked can be read")
     detail = f"{_many(found)} cannot be read: {'; '.join(found[:3])}{'…' if found[3:] else ''}"
     advice = (
-        "they are set aside and left as they are, all else goes on. A newer version may have"
-        " written them: upgrade this one; if they are damaged, restore or remove them"
+        "they are skipped and not changed; everything else works. A newer version may have"
+        " written them: upgrade this one. If they are damaged, restore or remove them"
     )
     return Check("fail", "records", detail, advice)
 

@@ -43,48 +43,54 @@ def enqueue(
         str | None,
         typer.Argument(
             metavar="PAYLOAD",
-            help="JSON; - reads it from stdin. Without one the job's own is taken.",
+            help="JSON; - reads it from stdin. Default: the job's own payload.",
             show_default=False,
         ),
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="SPAN", help="Not before this long: 5m, 1h30m.")
+        str | None,
+        typer.Option("--delay", metavar="SPAN", help="Run it after this time: 5m, 1h30m."),
     ] = None,
     at: Annotated[
         str | None,
         typer.Option(
-            "--at", metavar="TIME", help="Not before this moment: ISO 8601, UTC without an offset."
+            "--at", metavar="TIME", help="Run it at this time: ISO 8601; UTC if it has no offset."
         ),
     ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", min=0, max=9, help="0 to 9, higher first.")
+        int | None, typer.Option("--priority", min=0, max=9, help="0 to 9; higher runs first.")
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="Another queue.")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Use this queue instead of the job's.")
+    ] = None,
     dedupe_key: Annotated[
         str | None,
-        typer.Option("--dedupe-key", help="While a run of this key lives, make no other."),
+        typer.Option("--dedupe-key", help="Queue nothing while a run with this key exists."),
     ] = None,
     dedupe_for: Annotated[
         str | None,
-        typer.Option("--dedupe-for", metavar="SPAN", help="Hold the key at least this long."),
+        typer.Option("--dedupe-for", metavar="SPAN", help="Keep the key at least this long."),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until it ended; exit code 1 unless it succeeded.")
+        bool,
+        typer.Option("--wait", help="Wait until the run ends; exit code 1 unless it succeeds."),
     ] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SPAN", help="Wait no longer than this.")
+        str | None, typer.Option("--timeout", metavar="SPAN", help="Stop waiting after this time.")
     ] = None,
     many: Annotated[
         str | None,
         typer.Option(
-            "--many", metavar="FILE", help="One run for each line of JSON in a file; - is stdin."
+            "--many",
+            metavar="FILE",
+            help="Queue a run for each line of JSON in this file; - is stdin.",
         ),
     ] = None,
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Queue a run of a job. With --app its arguments are checked first."""
+    """Queue a run of a job. With --app the handler's arguments are checked first."""
     given = {
         "delay": delay,
         "at": _moment(at),
@@ -96,11 +102,11 @@ def enqueue(
     options = {name: value for name, value in given.items() if value is not None}
     choice, output = StoreChoice.of(store, app), Output(as_json=json)
     if timeout is not None and not wait:
-        raise CommandError("--timeout says how long to --wait: give both", code=BAD_INPUT)
+        raise CommandError("--timeout needs --wait: it says how long to wait", code=BAD_INPUT)
     if many is not None:
         if payload is not None or wait or dedupe_key is not None:
             raise CommandError(
-                "--many takes its payloads from the file: it goes with no PAYLOAD, --wait or"
+                "--many takes its payloads from the file: it cannot be used with PAYLOAD, --wait or"
                 " --dedupe-key",
                 code=BAD_INPUT,
             )
@@ -159,9 +165,9 @@ async def _ended(client: Client, run: Run, timeout: str | None) -> Run:
             return now
         raise CommandError(
             f"run {run.id} did not end within {timeout}: it is {now.state}",
-            advice="it goes on by itself: `mainspring runs show` tells how it stands"
+            advice="it goes on running: `mainspring runs show` shows its state"
             if now.state == "running"
-            else "is a worker running that has its handler? `mainspring doctor` looks",
+            else "`mainspring doctor` checks whether a running worker has its handler",
         ) from None
 
 
@@ -173,7 +179,7 @@ def _tell_queued(output: Output, run: Run) -> None:
     elif not output.pretty:
         output.line(run.id)
     elif run.duplicate:
-        output.line(f"there is one already under this key: run {run.id} is {run.state}")
+        output.line(f"not enqueued: run {run.id} has this dedupe key and is {run.state}")
     else:
         output.line(f"enqueued {run.job_id}: run {run.id}, due {when(run.run_at)}")
 
@@ -197,7 +203,11 @@ async def _enqueue_many(
     if output.as_json:
         output.document({"job_id": job_id, "enqueued": count})
     else:
-        output.line(f"enqueued {count:,} runs of {job_id}" if count else "no lines, no runs")
+        output.line(
+            f"enqueued {count:,} runs of {job_id}"
+            if count
+            else "the file has no lines: nothing was enqueued"
+        )
 
 
 def _moment(text: str | None) -> Any:

@@ -12,9 +12,9 @@ FILE = ".env"
 
 
 def read_env_file() -> None:
-    """Put the file's MAINSPRING_… and MONGODB_URI into the environment, where all commands, an
-    app's own scheduler and processes that are started look for them. (The service reads what is
-    its own, such as PORT, by itself.) The reader comes with the extra `server`."""
+    """Put MAINSPRING_… and MONGODB_URI of the file into the environment, where the commands, an
+    app's own scheduler and child processes find them. (The service itself reads its own variables,
+    such as PORT.) Does nothing without python-dotenv, which the extra `server` installs."""
     if not os.path.isfile(FILE):
         return
     try:
@@ -27,9 +27,10 @@ def read_env_file() -> None:
         raise CommandError(
             f"{os.path.abspath(FILE)} cannot be read: {error}",
             code=BAD_INPUT,
-            advice="it is UTF-8 text with NAME=value lines; run this elsewhere if it is not ours",
+            advice="it must be UTF-8 text with NAME=value lines; use another folder if the file"
+            " is for another program",
         ) from error
     for name, value in found.items():
-        known = name.upper()  # as the service takes them
+        known = name.upper()  # the service ignores case too
         if value and (known.startswith("MAINSPRING_") or known == "MONGODB_URI"):
             os.environ.setdefault(known, value)

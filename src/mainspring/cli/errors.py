@@ -36,7 +36,7 @@ UNREACHABLE = 3
 
 
 class CommandError(Exception):
-    """What a command could not do, with what the user may do about it."""
+    """A command failed: the message, the exit code, and what the user can do."""
 
     def __init__(self, message: str, *, code: int = FAILED, advice: str = "") -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class CommandError(Exception):
 
 
 class Stopped(SystemExit):
-    """A signal came before there was anything to finish."""
+    """A signal came before any work had started."""
 
 
 def exit_code(error: BaseException) -> int:
@@ -59,7 +59,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def tell(error: BaseException, *, as_json: bool) -> int:
-    """Say it on stderr; the exit code that goes with it."""
+    """Print the error on stderr, and return its exit code."""
     if os.environ.get("MAINSPRING_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
     message, advice, code = _message(error), _advice(error), exit_code(error)
@@ -91,16 +91,16 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, CommandError):
         return error.advice
     if isinstance(error, JobNotFound):
-        return "`mainspring jobs list` shows those there are"
+        return "`mainspring jobs list` lists the jobs"
     if isinstance(error, RunNotFound):
-        return "`mainspring runs list` shows those there are"
+        return "`mainspring runs list` lists the runs"
     if isinstance(error, JobOwnedByCode):
-        return "if its code is gone for good, `--force` removes it"
+        return "if its code is gone, `mainspring jobs remove --force` removes the job"
     if isinstance(error, StoreError):
-        return "`mainspring doctor` looks closer"
+        return "`mainspring doctor` checks the store"
     if isinstance(error, MainspringError | TimeoutError):
         return ""
-    return "MAINSPRING_DEBUG=1 shows where it came from"
+    return "MAINSPRING_DEBUG=1 shows the traceback"
 
 
 def _painted(text: str, style: str) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["calm_collector"]
+__all__ = ["tune_garbage_collector"]
 
-YOUNG = 10_000
-"""So many objects more than were freed, and the young ones are walked (Python's own: 700)."""
+YOUNG_THRESHOLD = 10_000
+"""New objects before the collector scans the youngest generation (Python's default is 700)."""
 
 
-def calm_collector() -> None:
-    """Modules live as long as the process. Walking them took 20 ms and more of every full
-    collection, in which no handler, call or renewal moved. Runs live until they are recorded, and
-    were walked over and over for nothing: their objects form no cycles."""
+def tune_garbage_collector() -> None:
+    """Exempt what is loaded from collections, and collect less often.
+
+    Modules live as long as the process. Scanning them took 20 ms and more of every full collection,
+    and stopped handlers, calls and renewals meanwhile. Runs form no cycles, so scanning them again
+    and again freed nothing.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(YOUNG_THRESHOLD)

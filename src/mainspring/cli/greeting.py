@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["greet"]
 
 MOST = 20
-"""Jobs that are listed; of more only the number is told."""
+"""Jobs that are listed; of more only the number is shown."""
 
 
 async def greet(scheduler: Scheduler, *, as_json: bool) -> None:
-    """On stderr, or as one JSON document on stdout. Handlers may print what they like."""
+    """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
     page = await scheduler.list_jobs(limit=1000, last_runs=False)
     store = Found(scheduler.store, scheduler.url).name
     if as_json:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Look at jobs; pause, resume, trigger and remove them.")
+group = typer.Typer(help="List and show jobs; pause, resume, trigger and remove them.")
 
 MOST_ORPHANS = 5
 UPCOMING = 5
@@ -39,14 +39,14 @@ RECENT = 5
     "list", epilog=example("mainspring jobs list --tag reports", "mainspring jobs list --json")
 )
 def list_(
-    tag: Annotated[str | None, typer.Option("--tag", help="Only those with this tag.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only jobs with this tag.")] = None,
     limit: LimitOption = 100,
     cursor: CursorOption = None,
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the jobs, by id."""
+    """List jobs in the order of their ids."""
     finish(_list(StoreChoice.of(store, app), Output(as_json=json), tag, limit, cursor))
 
 
@@ -82,11 +82,11 @@ async def _list(
 def _note_orphans(
     output: Output, choice: StoreChoice, orphaned: list[Job], workers: list[LiveWorker]
 ) -> None:
-    """Say which jobs nobody can run, and what to do."""
+    """Print which jobs no worker can run, and what to do."""
     from mainspring.engine.live_workers import queue_is_untaken, removal_command, why_no_worker
 
     if not workers:
-        output.note("no worker is running: nothing is fired or run until one starts")
+        output.note("no worker is running: no job runs until one starts")
         return
     for job in orphaned[:MOST_ORPHANS]:
         why = why_no_worker(job, workers)
@@ -103,7 +103,7 @@ def _note_orphans(
 def show(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Show a job: its schedule, its next and its last runs, how it fares."""
+    """Show a job: its schedule, its next and last runs, and how often it succeeds."""
     finish(_show(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
@@ -152,7 +152,7 @@ def _recent(output: Output, recent: list[Run]) -> None:
 def pause(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Stop a job's schedule. It can still be triggered; what is queued still runs."""
+    """Pause a job's schedule. The job can still be triggered, and queued runs still run."""
     finish(_switch(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
 
 
@@ -160,7 +160,7 @@ def pause(
 def resume(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Let a paused job's schedule go on, from its next time."""
+    """Resume a paused job's schedule with its next slot."""
     finish(_switch(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
 
 
@@ -184,7 +184,7 @@ async def _switch(choice: StoreChoice, output: Output, job_id: str, *, on: bool)
 def trigger(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Run a job now, with its own payload, also a paused one."""
+    """Run a job now with its own payload, even if it is paused."""
     finish(_trigger(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
@@ -203,13 +203,16 @@ async def _trigger(choice: StoreChoice, output: Output, job_id: str) -> None:
 def remove(
     job: JobArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Also a job that code owns: one whose code is gone.")
+        bool,
+        typer.Option(
+            "--force", help="Also remove a job that code defines, for when that code is gone."
+        ),
     ] = False,
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete a job and cancel its pending runs; running ones may end."""
+    """Delete a job and cancel its pending runs. Running ones may end."""
     finish(_remove(StoreChoice.of(store, app), Output(as_json=json), job, force=force))
 
 

@@ -18,28 +18,33 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = typer.Typer(help="API keys of the HTTP service.", no_args_is_help=False)
+group = typer.Typer(
+    help="Create, list and revoke API keys of the HTTP service.", no_args_is_help=False
+)
 
 
 @group.callback()
 def keys() -> None:
-    """API keys of the HTTP service."""
+    """Create, list and revoke API keys of the HTTP service."""
 
 
 @group.command("create", epilog=example("mainspring keys create ci --scope write --expires 90d"))
 def create(
-    name: Annotated[str, typer.Argument(help="What it is for, so that it can be told later.")],
+    name: Annotated[str, typer.Argument(help="What the key is for; it is shown in the list.")],
     scope: Annotated[
-        str, typer.Option("--scope", help="read, write (and read), or admin (and make keys).")
+        str,
+        typer.Option(
+            "--scope", help="read, write (includes read) or admin (includes both, and keys)."
+        ),
     ] = "read",
     expires: Annotated[
-        str | None, typer.Option("--expires", help="After so long, as in 90d. Default: never.")
+        str | None, typer.Option("--expires", help="When it expires, as in 90d. Default: never.")
     ] = None,
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a key and print it: this once, for only its hash is kept."""
+    """Create a key and print it. It cannot be shown again: only its hash is stored."""
     from mainspring.core.durations import duration
 
     span = None if expires is None else duration(expires, what="--expires")
@@ -59,7 +64,7 @@ def create(
 
 @group.command("list", epilog=example("mainspring keys list"))
 def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
-    """List keys: never the keys themselves."""
+    """List the ids, names and scopes of keys. The keys themselves are never shown."""
 
     async def work() -> tuple[list[Key], datetime]:
         async with _keys(StoreChoice.of(store, app)) as found:
@@ -92,7 +97,7 @@ def revoke(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a key. Running services stop taking it within seconds."""
+    """Revoke a key. Running services refuse it within seconds."""
 
     async def work() -> tuple[Key, datetime]:
         async with _keys(StoreChoice.of(store, app)) as found:

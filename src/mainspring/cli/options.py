@@ -31,7 +31,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="URL",
-        help="Where jobs and runs are kept (env MAINSPRING_STORE, MONGODB_URI)."
+        help="The store of jobs and runs (env MAINSPRING_STORE, MONGODB_URI)."
         f" Default: {DEFAULT_STORE}",
         show_default=False,
     ),
@@ -41,17 +41,17 @@ AppOption = Annotated[
     typer.Option(
         "--app",
         metavar="MODULE:ATTR",
-        help="Take the store of this scheduler instead, as in app:scheduler (env MAINSPRING_APP).",
+        help="Use the store of this scheduler, as in app:scheduler (env MAINSPRING_APP).",
         show_default=False,
     ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of tables.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The most to list.")]
 CursorOption = Annotated[
     str | None,
-    typer.Option("--cursor", help="Go on where the page before ended.", show_default=False),
+    typer.Option("--cursor", help="Continue after the previous page.", show_default=False),
 ]
 JobArgument = Annotated[
     str,
@@ -64,12 +64,12 @@ RunArgument = Annotated[
 
 
 def example(*lines: str) -> str:
-    """A help text's last lines. (A blank line is what Typer takes for a line's end.)"""
+    """The last lines of a help text. (Typer ends a line only at a blank one.)"""
     return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
 
 
 def span_of(text: str, option: str) -> timedelta:
-    """A time as an option gives it: 90s, 5m; a bare number is seconds."""
+    """The duration that an option gives: 90s, 5m; a bare number is seconds."""
     from mainspring.core.durations import duration
 
     try:
@@ -79,7 +79,7 @@ def span_of(text: str, option: str) -> timedelta:
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine to its end. (asyncio is imported only by commands that run.)"""
+    """Run a command's coroutine. (Only commands that run import asyncio: `--help` is quicker.)"""
     import asyncio
 
     return asyncio.run(coroutine)

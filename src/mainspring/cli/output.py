@@ -43,7 +43,7 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """`plain` is for pipes, `pretty` for terminals where it differs. `whole` is never cut."""
+    """`plain` formats a cell for pipes, `pretty` for terminals. A `whole` cell is never wrapped."""
 
     title: str
     plain: Callable[[T], str]
@@ -53,7 +53,7 @@ class Column(Generic[T]):
 
 
 class Output:
-    """`as_json`: one document on stdout, and nothing else there."""
+    """Prints for people, or with `as_json` one document on stdout and nothing else."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -61,24 +61,24 @@ class Output:
 
     def document(self, document: Any) -> None:
         text = json.dumps(document, ensure_ascii=False, indent=2)
-        if _sayable(text) != text:
-            text = json.dumps(document, indent=2)  # escaped, it is JSON all the same
+        if _printable(text) != text:
+            text = json.dumps(document, indent=2)  # escaped: the same JSON in ASCII
         sys.stdout.write(text + "\n")
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        text = _sayable(text)
+        text = _printable(text)
         if self.pretty:
             self._console.print(text, style=style or None, markup=False, highlight=False)
         else:
             sys.stdout.write(text + "\n")
 
     def note(self, text: str) -> None:
-        """Words beside the answer: on stderr, so that a pipe gets the answer alone."""
+        """Print a remark on stderr, so that a pipe gets only the result."""
         sys.stderr.write(text + "\n")
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """A sign of life on a terminal's stderr while nothing else is said."""
+        """Show a spinner on a terminal while the block runs."""
         if self.as_json or not sys.stderr.isatty():
             yield
             return
@@ -94,8 +94,8 @@ class Output:
             self._plain_table(columns, rows)
 
     def fields(self, pairs: Iterable[tuple[str, str | None]]) -> None:
-        """Names and values, one a line; those without a value are left out."""
-        shown = [(name, _sayable(value)) for name, value in pairs if value]
+        """Print names and values, one on each line, without those that have no value."""
+        shown = [(name, _printable(value)) for name, value in pairs if value]
         width = max((len(name) for name, _ in shown), default=0)
         if not self.pretty:
             for name, value in shown:
@@ -151,10 +151,10 @@ def when(moment: datetime | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    return _sayable(" ".join(text.split()))
+    return _printable(" ".join(text.split()))
 
 
-def _sayable(text: str) -> str:
-    """A lone surrogate, as in a file's name that is no UTF-8, is shown escaped: no terminal and no
-    pipe takes it."""
+def _printable(text: str) -> str:
+    """The text with lone surrogates escaped, which neither terminals nor pipes can encode. Names of
+    files that are not UTF-8 contain them."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -19,13 +19,13 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class Program(TyperGroup):
-    """The outermost group: runs a command and turns its errors into words and a code."""
+    """The outermost group: runs a command and turns its errors into a message and an exit code."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         given = options.get("args")
         words = list(sys.argv[1:] if given is None else given)
         if not words or (len(words) == 1 and hasattr(self.commands.get(words[0]), "commands")):
-            options["args"] = [*words, "--help"]  # a group alone: show what it holds
+            options["args"] = [*words, "--help"]  # a group without a command: show its commands
         as_json = "--json" in words
         try:
             answer = super().main(*arguments, **{**options, "standalone_mode": False})
@@ -40,7 +40,7 @@ class Program(TyperGroup):
 
 
 def _usage(error: Any) -> errors.CommandError:
-    """A wrong command line in our form: one line, and where to read on."""
+    """The error for a wrong command line: one line, and the command that shows the help."""
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "mainspring"
     return errors.CommandError(
@@ -51,7 +51,8 @@ def _usage(error: Any) -> errors.CommandError:
 
 
 _MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
-"""Help in colour for people. Elsewhere it is plain, and twice as quick: rich stays unimported."""
+"""Help in colour on a terminal. Elsewhere it is plain and twice as quick, because rich is not
+imported."""
 
 app = typer.Typer(
     cls=Program,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "group", "tell_run"]
 
-group = typer.Typer(help="Look at runs; cancel them, try them again.")
+group = typer.Typer(help="List and show runs; cancel and retry them.")
 
 
 @group.command(
@@ -46,7 +46,7 @@ def list_(
         list[str] | None,
         typer.Option(
             "--state",
-            help="Only runs in this state; again, or with commas, for several.",
+            help="Only runs in this state; several with commas, or the option again.",
             autocompletion=completion.states,
         ),
     ] = None,
@@ -80,7 +80,7 @@ async def _list(
             cursor=cursor,
         )
         if job is not None and not page.items:
-            await client.get_job(job)  # a misspelt id is told, not an empty list
+            await client.get_job(job)  # an unknown job is an error, not an empty list
     if output.as_json:
         output.document(page_document(page, run_document))
     elif not page.items:
@@ -102,7 +102,7 @@ def _nothing(job: str | None, states: list[str]) -> str:
 def show(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Show a run: its attempts with their log lines and errors, its result, its reason."""
+    """Show a run: its result, its attempts with errors and logs, and why it has not run."""
     finish(_show(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
@@ -117,13 +117,13 @@ async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
 def cancel(
     run: RunArgument,
     reason: Annotated[
-        str, typer.Option("--reason", help="Kept with the run.")
+        str, typer.Option("--reason", help="Stored with the run.")
     ] = "cancelled on the command line",
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Cancel a run. One that is running is told to stop."""
+    """Cancel a run. If it is running, its worker stops it."""
     finish(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
 
 
@@ -140,14 +140,14 @@ async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str)
     elif run.finished:
         output.line(f"cancelled {run_id}")
     else:
-        output.line(f"asked {run_id} to stop: its worker {run.worker} is told")
+        output.line(f"{run_id} is being cancelled: its worker {run.worker} stops it")
 
 
 @group.command("retry", epilog=example("mainspring runs retry 0199c2f4a1b3"))
 def retry(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Try a failed or cancelled run again: the same run, its failures forgotten."""
+    """Make a failed or cancelled run pending again. Its earlier failures do not count."""
     finish(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
@@ -163,7 +163,7 @@ async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:
 
 
 def tell_run(output: Output, run: Run, why: str | None = None) -> None:
-    """A run with all that is known of it; `why` it did not run, or not yet."""
+    """Print a run; `why` says why it has not run, or not yet."""
     if output.as_json:
         from mainspring.cli.json_output import run_document
 

@@ -42,13 +42,15 @@ def schedule(
         typer.Option(
             "--tz",
             metavar="ZONE",
-            help="The zone it is read in. Default: the one it names, else UTC",
+            help="The time zone. Default: the one that the schedule names, else UTC",
         ),
     ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, max=1000, help="How many.")] = 5,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, max=1000, help="How many runs to list.")
+    ] = 5,
     json: JsonOption = False,
 ) -> None:
-    """Preview a schedule: its meaning, its next runs, and what daylight saving does to it."""
+    """Describe a schedule, list its next runs, and warn of daylight saving changes."""
     from mainspring.core.clock import utcnow
     from mainspring.core.schedules import parse
 
@@ -95,7 +97,7 @@ def _tell(
     there = zone_named(zone)
     output.line(made.describe(), style="bold")
     if not slots:
-        output.line("it is over: there is no next run")
+        output.line("the schedule is over: there is no next run")
         return
     utc: Column[datetime] = Column(
         "UTC", time_format.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"

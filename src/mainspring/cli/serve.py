@@ -55,7 +55,9 @@ def serve(
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", help="Runs at once (env MAX_CONCURRENT_JOBS). Default: 10", min=0
+            "--workers",
+            help="How many runs to work on at once (env MAX_CONCURRENT_JOBS). Default: 10",
+            min=0,
         ),
     ] = None,
     drain_timeout: Annotated[
@@ -75,22 +77,27 @@ def serve(
             help="Let webhooks call this private host or range; may be given several times.",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log debug messages too.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Serve the HTTP API, fire schedules and work on runs until SIGTERM or Ctrl+C.
 
-    Without anything said it keeps jobs in mainspring.db and listens on 127.0.0.1:3000, where no
-    key is needed until one is made. Any other address, and a proxy's name in ALLOWED_HOSTS, needs
-    an API key first: mainspring keys create.
-    The first signal lets running work end; a second one ends at once.
+    By default it keeps jobs in mainspring.db and listens on 127.0.0.1:3000, where no API key is
+    needed until you create one. To listen on another address, or to be reached by a proxy's name
+    (ALLOWED_HOSTS), create a key first: mainspring keys create.
+
+    After the first signal running work may end; a second signal ends the process at once.
     """
     from mainspring.cli import log_format
     from mainspring.service import require_server
 
     require_server()
-    from mainspring.cli.gc_tuning import calm_collector
+    from mainspring.cli.gc_tuning import tune_garbage_collector
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
@@ -107,7 +114,7 @@ def serve(
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
 
     async def greet(url: str) -> None:
-        calm_collector()
+        tune_garbage_collector()
         if not quiet:
             _greet(url, scheduler, as_json=json)
 

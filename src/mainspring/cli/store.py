@@ -14,12 +14,14 @@ from mainspring.cli.store_copy import copy_stores
 
 __all__ = ["group"]
 
-group = typer.Typer(help="The store itself.", no_args_is_help=False)
+group = typer.Typer(
+    help="Copy a store, print its set-up script, re-encrypt its secrets.", no_args_is_help=False
+)
 
 
 @group.callback()
 def store() -> None:
-    """The store itself."""
+    """Copy a store, print its set-up script, re-encrypt its secrets."""
 
 
 @group.command(
@@ -31,15 +33,16 @@ def store() -> None:
 )
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the store to copy.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The URL of an empty one.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The URL of an empty store.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look and count; write nothing.")
+        bool, typer.Option("--dry-run", help="Count what would be copied; write nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Copy every job and run from one store to another, as they are.
+    """Copy all jobs, runs and notes from one store to another.
 
-    Stop all workers first. FROM is only read. If it was interrupted, the same command completes it.
+    Stop all workers first. FROM is only read. If the copy is interrupted, run the same command
+    again to complete it.
     """
     finish(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
 
@@ -56,7 +59,7 @@ def indexes(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the script that makes a MongoDB store's collections and indexes by hand."""
+    """Print the script that creates the collections and indexes of a MongoDB store."""
     found = find_store(StoreChoice.of(store, app))
     script = found.store.info().setup_script
     if script is None:
@@ -81,19 +84,19 @@ def reseal(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Encrypt the secrets of all webhooks under the newest key, so that the older can go.
+    """Encrypt the secrets of all webhooks again with the newest key, so that older keys can go.
 
-    Keys are those of MAINSPRING_SECRET_KEY, the newest first, of the app, and of the file beside an
-    embedded database. It may be interrupted, and run again.
+    The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the app, and in the file
+    beside an embedded database. If it is interrupted, run it again.
     """
     jobs, key = finish(_resealed(StoreChoice.of(store, app)))
     output = Output(as_json=json)
     if json:
         output.document({"jobs": jobs, "key": key})
     elif jobs:
-        output.line(f"encrypted the secrets of {jobs} job{'s' * (jobs != 1)} under the key {key}")
+        output.line(f"encrypted the secrets of {jobs} job{'s' * (jobs != 1)} with the key {key}")
     else:
-        output.line("nothing is under an older key")
+        output.line("no secret is encrypted with an older key")
 
 
 async def _resealed(choice: StoreChoice) -> tuple[int, str | None]:

@@ -60,14 +60,14 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The store in words, without a password."""
+        """The store's URL without a password, or the name of its class."""
         from mainspring.stores.url_redaction import without_password
 
         return type(self.store).__name__ if self.url is None else without_password(self.url)
 
     @property
     def from_anywhere(self) -> str | None:
-        """The URL as it is right in every folder, without a password."""
+        """The URL with an absolute path, which is right in every folder, without a password."""
         path = database_file(self.url or "")
         return f"sqlite:///{path}" if path is not None else self.url and self.name
 
@@ -93,7 +93,7 @@ async def open_client(choice: StoreChoice, *, with_code: bool = False) -> AsyncI
 
 
 def existing_store(choice: StoreChoice) -> Store:
-    """The store that is meant. A database file that is not there is an error, and not made."""
+    """The chosen store. A database file that does not exist is an error: it is not created."""
     found = find_store(choice)
     check_exists(found)
     return found.store
@@ -116,17 +116,17 @@ def check_exists(found: Found) -> None:
         raise CommandError(
             f"there is no database {path}",
             code=BAD_INPUT,
-            advice="a worker makes it when it first starts (mainspring worker app:scheduler);"
-            " --store or MAINSPRING_STORE names another",
+            advice="a worker creates it when it starts (mainspring worker app:scheduler);"
+            " --store or MAINSPRING_STORE names another one",
         )
 
 
 def check_shared(found: Found) -> None:
     if not found.store.info().shared:
         raise CommandError(
-            "a memory:// store lives in the process that made it: no command can reach it",
+            "a memory:// store exists only in its own process: no command can reach it",
             code=BAD_INPUT,
-            advice="name a shared one with --store, such as sqlite:///mainspring.db",
+            advice="name another store with --store, such as sqlite:///mainspring.db",
         )
 
 

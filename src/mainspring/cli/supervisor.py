@@ -20,11 +20,11 @@ log = logging.getLogger("mainspring.supervisor")
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 STEADY = 60.0
-"""Seconds that a process must live for its next death to count as the first."""
+"""A process that ran this many seconds is started again after the shortest pause."""
 
 
 def supervise(command: WorkerCommand, count: int) -> int:
-    """Keep `count` processes of the command alive until a signal; the exit code."""
+    """Keep `count` processes of the command running until a signal. Returns the exit code."""
     from mainspring.cli import log_format
 
     log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
@@ -32,10 +32,10 @@ def supervise(command: WorkerCommand, count: int) -> int:
 
 
 class Supervisor:
-    """The first signal goes on to the children, which end their work; the second kills them.
+    """Passes the first signal on to the children, which finish their work; a second kills them.
 
-    A child that dies is started again, after a pause that grows while it keeps dying. One that
-    ends with "bad input" would do so for ever: then all stop.
+    A child that ends is started again, after a pause that grows while it keeps ending. If one ends
+    with the exit code for bad input, all stop, because a new one would end in the same way.
     """
 
     def __init__(self, command: WorkerCommand, count: int) -> None:
@@ -50,16 +50,16 @@ class Supervisor:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._heed, number)
-        log.info("%d processes, watched over by process %d", self._count, os.getpid())
+            loop.add_signal_handler(number, self._on_signal, number)
+        log.info("process %d supervises %d workers", os.getpid(), self._count)
         await asyncio.gather(*(self._keep(place + 1) for place in range(self._count)))
         return self._code
 
-    def _heed(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("killing all processes; what was running is rescued later")
+            log.warning("killing all processes; other workers reclaim what was running")
             self._code = 128 + number
-            self._tell_all(signal.SIGKILL)
+            self._signal_all(signal.SIGKILL)
             return
         log.info("stopping %d processes (signal again to kill them)", len(self._children))
         self._stop(number)
@@ -67,18 +67,18 @@ class Supervisor:
     def _stop(self, number: signal.Signals) -> None:
         self._signal = number
         self._stopping.set()
-        self._tell_all(number)
+        self._signal_all(number)
 
-    def _tell_all(self, number: signal.Signals) -> None:
+    def _signal_all(self, number: signal.Signals) -> None:
         for child in self._children.values():
             _tell(child, number)
 
     async def _keep(self, place: int) -> None:
-        """Have a process at this place until all stop."""
+        """Keep one process running until all stop."""
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             began = self._clock.monotonic()
-            code = await self._one_life(place)
+            code = await self._run_child(place)
             if self._stopping.is_set():
                 return
             if code == BAD_INPUT:
@@ -98,9 +98,9 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _one_life(self, place: int) -> int:
-        # A group of its own: the terminal's Ctrl+C reaches the supervisor alone, which passes
-        # it on once. Sent twice, it would be the signal that ends at once.
+    async def _run_child(self, place: int) -> int:
+        # In its own process group: Ctrl+C on the terminal then reaches only the supervisor, which
+        # passes it on once. A second signal would end the child at once.
         child = await asyncio.create_subprocess_exec(
             *self._command.under(os.getpid(), place).line(), stdin=DEVNULL, process_group=0
         )

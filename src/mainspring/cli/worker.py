@@ -22,8 +22,8 @@ __all__ = ["register"]
 
 log = logging.getLogger("mainspring.worker")
 
-LOOK = 1.0
-"""Seconds between two looks at stuck threads and at the supervisor."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks for stuck threads and for the supervisor."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -44,21 +44,27 @@ def worker(
         typer.Argument(
             metavar="MODULE:ATTR",
             envvar="MAINSPRING_APP",
-            help="A Scheduler, or a function without arguments that gives one.",
+            help="A Scheduler, or a function without arguments that returns one.",
         ),
     ],
     queues: Annotated[
         str | None,
-        typer.Option("--queues", metavar="A,B", help="Take only from these queues."),
+        typer.Option("--queues", metavar="A,B", help="Claim runs only from these queues."),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", min=1, max=10_000, help="Runs at once in a process. Default: the code's."
+            "--workers",
+            min=1,
+            max=10_000,
+            help="How many runs a process works on at once. Default: what the code says.",
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=256, help="So many processes, watched over.")
+        int,
+        typer.Option(
+            "--processes", min=1, max=256, help="How many processes to start and keep running."
+        ),
     ] = 1,
     drain_timeout: Annotated[
         str,
@@ -68,16 +74,21 @@ def worker(
             help="How long running work may take to end after the first signal, as in 90s or 5m.",
         ),
     ] = "30s",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log debug messages too.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")
+    ] = False,
     json: JsonOption = False,
     supervisor: Annotated[int | None, typer.Option(hidden=True)] = None,
     place: Annotated[int, typer.Option(hidden=True)] = 1,
 ) -> None:
     """Fire schedules and work on runs until SIGTERM or Ctrl+C.
 
-    The first signal lets running work end; a second one ends at once, and what was running is
-    rescued later. With --json, the start is told as one document, and logs are JSON lines.
+    After the first signal running work may end; a second signal ends the process at once, and
+    another worker reclaims what was running. With --json the start is printed as one JSON document,
+    and logs are JSON lines.
     """
     command = WorkerCommand(
         app=scheduler,
@@ -114,37 +125,37 @@ def _prepared(command: WorkerCommand) -> Scheduler:
     scheduler.configure(
         workers=command.workers,
         queues=command.queues,
-        # One by one only where somebody looks on: a worker may do thousands a second.
+        # Each run only on a terminal: a worker may do thousands a second.
         log_each_run=command.verbose or sys.stderr.isatty(),
     )
     if scheduler.workers == 0:
         raise CommandError(
-            f"{command.app} has workers=0: it only enqueues",
+            f"{command.app} has workers=0, so it only enqueues",
             code=BAD_INPUT,
-            advice="say how many runs to work on at once: --workers 10",
+            advice="give the number of runs to work on at once: --workers 10",
         )
     return scheduler
 
 
 async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
-    """Work; True if the process should be replaced."""
+    """Work until a signal. True if the process should be replaced."""
     import asyncio
 
-    from mainspring.cli.gc_tuning import calm_collector
+    from mainspring.cli.gc_tuning import tune_garbage_collector
     from mainspring.scheduler.run_forever import run_until_signal
 
     stuck = False
 
     async def watch() -> None:
         nonlocal stuck
-        calm_collector()
+        tune_garbage_collector()
         if command.place == 1 and not command.quiet:
             await _greeted(scheduler, command)
         while not (stuck := await _is_stuck(scheduler)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CHECK_INTERVAL)
 
     stopped = await run_until_signal(
         scheduler.start,
@@ -167,17 +178,17 @@ async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
 
 
 async def _is_stuck(scheduler: Scheduler) -> bool:
-    """Whether half of the places or more are taken by threads that outlived their attempt."""
+    """Whether threads that outlived their attempt take half of the capacity or more."""
     try:
         health = await scheduler.health()
     except Exception:
-        log.exception("could not look at the worker's health")
+        log.exception("could not check the worker's health")
         return False
     if not health.stuck_threads or 2 * health.stuck_threads < health.workers:
         return False
     log.warning(
-        "%d of %d places are taken by threads that outlived their timeout: this process is"
-        " replaced",
+        "threads that outlived their timeout take %d of the worker's capacity of %d: this process"
+        " is replaced",
         health.stuck_threads,
         health.workers,
     )
@@ -185,9 +196,9 @@ async def _is_stuck(scheduler: Scheduler) -> bool:
 
 
 def _replace_process(command: WorkerCommand, folder: str) -> None:
-    """Become a fresh process of the same command: same pid, same supervisor, no old threads.
+    """Replace this process by a new one of the same command: same pid, same supervisor, no threads.
 
-    Signals are held back on the way; the new process gets them when it can heed them.
+    Signals are blocked meanwhile; the new process gets them when it can handle them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     logging.shutdown()
@@ -198,7 +209,7 @@ def _replace_process(command: WorkerCommand, folder: str) -> None:
 
 
 def _end_quietly_on_signals() -> None:
-    """Until the scheduler heeds signals itself there is nothing to finish: just end."""
+    """Exit on a signal until the scheduler handles signals itself: there is no work to finish."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Stopped(0)
@@ -213,5 +224,9 @@ def _names(text: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise CommandError("--queues names no queue", code=BAD_INPUT, advice="as in: mail,default")
+        raise CommandError(
+            "--queues names no queue",
+            code=BAD_INPUT,
+            advice="give names, as in --queues mail,default",
+        )
     return names
