@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import bare_mongodb
 from mainspring import Scheduler
-from mainspring.cli.gc_tuning import calm_collector
+from mainspring.cli.gc_tuning import tune_garbage_collector
 from mainspring.stores.mongodb import MongoStore
 
 __all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "heard", "idler",
@@ -72,7 +72,7 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
     pipe.send("ready")
     await heard(pipe)
     async with scheduler:
-        calm_collector()
+        tune_garbage_collector()
         await heard(pipe)
     pipe.send(json.dumps(done))
 

@@ -32,7 +32,7 @@ from typing import Any
 from bench.measure import cpu_of, folder, milliseconds
 from bench.mongodb_workers import Crew, heard
 from mainspring import Run, RunContext, Scheduler
-from mainspring.cli.gc_tuning import calm_collector
+from mainspring.cli.gc_tuning import tune_garbage_collector
 from mainspring.core.model import State
 from mainspring.stores import open_store
 from mainspring.stores.protocol import RunQuery
@@ -161,7 +161,7 @@ async def _instance(pipe: Connection, url: str) -> None:
             lateness.append(time.time() - slot)
 
     async with scheduler:
-        calm_collector()
+        tune_garbage_collector()
         pipe.send("ready")
         first, last = json.loads(await heard(pipe))
         await asyncio.sleep(max(0.0, first - time.time()))

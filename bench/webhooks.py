@@ -36,7 +36,7 @@ import aiohttp
 
 from bench.measure import cpu_of, folder, milliseconds, ratio, rounded, spread
 from mainspring import Event, Run, Scheduler, State
-from mainspring.cli.gc_tuning import calm_collector
+from mainspring.cli.gc_tuning import tune_garbage_collector
 from mainspring.stores import open_store
 from mainspring.stores.protocol import RunQuery
 from mainspring.webhooks import PreparedRequest, WebhookSettings
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def enqueued() -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
-    calm_collector()
+    tune_garbage_collector()
     with endpoint() as url:
         for _ in range(ROUNDS):
             with folder() as path:
