@@ -93,49 +93,80 @@ class OnMongo(StoreConformance):
         getattr(self, test)(tmp_path, odd="nu\0l.$\0")
 
 
+class Shared:
+    """A database that the tests of a topology share; each leaves it empty.
+
+    To make the collections and indexes of a database anew takes longer than most tests do.
+    """
+
+    def __init__(self, client: MongoClient[Document], url: str) -> None:
+        self._database = client[f"test_{uuid.uuid4().hex[:16]}"]
+        self.url = with_database(url, self._database.name)
+
+    def shard(self) -> None:
+        """As docs/how-to/use-mongodb.md tells an operator to."""
+        # The effects are what handlers write: a transaction over several shards cannot make a
+        # collection.
+        for name in (*(DEFAULT_PREFIX + name for name in SHARDED), "effects"):
+            self._database.client.admin.command(
+                "shardCollection", f"{self._database.name}.{name}", key={"_id": "hashed"}
+            )
+
+    def empty(self) -> None:
+        for collection in (*SHARDED, "terms"):
+            self._database[DEFAULT_PREFIX + collection].delete_many({})
+        self._database.effects.delete_many({})
+
+    def drop(self) -> None:
+        self._database.client.drop_database(self._database.name)
+
+
+def shared(url: str, *, sharded: bool = False) -> Iterator[Shared]:
+    with MongoClient[Document](url) as client:
+        database = Shared(client, url)
+        if sharded:
+            database.shard()
+        yield database
+        database.drop()
+
+
+@pytest.fixture(scope="module")
+def shared_on_replica_set(replica_set_url: str) -> Iterator[Shared]:
+    yield from shared(replica_set_url)
+
+
+@pytest.fixture(scope="module")
+def shared_on_standalone(standalone_url: str) -> Iterator[Shared]:
+    yield from shared(standalone_url)
+
+
+@pytest.fixture(scope="module")
+def shared_on_shards(sharded_url: str) -> Iterator[Shared]:
+    yield from shared(sharded_url, sharded=True)
+
+
 class TestReplicaSet(OnMongo):
     @pytest.fixture(autouse=True)
-    def _servers(self, replica_set_url: str, database_name: str) -> None:
-        self.url = with_database(replica_set_url, database_name)
+    def _servers(self, shared_on_replica_set: Shared) -> Iterator[None]:
+        self.url = shared_on_replica_set.url
+        yield
+        shared_on_replica_set.empty()
 
 
 class TestStandalone(OnMongo):
     @pytest.fixture(autouse=True)
-    def _servers(self, standalone_url: str, database_name: str) -> None:
-        self.url = with_database(standalone_url, database_name)
-
-
-@pytest.fixture(scope="module")
-def sharded_database(sharded_url: str) -> Iterator[str]:
-    """A database whose collections are sharded, as docs/how-to/use-mongodb.md tells an operator to.
-
-    Sharding takes longer than a test does, so the tests share it; each empties it.
-    """
-    name = f"test_{uuid.uuid4().hex[:16]}"
-    with MongoClient[Document](sharded_url) as client:
-        for collection in SHARDED:
-            client.admin.command(
-                "shardCollection", f"{name}.{DEFAULT_PREFIX}{collection}", key={"_id": "hashed"}
-            )
-        # What handlers write: a transaction over several shards cannot make a collection.
-        client.admin.command("shardCollection", f"{name}.effects", key={"_id": "hashed"})
-        yield name
-        client.drop_database(name)
-
-
-@pytest.fixture
-def emptied(sharded_url: str, sharded_database: str) -> Iterator[str]:
-    yield with_database(sharded_url, sharded_database)
-    with MongoClient[Document](sharded_url) as client:
-        for collection in (*SHARDED, "terms"):
-            client[sharded_database][DEFAULT_PREFIX + collection].delete_many({})
-        client[sharded_database].effects.delete_many({})
+    def _servers(self, shared_on_standalone: Shared) -> Iterator[None]:
+        self.url = shared_on_standalone.url
+        yield
+        shared_on_standalone.empty()
 
 
 class TestSharded(OnMongo):
     @pytest.fixture(autouse=True)
-    def _servers(self, emptied: str) -> None:
-        self.url = emptied
+    def _servers(self, shared_on_shards: Shared) -> Iterator[None]:
+        self.url = shared_on_shards.url
+        yield
+        shared_on_shards.empty()
 
 
 class ByTheServersClock(Renewing, Limiting, Rescuing, Electing):
@@ -153,11 +184,15 @@ class ByTheServersClock(Renewing, Limiting, Rescuing, Electing):
 
 class TestReplicaSetByTheServersClock(ByTheServersClock):
     @pytest.fixture(autouse=True)
-    def _servers(self, replica_set_url: str, database_name: str) -> None:
-        self.url = with_database(replica_set_url, database_name)
+    def _servers(self, shared_on_replica_set: Shared) -> Iterator[None]:
+        self.url = shared_on_replica_set.url
+        yield
+        shared_on_replica_set.empty()
 
 
 class TestShardedByTheServersClock(ByTheServersClock):
     @pytest.fixture(autouse=True)
-    def _servers(self, emptied: str) -> None:
-        self.url = emptied
+    def _servers(self, shared_on_shards: Shared) -> Iterator[None]:
+        self.url = shared_on_shards.url
+        yield
+        shared_on_shards.empty()
