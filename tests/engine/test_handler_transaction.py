@@ -315,7 +315,7 @@ async def test_a_store_that_goes_away_costs_no_retry(
         done = await ended(scheduler, await send.enqueue())
     assert (done.state, done.attempt, done.failures) == (State.SUCCEEDED, 2, 0)
     assert [a.outcome for a in done.attempts] == [Outcome.RELEASED, Outcome.SUCCEEDED]
-    assert "was not heard of again" in str(done.attempts[0].error)
+    assert "got no answer from the store" in str(done.attempts[0].error)
     assert effects(place) == ["attempt 2"]
 
 

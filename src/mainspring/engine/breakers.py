@@ -1,4 +1,4 @@
-"""Circuit breakers, one for each job that asks for one, counted in this process."""
+"""Circuit breakers of jobs. Each process counts its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class _Circuit:
 
 
 class Breakers:
-    """Closed: all pass. Open: none does, for `reset`. Then one probes: it closes or opens it."""
+    """Closed: all runs may start. Open: none may, for `reset`. Then one run probes the job: its
+    outcome closes the breaker or opens it again."""
 
     def __init__(self) -> None:
         self._circuits: dict[str, _Circuit] = {}
@@ -30,7 +31,7 @@ class Breakers:
     def admit(
         self, job_id: str, breaker: Breaker, now: float
     ) -> tuple[timedelta | None, BreakerEvent | None]:
-        """How long this run has to wait (None: it may start), and what turned."""
+        """Return how long this run has to wait (None: it may start), and how the state changed."""
         circuit = self._circuits.get(job_id)
         if circuit is None or circuit.opened_at is None:
             return None, None
@@ -44,7 +45,7 @@ class Breakers:
         return None, "half_open"
 
     def record(self, job_id: str, breaker: Breaker, now: float, *, ok: bool) -> BreakerEvent | None:
-        """Count how an attempt ended; say what turned."""
+        """Count the outcome of an attempt; return how the state changed."""
         circuit = self._circuits.setdefault(job_id, _Circuit())
         if ok:
             was_open = circuit.opened_at is not None
@@ -57,7 +58,7 @@ class Breakers:
         return None
 
     def abandon(self, job_id: str) -> None:
-        """A probe ended without a decision (cancelled, lost): let the next one probe."""
+        """A probe ended without an outcome (cancelled, lost): let the next run probe."""
         if job_id in self._circuits:
             self._circuits[job_id].probing = False
 

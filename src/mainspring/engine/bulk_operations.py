@@ -1,6 +1,6 @@
-"""The same asked of many runs: cancel, retry or delete all that match.
+"""Cancels, retries or deletes many runs: all that match a query, or those of given ids.
 
-A page of runs is one commit. A run that changed under our hands is asked once more, by itself.
+Each page of runs is one commit. A run that somebody changed meanwhile is tried once more, alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REVIVABLE = frozenset({State.FAILED, State.CANCELLED})
 
 
 class Matched(Struct, frozen=True):
-    """How many runs matched, for how many it was done, and whether more match than were asked."""
+    """How many runs matched, how many were changed, and whether more match than the limit."""
 
     matched: int
     done: int
@@ -37,7 +37,7 @@ async def _none(runs: list[Run]) -> set[str]:
 
 
 class BulkOperations:
-    """`query.limit` is how many runs are taken at most; `ids` are runs named one by one."""
+    """`query.limit` is the most runs that are changed; `ids` names single runs instead."""
 
     def __init__(self, engine: EngineContext, operations: Operations) -> None:
         self._engine = engine
@@ -47,7 +47,7 @@ class BulkOperations:
         return await self._all(
             _Chosen(query, ids, LIVE),
             change=lambda run, now: transitions.cancelling(run, now, reason),
-            tell=self._operations.tell_cancelled,
+            tell=self._operations.announce_cancel,
             alone=lambda run_id: self._operations.cancel(run_id, reason),
         )
 
@@ -78,7 +78,7 @@ class BulkOperations:
         alone: Callable[[str], Awaitable[object]],
         left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
     ) -> Matched:
-        """`left`: those that it cannot be done for, of the runs that match."""
+        """`left` returns the ids of the matching runs that cannot be changed."""
         matched = done = 0
         async for runs in self._pages(chosen):
             matched += len(runs)
@@ -119,7 +119,7 @@ class BulkOperations:
 
 
 class _Chosen:
-    """The runs that are meant, of those that the action is for."""
+    """Which runs to change: the query or the ids, and the states that the change applies to."""
 
     def __init__(self, query: RunQuery, ids: list[str] | None, fit: frozenset[State]) -> None:
         self.states = fit if query.states is None else fit & query.states

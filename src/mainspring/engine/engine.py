@@ -1,4 +1,7 @@
-"""All moving parts of one process, put together, started and stopped."""
+"""Puts the components of one process together, starts and stops them.
+
+These are the worker with its executors, the leader, the slot firer, the sweeper and the operations.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,11 @@ log = logging.getLogger("mainspring")
 CANCEL_AGAIN_AFTER = 0.5
 
 RETIRE_SECONDS = 2.0
-"""How long a stop waits for a firing that is under way."""
+"""Seconds that a stop waits for a firing to end."""
 
 
 class Engine:
-    """Made, started, used and stopped on one loop: its own, or inline on the program's."""
+    """Made, started, used and stopped on one loop: the engine's own or, inline, the program's."""
 
     def __init__(
         self,
@@ -110,18 +113,18 @@ class Engine:
 
     @property
     def retention(self) -> timedelta:
-        """How long runs are kept that have ended."""
+        """How long ended runs are kept."""
         return self._context.settings.retention
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """What it asked of the store that has failed and not worked since."""
+        """The store operations that have failed and not succeeded since."""
         return self._context.outages.failing
 
     async def start(
         self, home: asyncio.AbstractEventLoop, drafts: Sequence[Job], *, inline: bool
     ) -> None:
-        """Open the store, define the jobs of the code, set everything in motion.
+        """Open the store, define the jobs of the code, and start all components.
 
         `home` is the loop that async handlers run on.
         """
@@ -182,13 +185,13 @@ class Engine:
         )
 
     async def drain(self, *, timeout: float) -> None:
-        """Claim no more runs, and wait for what runs; questions are still answered."""
+        """Claim no more runs, and wait for those that run. Queries still work."""
         if self._context.settings.workers > 0:
             await self._drained(graceful=True, timeout=timeout)
 
     async def _drained(self, *, graceful: bool, timeout: float) -> None:
-        """Drain. Who asks while a drain is under way waits for that one, so that no handler is
-        cancelled twice: after a signal both the signal and the program's stop ask."""
+        """Drain, or wait for the drain that has begun, so that no handler is cancelled twice: after
+        a signal both the signal's handler and the program's `stop` drain."""
         if not graceful or self._draining is None or self._draining.done():
             self._draining = asyncio.ensure_future(self._drain(graceful, timeout))
         await asyncio.shield(self._draining)
@@ -213,14 +216,14 @@ class Engine:
                     await self.leader.resign()
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
-        """Drain, record what ended, let go of everything. Leases are renewed meanwhile."""
+        """Drain, commit the last outcomes, and close the store. Leases are renewed meanwhile."""
         context = self._context
         if context.settings.workers > 0:
             await self._drained(graceful=graceful, timeout=timeout)
             log.info("worker %s stopped", context.settings.worker_id)
             context.emit("worker.stopped", worker=context.settings.worker_id)
-        # A store's driver may take a cancellation for an error of its own, and the part goes on:
-        # it is sent until all have ended.
+        # A store's driver may turn a cancellation into an error of its own, and the task goes on:
+        # so the tasks are cancelled until all have ended.
         while left := [task for task in self._tasks if not task.done()]:
             for task in left:
                 task.cancel()
@@ -235,7 +238,7 @@ class Engine:
             if context.settings.workers > 0:
                 await self.live_workers.withdraw()
         except Exception as error:
-            log.warning("could not tell the others of the stop: %s", reason_of(error))
+            log.warning("could not tell other nodes of the stop: %s", reason_of(error))
         context.emit("scheduler.stopped")
         try:
             await context.store.close()
@@ -249,7 +252,7 @@ class Engine:
             context.time.correct(await context.store.now())
             await self.operations.check_order(drafts)
             for draft in drafts:
-                # The store has logged it, and nothing may overwrite it: the others go on.
+                # The store has logged it. Nothing may overwrite it, and the other jobs go on.
                 with contextlib.suppress(RecordUnreadable):
                     await self.operations.define(draft)
         except BaseException:
@@ -257,7 +260,8 @@ class Engine:
             raise
 
     async def _flush(self) -> None:
-        """A store that is away must not keep a program from stopping: leases will lapse."""
+        """Commit the last outcomes. If the store is away, give up after the length of a lease: the
+        program must be able to stop, and the runs are rescued."""
         try:
             async with asyncio.timeout(self._context.settings.lease.total_seconds()):
                 await self.worker.completer.flushed()
@@ -280,12 +284,12 @@ class Engine:
         self._tasks.append(asyncio.get_running_loop().create_task(self._always(part)))
 
     async def _always(self, part: Callable[[], Awaitable[None]]) -> None:
-        """No part may end silently: an error nobody foresaw is told, and the part goes on."""
+        """Restart a component after an unexpected error, which is logged and emitted."""
         while True:
             try:
                 await part()
                 return
             except Exception as error:
-                log.exception("a part of the engine failed and is started again")
+                log.exception("a component of the engine failed and is started again")
                 self._context.emit("scheduler.error", error=error)
                 await asyncio.sleep(1)

@@ -82,7 +82,7 @@ class GroupLimits:
         return frozenset[str]().union(*full)
 
     def start(self, attempt: LocalAttempt) -> bool:
-        """Whether the attempt may start now; from then on it counts until `leave`."""
+        """Return whether the attempt may start now. It counts for its group until `leave`."""
         name = attempt.handler.group(attempt.job)
         if name is None:
             return True
@@ -97,7 +97,7 @@ class GroupLimits:
         return True
 
     def wait(self, attempt: LocalAttempt) -> bool:
-        """Let an attempt wait that may not start; False if too many wait already."""
+        """Let an attempt wait that may not start; return False if too many wait already."""
         group = self._of(attempt)
         if len(group.waiting) >= MOST_WAITING:
             group.turn_away(attempt)
@@ -129,7 +129,7 @@ class GroupLimits:
         return None
 
     def remove(self, attempt: LocalAttempt) -> bool:
-        """Take out an attempt that waits; False if it does not."""
+        """Take out an attempt that waits; return False if it does not wait."""
         name = attempt.handler.group(attempt.job)
         group = self._groups.get(name) if name is not None else None
         if group is None or attempt not in group.waiting:
@@ -138,7 +138,7 @@ class GroupLimits:
         return True
 
     def surplus(self) -> list[LocalAttempt]:
-        """Take out what waits in vain: more than enough, in groups that stand still."""
+        """Take out attempts beyond enough of groups of which nothing ends."""
         now = self._monotonic()
         found: list[LocalAttempt] = []
         for group in self._groups.values():

@@ -53,18 +53,18 @@ class RunTransaction:
 
     async def __aexit__(self, *given: Any) -> None:
         kind, error, trace = given
-        with contextlib.suppress(TimeoutError):  # it says itself whether it is over
+        with contextlib.suppress(TimeoutError):  # `expired()` says whether it is over
             await self._timer.__aexit__(kind, error, trace)
-        await _to_the_end(self._end(error, expired=self._timer.expired()))
+        await _uncancelled(self._end(error, expired=self._timer.expired()))
 
     def __enter__(self) -> Any:
         if self._attempt.handler.is_async:
             raise InvalidState("an async handler writes `async with ctx.transaction()`")
         self._make(blocking=True)
-        return _driven(self._begun())
+        return _run_blocking(self._begun())
 
     def __exit__(self, *given: Any) -> None:
-        _driven(self._end(given[1], expired=False))
+        _run_blocking(self._end(given[1], expired=False))
 
     # Steps
 
@@ -93,7 +93,7 @@ class RunTransaction:
         return session
 
     async def _end(self, error: BaseException | None, *, expired: bool) -> None:
-        """Complete the run, or undo everything and say why."""
+        """Complete the run, or roll back and raise the reason."""
         lasted = self._engine.clock.monotonic() - self._began
         expired = expired or lasted > self._limit.total_seconds()
         try:
@@ -121,7 +121,7 @@ class RunTransaction:
         except (InvalidInput, TransactionExpired):
             attempt.completion = None
             raise
-        # After any other error it may stand all the same: whoever settles this attempt will see.
+        # After any other error the commit may stand all the same: the completer finds out.
         if not kept:
             attempt.completion = None
             raise TransactionAborted("a cancel came first, or another worker has it by now")
@@ -141,20 +141,19 @@ class RunTransaction:
         )
 
     def _tell(self, error: BaseException) -> None:
-        """What the store says, as the handler is to hear it."""
+        """Raise the error for the handler that stands for an error of the store."""
         what = f"the transaction of run {self._attempt.run.id}"
         if isinstance(error, TransactionAborted):
             raise TransactionAborted(f"{what} was rolled back: {error}") from error
         if isinstance(error, StoreUnavailable):
-            raise TransactionAborted(f"{what} was not heard of again: {error}") from error
+            raise TransactionAborted(f"{what} got no answer from the store: {error}") from error
         if isinstance(error, TransactionExpired):
             raise self._expired() from error
 
 
-async def _to_the_end(attempt: Coroutine[Any, Any, None]) -> None:
-    """Its outcome must be known, so it is awaited whatever is cancelled meanwhile; that is
-    heeded afterwards."""
-    task = asyncio.ensure_future(attempt)
+async def _uncancelled(ending: Coroutine[Any, Any, None]) -> None:
+    """Await a coroutine whose outcome must be known. A cancellation is raised afterwards."""
+    task = asyncio.ensure_future(ending)
     cancelled = None
     while not task.done():
         try:
@@ -166,12 +165,12 @@ async def _to_the_end(attempt: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
-def _driven(attempt: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not suspend, in plain code."""
+def _run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits, in plain code."""
     try:
-        attempt.send(None)
+        coroutine.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
-    attempt.close()
+    coroutine.close()
     raise MainspringError("a blocking transaction of this store waits for an event loop")

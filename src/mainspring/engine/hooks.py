@@ -1,4 +1,4 @@
-"""Calls the program's hooks; whatever they do, the run stands."""
+"""Calls the program's hooks. An error of a hook is logged; it does not change the run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ async def call_hook(hook: Hook, *arguments: Any) -> None:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        log.exception("a hook failed; the run is not touched by it")
+        log.exception("a hook failed; its run is not affected")
 
 
 def start_hook(loop: asyncio.AbstractEventLoop, hook: Hook, *arguments: Any) -> None:
-    """On that loop: have a hook called, and go on."""
+    """Start a hook on that loop, without waiting for it."""
     task = loop.create_task(call_hook(hook, *arguments))
     _STARTED.add(task)
     task.add_done_callback(_STARTED.discard)

@@ -1,8 +1,8 @@
-"""The leases this process holds: renewed, watched, and let go.
+"""Renews the leases of this process, and stops attempts whose lease is lost or that are cancelled.
 
-A run is held from its claim until its outcome is recorded, also while it waits its turn and
-while it is being settled. `lose` and `cancel` are what the worker does about a run that is
-somebody else's by now, and about one that somebody asked to stop.
+A run is held from its claim until its outcome is committed, also while it waits for capacity. The
+worker passes two functions: `lose(attempt)` for a run that another worker may have, and
+`cancel(attempt)` for one that somebody has cancelled.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger("mainspring")
 SELF_CANCEL = 0.8
 """The part of a lease after which a worker that could not renew stops its own handlers."""
 
-YOUNG = 0.1
-"""The part of a lease for which it needs no renewal. What waits for its turn among a thousand
-no-ops, or ends soon, is over by then: it would be written once more for nothing."""
+UNRENEWED = 0.1
+"""The part of a lease for which it is not renewed. Short attempts end within it, so that no
+renewal is written for them."""
 
-LOOK_AGAIN = 0.25
-"""Least seconds between two looks for cancel requests of other processes."""
+CANCEL_CHECK = 0.25
+"""Least seconds between two searches for cancel requests of other processes."""
 
 
 class Leases:
@@ -51,31 +51,31 @@ class Leases:
         self._held[attempt.run.id] = attempt
 
     def let_go(self, attempt: LocalAttempt) -> None:
-        """Renew it no more. The same run, claimed again meanwhile, is another attempt."""
+        """Stop renewing. If this worker has claimed the run again, that attempt stays held."""
         if self._held.get(attempt.run.id) is attempt:
             del self._held[attempt.run.id]
 
     def of(self, context: RunContext) -> LocalAttempt:
-        """The attempt that this context belongs to. From any thread."""
+        """Return the attempt of a run context. Called from any thread."""
         attempt = self._held.get(context.run_id)
         if attempt is None or attempt.context is not context:
             raise TransactionAborted(f"run {context.run_id} is no longer this worker's")
         return attempt
 
-    def look(self) -> None:
-        """Something has changed in the store, perhaps by another process."""
+    def wake(self) -> None:
+        """Search for cancel requests: another process may have changed a run."""
         self._changed.set()
 
     def is_safe(self, attempt: LocalAttempt) -> bool:
-        """Whether its lease was confirmed so lately that it cannot have lapsed on the way."""
+        """Whether its lease was confirmed so recently that it cannot have lapsed."""
         lease = self._engine.settings.lease.total_seconds()
         return attempt.held_since >= self._engine.clock.monotonic() - lease * SELF_CANCEL
 
     def apply_remote_changes(self, runs: Iterable[Run]) -> None:
-        """Stop what somebody asked to cancel, and what is no longer ours."""
+        """Stop the attempts of runs that are cancelled, or that this worker no longer holds."""
         for run in runs:
             attempt = self._held.get(run.id)
-            if attempt is None or _over(attempt) or run.token < attempt.run.token:
+            if attempt is None or _is_over(attempt) or run.token < attempt.run.token:
                 continue
             if run.token != attempt.run.token or run.state is not State.RUNNING:
                 self._lost(attempt)
@@ -84,9 +84,8 @@ class Leases:
                 self._cancel(attempt)
 
     async def renewing(self) -> None:
-        """Renew each lease when about a sixth of it is gone; no handler can block the engine's
-        loop. After a failure soon again: the end of an outage must not be slept through with the
-        lease running out."""
+        """Renew each lease when about a sixth of it is over. After a failure try again soon, so
+        that leases are renewed as soon as an outage ends."""
         lease = self._engine.settings.lease.total_seconds()
         answered = True
         while True:
@@ -98,17 +97,17 @@ class Leases:
         while True:
             await asyncio.sleep(self._engine.settings.lease.total_seconds() / 12)
             for attempt in list(self._held.values()):
-                if not _over(attempt) and not self.is_safe(attempt):
+                if not _is_over(attempt) and not self.is_safe(attempt):
                     self._lost(attempt)
 
     async def watching(self) -> None:
-        """After a hint, look for cancel requests of other processes. It only reads: a write
-        would hint in turn, and two idle processes would keep each other awake."""
+        """After a hint, search for cancel requests of other processes. This only reads: a write
+        would give a hint in turn, and two idle processes would keep each other awake."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # What was claimed a moment ago may be over a moment later: it is looked at then.
-            before = self._engine.clock.monotonic() - LOOK_AGAIN
+            # Runs that were claimed a moment ago mostly end soon: they are checked next time.
+            before = self._engine.clock.monotonic() - CANCEL_CHECK
             held = [attempt for attempt in self._held.values() if not attempt.ended]
             old = [attempt.run.id for attempt in held if attempt.held_since < before]
             if old:
@@ -116,15 +115,15 @@ class Leases:
                 self.apply_remote_changes((await self._engine.retrying_store.find(query)).items)
             if len(old) < len(held):
                 self._changed.set()
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(CANCEL_CHECK)
 
     async def _renew(self) -> bool:
-        """Whether the store has answered, as far as it was asked."""
+        """Renew what needs it; return False if the store did not answer."""
         lease = self._engine.settings.lease
         sent = self._engine.clock.monotonic()
-        young = sent - lease.total_seconds() * YOUNG
+        young = sent - lease.total_seconds() * UNRENEWED
         attempts = [attempt for attempt in self._held.values() if _wants_renewal(attempt, young)]
-        if not attempts:  # what could not be renewed is over: that fails no more
+        if not attempts:  # what could not be renewed has ended
             self._engine.outages.succeeded("renew")
             return True
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in attempts]
@@ -134,7 +133,7 @@ class Leases:
         except Exception as error:  # also a store that does not answer in time
             self._engine.outages.failed("renew", error)
             return False
-        if len(refused) == len(held):  # it is not about these runs: the store takes nothing
+        if len(refused) == len(held):  # the store refuses all: it is not about these runs
             self._engine.outages.failed("renew", next(iter(refused.values())))
             return False
         for run_id, refusal in refused.items():
@@ -147,20 +146,20 @@ class Leases:
             if attempt.run.id in still:
                 attempt.held_since = sent
                 self._emit_progress(attempt)
-            elif self._held.get(attempt.run.id) is attempt and not _over(attempt):
+            elif self._held.get(attempt.run.id) is attempt and not _is_over(attempt):
                 self._lost(attempt)
         asked = {attempt.run.id: attempt for attempt in attempts}
         for one in mine:
             attempt = asked[one.id]
-            if one.cancel_requested and self._held.get(one.id) is attempt and not _over(attempt):
+            if one.cancel_requested and self._held.get(one.id) is attempt and not _is_over(attempt):
                 attempt.run = replace(attempt.run, reason=one.reason)
                 self._cancel(attempt)
         return True
 
     async def _renew_apart(self, held: list[Held]) -> tuple[list[Renewed], dict[str, Exception]]:
-        """Renew all of these at once. Where the store cannot take that, find out which of them it
-        cannot take, so that the leases of the others do not lapse for it. Such a one is renewed
-        without its progress. The second answer are those that are refused even so."""
+        """Renew all of these at once. If the store refuses, find by halves which of them it
+        refuses, so that the leases of the others do not lapse, and renew that one without its
+        progress. Also return those that are refused even so, with the error."""
         try:
             return await self._engine.store.renew(held, self._engine.settings.lease), {}
         except (StoreUnavailable, TimeoutError):
@@ -196,14 +195,14 @@ def _has_news(attempt: LocalAttempt) -> bool:
 
 
 def _wants_renewal(attempt: LocalAttempt, young: float) -> bool:
-    """A run in its transaction is left alone: the two writes would come into conflict, and the
-    transaction is over long before the lease is."""
+    """Whether to renew now. Not during a handler's transaction: the two writes would conflict, and
+    the transaction ends long before the lease does."""
     if attempt.context.in_transaction:
         return False
     return attempt.held_since <= young or _has_news(attempt)
 
 
-def _over(attempt: LocalAttempt) -> bool:
-    """Whether nothing about the attempt can be lost or cancelled any more: it has ended, or it is
-    being completed by its transaction, whose own fence decides."""
+def _is_over(attempt: LocalAttempt) -> bool:
+    """Whether the attempt can no longer be lost or cancelled: it has ended, or its transaction is
+    completing it, and the fence of that commit decides."""
     return attempt.ended or attempt.completion is not None

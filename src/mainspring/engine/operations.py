@@ -1,4 +1,4 @@
-"""What is asked of jobs and runs from outside: add, change, enqueue, cancel, retry.
+"""The operations on jobs and runs that a caller asks for: add, change, enqueue, cancel, retry.
 
 Everything here happens on the engine's loop and goes straight to the store. Errors of the
 store reach the caller: unlike the engine's own loops, a caller can decide to try again.
@@ -57,10 +57,10 @@ __all__ = ["Operations"]
 log = logging.getLogger("mainspring")
 
 TRIES = 20
-"""How often a compare-and-set is tried before somebody else's writes are said to be in the way."""
+"""How often a compare-and-set is tried before the operation raises Conflict."""
 
 MANY_AT_ONCE = 1000
-"""Jobs that are written in one commit."""
+"""How many jobs one commit writes."""
 
 START_HELD = timedelta(seconds=60)
 
@@ -94,8 +94,8 @@ class Operations:
         source: Source,
         checked_by: Handler | None = None,
     ) -> list[Run]:
-        """Add a run for each payload, in one commit, or none. A payload of None is the job's.
-        `checked_by`: the handler that the caller has checked them with, on its own thread."""
+        """Add a run for each payload, all in one commit. A payload of None is the job's own.
+        `checked_by`: the handler that the caller has checked the payloads with, on its thread."""
         job = await self.known_job(job_id)
         handler = self._engine.registry.find(job.handler)
         known = handler is not None and handler is checked_by
@@ -113,8 +113,8 @@ class Operations:
         followers = await self._engine.jobs.followers()
         instances = [with_followers(root, followers, now) for root in roots]
         added = await self._engine.store.add(_flat(instances))
-        if options.after:  # it may have ended before its follower was there to be found
-            with contextlib.suppress(StoreError):  # it is added; the next sweep frees it
+        if options.after:  # it may have ended before its follower was added
+            with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._sweeper.release_followers(options.upstream())
         stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
@@ -124,8 +124,8 @@ class Operations:
         return [one.run for one in answers]
 
     async def cancel(self, run_id: str, reason: str) -> bool:
-        """Cancel a run that has not ended. One that is running is told to stop, and stays
-        cancelled whatever its handler does. False if it had ended."""
+        """Cancel a run; return False if it has ended. The handler of a running one is stopped, and
+        the run ends as cancelled whatever the handler does."""
         for _ in range(TRIES):
             run = await self.run(run_id)
             if run.finished:
@@ -134,12 +134,12 @@ class Operations:
                 return True
             change = transitions.cancelling(run, await self._engine.store.now(), reason)
             if await self._committed(change):
-                self.tell_cancelled(change.after(run))
+                self.announce_cancel(change.after(run))
                 return True
         raise _contended(f"run {run_id}")
 
-    def tell_cancelled(self, after: Run) -> None:
-        """A cancel was committed: the run has ended, or is to be told to."""
+    def announce_cancel(self, after: Run) -> None:
+        """After a cancel was committed: emit its end, or stop the handler if it runs here."""
         if after.finished:
             self.run_waiters.finished(after.id)
             self._sweeper.run_ended(after.id)
@@ -148,7 +148,7 @@ class Operations:
             self._worker.leases.apply_remote_changes([after])
 
     async def retry(self, run_id: str) -> Run:
-        """Bring a failed or cancelled run back: the same run, pending again."""
+        """Make a failed or cancelled run pending again."""
         run = await self.run(run_id)
         if run.state not in (State.FAILED, State.CANCELLED):
             raise InvalidState(
@@ -173,13 +173,13 @@ class Operations:
         return after
 
     async def orphans(self, runs: Sequence[Run]) -> set[str]:
-        """Those of the runs whose job was removed: tried again, they would only be cancelled."""
+        """Return the runs whose job was removed: a retry would only end as cancelled."""
         ids = {run.job_id for run in runs}
         jobs = await self._engine.jobs.get(ids, newest=ids)
         return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
 
     async def not_revivable(self, runs: Sequence[Run]) -> set[str]:
-        """Those of the runs that cannot be tried again, whatever their state."""
+        """Return the runs that cannot be retried, whatever their state."""
         unreadable = {run.id for run in runs if run.unreadable is not None}
         return unreadable | await self.orphans(runs)
 
@@ -223,7 +223,7 @@ class Operations:
         return page.items[0]
 
     async def known_job(self, job_id: str) -> Job:
-        """The job as it was at most a second ago."""
+        """Return the job as it was at most a second ago."""
         job = (await self._engine.jobs.get([job_id]))[job_id]
         if job is None:
             raise JobNotFound(job_id, self._engine.registry.names())
@@ -234,8 +234,8 @@ class Operations:
         return await self._engine.store.jobs(query)
 
     async def check_order(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
-        """Refuse jobs that could never run for what they come after. `all_known`: what they
-        name must be there, or among them."""
+        """Raise InvalidInput for jobs that could never run because of the jobs they run after.
+        `all_known`: those must exist, or be among `jobs`."""
         if not any(job.policy.after for job in jobs):
             return
         order = {job.id: job.policy.after for job in await self._engine.jobs.followers()}
@@ -286,7 +286,7 @@ class Operations:
         return await self._stored(job_id) is None
 
     async def define_late(self, draft: Job) -> Job:
-        """Store a job that was decorated after the start: others may be on their way."""
+        """Store a job that was decorated after the start: the jobs it runs after may come later."""
         await self.check_order([draft], all_known=False)
         return await self.define(draft)
 
@@ -307,13 +307,13 @@ class Operations:
             if await self._put(job):
                 changed = self._changed(job, "job.updated" if stored else "job.created")
                 if stored is None or stored.schedule != job.schedule:
-                    await self._tell_over(changed, now)
+                    await self._warn_if_over(changed, now)
                 return changed
         raise _contended(f"job {draft.id}")
 
-    async def _tell_over(self, job: Job, now: datetime) -> None:
-        """Where a job was defined after its last slot: it never runs by itself, so say that, and
-        leave a skipped run that answers why."""
+    async def _warn_if_over(self, job: Job, now: datetime) -> None:
+        """Warn if a job was defined after its last slot, since it never runs by itself, and leave a
+        skipped run that says why."""
         if job.schedule is None or not job.enabled or job.next_run_at is not None:
             return
         missed = over_before(job, now)
@@ -358,7 +358,7 @@ class Operations:
         raise _contended(f"job {job_id}")
 
     async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
-        """Change every job that needs it; say how many did. A job removed meanwhile needs none."""
+        """Change every job that needs it; return how many did. A job may be removed meanwhile."""
         count, cursor = 0, None
         while True:
             page = await self._engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
@@ -387,7 +387,7 @@ class Operations:
     async def switch_many(
         self, job_ids: Iterable[str], enabled: bool
     ) -> dict[str, MainspringError | None]:
-        """Pause or resume many jobs, a thousand in one commit; what went wrong, by job."""
+        """Pause or resume many jobs, a thousand in one commit; return the error of each job."""
 
         def written(job: Job, now: datetime) -> JobWrite | None:
             _refuse_unreadable(job)
@@ -403,7 +403,7 @@ class Operations:
     async def remove_many(
         self, job_ids: Iterable[str], *, force: bool
     ) -> dict[str, MainspringError | None]:
-        """Delete many jobs, a thousand in one commit; what went wrong, by job."""
+        """Delete many jobs, a thousand in one commit; return the error of each job."""
 
         def written(job: Job, now: datetime) -> JobWrite:
             if job.owner is Owner.CODE and not force:
@@ -415,8 +415,8 @@ class Operations:
     async def _write_many(
         self, job_ids: Iterable[str], written: Callable[[Job, datetime], JobWrite | None]
     ) -> dict[str, MainspringError | None]:
-        """Read jobs, decide what to write of each, and write; again for those that somebody
-        else changed meanwhile. `written` gives None where there is nothing to do."""
+        """Read jobs, decide what to write for each, and write; repeat for those that somebody else
+        changed meanwhile. `written` returns None if there is nothing to write."""
         outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
         ids = list(outcome)
         for start in range(0, len(ids), MANY_AT_ONCE):
@@ -479,7 +479,7 @@ class Operations:
         self._engine.emit("job.removed", job_id=job_id)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
-        """One run each, also for several nodes that start within the same minute."""
+        """Enqueue one run of each job, also if several nodes start within the same minute."""
         for job_id in job_ids:
             job = await self._stored(job_id)
             if job is not None and job.unreadable is None and job.enabled:
@@ -489,14 +489,16 @@ class Operations:
     # Steps
 
     async def _cancel_unstarted(self, job_id: str) -> None:
-        """Cancel what a removed job left. A job may take its id meanwhile: its runs are its own."""
+        """Cancel the pending runs of a removed job, but not those of a new job with the same id."""
         unstarted = frozenset({State.PENDING, State.WAITING})
         until: datetime | None = None
         while True:
             query = RunQuery(job=job_id, states=unstarted, until=until, limit=1000)
             if not (found := (await self._engine.store.find(query)).items):
                 return
-            anew = await self._stored(job_id)  # asked after the runs: it is there before its first
+            anew = await self._stored(
+                job_id
+            )  # read after the runs: a new job exists before its first run
             if anew is not None:
                 until = anew.created_at
             now = await self._engine.store.now()
@@ -510,7 +512,7 @@ class Operations:
                     self._engine.emit("run.cancelled", change.after(run))
 
     async def _check_reorder(self, job: Job) -> None:
-        """What a job comes after also matters to those that come after it."""
+        """Check the order of a job and of all jobs that run after it."""
         followers = await self._engine.jobs.followers()
         order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
         behind = [one for one in followers if job.id in upstream_of(one.id, order)]
@@ -584,8 +586,8 @@ def _fresh(draft: Job, now: datetime) -> Job:
 
 
 def _first_slot(job: Job, now: datetime) -> datetime | None:
-    """The first slot of a new job. Where there is none, its last one may be so fresh that it still
-    runs: `at` a moment that passed while the program started."""
+    """Return the first slot of a new job. If its schedule is over, the last slot still runs within
+    the misfire grace: `at` a moment that passed while the program started."""
     upcoming = _upcoming(job, job.enabled, now)
     if upcoming is not None or job.schedule is None or not job.enabled:
         return upcoming
@@ -595,8 +597,8 @@ def _first_slot(job: Job, now: datetime) -> datetime | None:
 
 
 def _merged(draft: Job, stored: Job, now: datetime) -> Job:
-    """The draft over what is stored. An unchanged schedule keeps its anchor and its next slot,
-    so that slots missed while nothing ran are noticed."""
+    """Merge a draft into the stored job. An unchanged schedule keeps its anchor and its next slot,
+    so that slots that were missed while nothing ran are found."""
     if stored.handler != draft.handler and stored.owner is not draft.owner:
         raise JobExists(
             f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"
@@ -608,7 +610,7 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
         if schedule == stored.schedule:
             next_run_at = stored.next_run_at
         else:
-            # The start of the stored schedule may be to come; what replaces it begins now.
+            # The stored schedule may start in the future; its replacement starts now.
             anchor = min(_anchor_of(stored), now) if _keeps_anchor(draft.schedule) else now
             schedule = draft.schedule.bind(draft.id, anchor)
             kept = _kept_slot(draft.schedule, schedule, stored, now)
@@ -682,7 +684,7 @@ def _refuse_over(job: Job, now: datetime) -> None:
 
 
 def _switched(job: Job, edited: Job) -> bool:
-    """Whether the operator's switch is all that differs, if anything does."""
+    """Whether the two differ in nothing but `enabled`."""
     return replace(edited, enabled=job.enabled).definition() == job.definition()
 
 

@@ -35,7 +35,7 @@ LEAST_SNOOZE = timedelta(seconds=0.1)
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
 LONGEST_ABORT_WAIT = 5.0
-"""Seconds before a run is tried again whose transaction others keep coming between."""
+"""Most seconds before a run is retried whose transaction keeps conflicting with others."""
 
 
 class Decision(Struct, frozen=True):
@@ -92,7 +92,8 @@ def _with_progress(attempt: LocalAttempt) -> Run:
 def _aborted(
     run: Run, attempt: LocalAttempt, now: datetime, rng: random.Random, error: AttemptError
 ) -> Change:
-    """Tried again soon, and later each time: those who collided must not do so in step."""
+    """Retry soon, later each time, after a random part of the wait: transactions that conflicted
+    must not meet again."""
     log, detail = attempt.context.log_lines, attempt.context.detail
     failure = Failure(error.message, None, Outcome.RELEASED)
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
@@ -102,7 +103,7 @@ def _aborted(
 
 
 def _given_back(run: Run, attempt: LocalAttempt, now: datetime) -> Change:
-    """A handler that a drain interrupted is tried again elsewhere, unless it may start once."""
+    """Release a run that a drain interrupted, unless its handler may start only once."""
     log, detail = attempt.context.log_lines, attempt.context.detail
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
         failure = Failure("the worker stopped before the handler ended", None, Outcome.RELEASED)
@@ -145,7 +146,8 @@ def _later(now: datetime, wait: timedelta) -> datetime:
 
 
 def _untransacted(attempt: LocalAttempt) -> AttemptError | None:
-    """No other try: whatever the handler did outside of a transaction would be done again."""
+    """The error of an `effect_once` handler that used no transaction. It is not retried: what the
+    handler did would be done again."""
     if attempt.job.policy.delivery is not Delivery.EFFECT_ONCE:
         return None
     error = AttemptError.of(

@@ -1,4 +1,4 @@
-"""Logs what becomes of runs on the logger `mainspring.run`, so that no failure passes in silence.
+"""Logs the outcomes of runs on the logger `mainspring.run`, so that no failure is overlooked.
 
 It listens to the events of its process, which arrive on the program's own loop: a slow logging
 handler (mail, a remote server) never delays the engine, whose renewals must be on time.
@@ -48,7 +48,7 @@ def _retrying(event: Event) -> None:
         return
     wait = max(run.run_at - event.time, timedelta())
     then = f"next attempt in {_short(wait)}"
-    if event.data.get("breaker") == "opened":  # which puts the next attempt off
+    if event.data.get("breaker") == "opened":  # which delays the next attempt
         then = "which opened its circuit breaker; next attempt once that lets one through"
     _log(logging.WARNING, event, run, f"attempt {run.attempt} failed, {then}")
 

@@ -1,7 +1,7 @@
-"""Those who wait for a run to end, and the looks at the store for all of them together.
+"""Lets callers wait for the end of runs, and reads those runs from the store in one query.
 
-A hint that something has changed may mean any of the runs waited for. Each of a thousand who wait
-would ask for its own, and the engine's claims would stand in line behind them.
+A hint that something has changed may be about any of these runs. If each of a thousand waiting
+callers read its own run, the engine's claims would wait behind a thousand reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mainspring.stores.protocol import RunQuery, Store
 __all__ = ["RunWaiters"]
 
 POLL = 1.0
-"""Seconds after which who waits looks without a hint."""
+"""Seconds between two reads without a hint."""
 
 
 class RunWaiters:
@@ -32,28 +32,28 @@ class RunWaiters:
             event.set()
 
     def wake(self) -> None:
-        """Something changed, perhaps in another process: look at the runs waited for."""
+        """Read the runs again: another process may have changed one."""
         for events in self._waiting.values():
             for event in events:
                 event.set()
 
     async def look(self, run_id: str) -> Run:
-        """The run as it is now: asked for with all others that are wanted at this moment, or that
-        came while the last answer was on its way."""
-        if not isinstance(run_id, str) or not run_id.isascii():  # no id of ours
+        """Return the run as it is now. One query reads all runs that are wanted at this moment, or
+        that were asked for during the last query."""
+        if not isinstance(run_id, str) or not run_id.isascii():  # no id that Mainspring makes
             raise RunNotFound(run_id)
         if run_id not in self._asked:
             self._asked[run_id] = asyncio.get_running_loop().create_future()
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
-        found = await asyncio.shield(self._asked[run_id])  # which others may wait for as well
+        found = await asyncio.shield(self._asked[run_id])  # others may wait for the same one
         if found is None:
             raise RunNotFound(run_id)
         return found
 
     async def wait(self, run_id: str, timeout: float | None) -> Run:
-        """The run once it is finished; TimeoutError if that takes longer. A store that is away may
-        come back before the time is up."""
+        """Return the run once it has ended; raise TimeoutError if that takes longer. Wait on while
+        the store is away: it may come back in time."""
         changed = asyncio.Event()
         self._waiting.setdefault(run_id, set()).add(changed)
         try:
@@ -66,7 +66,7 @@ class RunWaiters:
                             return run
                     await wait_for_event(changed, POLL)
         except TimeoutError:
-            run = await self.look(run_id)  # a timeout of zero only looks
+            run = await self.look(run_id)  # a timeout of zero reads the run once
             if run.finished:
                 return run
             raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
@@ -83,7 +83,7 @@ class RunWaiters:
             except Exception as error:
                 for future in asked.values():
                     future.set_exception(error)
-                    future.exception()  # who asked may be gone: nobody need hear of it
+                    future.exception()  # the caller may be gone: asyncio must not complain
             except BaseException:
                 for future in asked.values():
                     future.cancel()

@@ -1,4 +1,4 @@
-"""How one process works: checked once, when the scheduler is made."""
+"""The settings of one engine, checked once, when the scheduler is made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Choices", "Settings"]
 
 
 class Choices(TypedDict, total=False):
-    """What an operator may choose over the code; None leaves it."""
+    """Settings that an operator overrides; None keeps what the code says."""
 
     workers: int | None
     queues: Iterable[str] | None
@@ -27,7 +27,7 @@ class Choices(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one process works."""
+    """The settings of one engine."""
 
     worker_id: str
     workers: int = 10
@@ -53,7 +53,7 @@ class Settings:
         leader_election: bool = True,
         wait_for_store: Span = "30s",
     ) -> Settings:
-        """Read the forms people write; refuse what makes no sense."""
+        """Make settings from what the program gives; raise InvalidInput for what is not allowed."""
         return cls(
             worker_id=worker_id,
             workers=_workers(workers),
@@ -75,7 +75,7 @@ class Settings:
         wait_for_store: Span | None = None,
         log_each_run: bool | None = None,
     ) -> Settings:
-        """These settings with others in their place; None leaves what is there."""
+        """Return these settings with the overrides applied."""
         keep = self.retention if retention is None else retention
         wait = self.wait_for_store if wait_for_store is None else wait_for_store
         return replace(
@@ -111,7 +111,7 @@ def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
         return None
     names = frozenset([given] if isinstance(given, str) else given)
     for name in names:
-        Policy.make(queue=name)  # refuses what no queue can be called
+        Policy.make(queue=name)  # raises if this is no name for a queue
     return names
 
 

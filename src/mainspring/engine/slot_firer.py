@@ -46,7 +46,7 @@ the time of a chunk does not depend on its size, so small chunks would make firi
 quicker: with a bound of 0.4 s, 1,000 slots a second became 350 on a busy disk."""
 
 LONGEST_PLANNING = 0.05
-"""Seconds of planning after which a chunk is fired, however few jobs it has."""
+"""Seconds of planning after which a chunk is fired, however few slots it has."""
 
 REFUSED_REST = 60.0
 """Seconds until a job whose firing the store refused is tried again, unless it is changed."""
@@ -60,7 +60,8 @@ MOST_REFUSED_LOGGED = 3
 MOST_GAPS_LOGGED = 10
 """Jobs with missed slots that are named in the log while catching up; the rest is counted."""
 
-FAR = timedelta(days=366)
+SEARCH_AHEAD = timedelta(days=366)
+"""How far ahead to search for the next slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,11 @@ class SlotFirer:
         self._catch_up: _CatchUp | None = None
 
     def wake(self) -> None:
-        """Look soon: another process may have changed a job."""
+        """Search soon: another process may have changed a job."""
         self._hinted.set()
 
     def jobs_changed(self) -> None:
-        """Look at once: this process has changed a job, or leads from now on."""
+        """Search at once: this process has changed a job, or leads from now on."""
         self._changed.set()
         self._hinted.set()
 
@@ -157,7 +158,7 @@ class SlotFirer:
         self._engine.time.correct(now)
         jobs, upcoming = await self._search(now)
         if not jobs and upcoming is not None:
-            self._tell_caught_up()
+            self._log_caught_up()
             return self._seconds_until(upcoming, now)
         chains = await self._planned_chunk(jobs)
         if not chains or self._stopped:
@@ -166,7 +167,7 @@ class SlotFirer:
         began = self._engine.clock.monotonic()
         fired = await self._fired(chains)
         self._adapt(self._engine.clock.monotonic() - began)
-        self._tell(chains, fired)
+        self._report(chains, fired)
         # A follower that wins what the leader has left for so long fires at once from now on, until
         # another node is quicker. A program that was killed and started again follows its former
         # self for up to a term. It would fire slots late meanwhile, and skip those between.
@@ -176,11 +177,11 @@ class SlotFirer:
             return 0.0 if self._leads() else FOLLOWER_REST
         if upcoming is None or self._more_due or not all(one.done for one in fired):
             return 0.0
-        self._tell_caught_up()
+        self._log_caught_up()
         upcoming += [chain.firings[-1].next_run_at for chain in chains]
         return self._seconds_until(upcoming, self._engine.time.now())
 
-    # Looking
+    # Searching
 
     def _grace(self) -> timedelta:
         fires_at_once = self._leads() or self._leader_is_away
@@ -194,7 +195,7 @@ class SlotFirer:
         """
         if not self._more_due:
             grace = self._grace()
-            soonest = [(job, job.next_run_at) for job in await self._due(now + FAR, 2)]
+            soonest = [(job, job.next_run_at) for job in await self._due(now + SEARCH_AHEAD, 2)]
             due = [job for job, slot in soonest if slot is not None and slot + grace <= now]
             if len(due) < 2:
                 return due, [slot for job, slot in soonest if job not in due]
@@ -264,7 +265,7 @@ class SlotFirer:
     async def _fired(self, chains: Sequence[_Chain]) -> list[Fired]:
         """Fire the chains. What the store refuses is set aside; the rest is fired."""
         refused: list[tuple[_Chain, Exception]] = []
-        fired = await self._fired_apart(chains, refused)
+        fired = await self._fire_in_halves(chains, refused)
         # Where it refuses all of them, it may not be the jobs: they are soon tried again.
         rest = ALL_REFUSED_REST if len(refused) == len(chains) > 1 else REFUSED_REST
         for chain, error in refused[:MOST_REFUSED_LOGGED]:
@@ -276,7 +277,7 @@ class SlotFirer:
             self._leave(chain.job, error, self._engine.clock.monotonic() + rest)
         return fired
 
-    async def _fired_apart(
+    async def _fire_in_halves(
         self, chains: Sequence[_Chain], refused: list[tuple[_Chain, Exception]]
     ) -> list[Fired]:
         """Fire all at once; if the store refuses that, in halves, down to the jobs at fault."""
@@ -290,8 +291,8 @@ class SlotFirer:
                 refused.append((chains[0], error))
                 return [Fired(False)] * len(firings)
         half = len(chains) // 2
-        first = await self._fired_apart(chains[:half], refused)
-        return first + await self._fired_apart(chains[half:], refused)
+        first = await self._fire_in_halves(chains[:half], refused)
+        return first + await self._fire_in_halves(chains[half:], refused)
 
     def _leave(self, job: Job, error: Exception, until: float) -> None:
         self._set_aside[job.id] = (job.version, until)
@@ -313,9 +314,9 @@ class SlotFirer:
         elif seconds < slowest / 4 and self._more_due:
             self._chunk = min(self._chunk * 2, LARGEST_CHUNK)
 
-    # Telling
+    # Reporting
 
-    def _tell(self, chains: Sequence[_Chain], fired: Sequence[Fired]) -> None:
+    def _report(self, chains: Sequence[_Chain], fired: Sequence[Fired]) -> None:
         results = iter(fired)
         for chain in chains:
             for _ in chain.firings:
@@ -324,11 +325,11 @@ class SlotFirer:
                     self._finished(run.id)
                     self._engine.emit("run.cancelled", run)
                 for run in one.runs:
-                    self._tell_fired(run, chain.gap)
+                    self._emit_fired(run, chain.gap)
                     for earlier in run.after if run.after_any else ():
                         self._unblock(earlier)
 
-    def _tell_fired(self, run: Run, gap: Gap | None) -> None:
+    def _emit_fired(self, run: Run, gap: Gap | None) -> None:
         if gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first:
             self._count_missed(run, gap)
             self._engine.emit("schedule.missed", run, **gap.data())
@@ -350,7 +351,7 @@ class SlotFirer:
         if found.jobs == MOST_GAPS_LOGGED + 1:
             log.warning("more jobs have missed slots since %s; catching up", found.since)
 
-    def _tell_caught_up(self) -> None:
+    def _log_caught_up(self) -> None:
         found, self._catch_up = self._catch_up, None
         if found is not None and found.jobs > MOST_GAPS_LOGGED:
             log.warning(

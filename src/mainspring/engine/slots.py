@@ -1,4 +1,4 @@
-"""Which slots of a job fire now, and the runs that are made of them. Pure."""
+"""Plans which slots of a job fire now, and makes their runs. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mainspring.stores.protocol import Firing
 __all__ = ["Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
 
 MOST_COUNTED = 100
-"""Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to here:
-a longer gap is said to be of at least so many."""
+"""Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to this
+number: of a longer gap only this many are reported."""
 
 MOST_STEPPED = 1000
 """The same for the slots that `misfire="all"` runs."""
 
 PLAN_HOLDS = timedelta(seconds=5)
-"""A plan older than this is refused by the store: its slots may be missed by now."""
+"""The store refuses a plan that is older than this: its slots may count as missed by now."""
 
 _INSTANT = timedelta(microseconds=1)
 
@@ -50,16 +50,16 @@ class Gap:
 def plan(
     job: Job, now: datetime, followers: Iterable[Job] = (), most: int = 1000
 ) -> tuple[list[Firing], Gap | None]:
-    """What to fire for a job whose `next_run_at` has come.
+    """Return what to fire for a job whose `next_run_at` has come, and the slots it missed.
 
     Of several slots that are due at once only the newest runs, unless `misfire="all"`; those
     passed over leave one skipped record, made by the first firing. Each firing advances the job,
-    so the versions chain.
-    A chain ends once it makes `most` runs; the job is due again behind it, for the next plan.
+    so each expects the version that the one before it leaves. They end once they make `most` runs;
+    the job is still due then, for the next plan.
     """
     assert job.schedule is not None
     assert job.next_run_at is not None
-    now = max(now, job.next_run_at)  # a clock that was set back brings back no slots
+    now = max(now, job.next_run_at)  # also if the store's clock was set back
     slots, gap, left = _chosen(job, now, most)
     passed_over = () if gap is None else (_gap_run(job, gap, now),)
     if gap is not None and not slots:
@@ -73,13 +73,15 @@ def plan(
         if at == 0:
             runs += passed_over
         made += len(runs)
-        # A chain never leaves one slot alone: that would no longer look like catching up.
+        # Never leave a single slot: the next plan would not see that it is catching up.
         full = made >= most and len(slots) - at - 1 + left > 1
         ahead = slots[at + 1] if at + 1 < len(slots) else None
         following = ahead or job.schedule.next(slot if left else now)
         firing = _firing(job, job.version + len(firings), runs, slot, following, now)
         if catching_up and firing.overlap is Overlap.SKIP:
-            firing = replace(firing, overlap=Overlap.QUEUE)  # "all" means all: one by one
+            firing = replace(
+                firing, overlap=Overlap.QUEUE
+            )  # `misfire="all"` runs all of them, one by one
         firings.append(firing)
         if full:
             break
@@ -87,7 +89,8 @@ def plan(
 
 
 def over_before(job: Job, now: datetime) -> tuple[Firing, Gap] | None:
-    """What to record of a job whose schedule was over when it was stored: its last slot, missed."""
+    """Return the firing that records the last slot of a job as missed, if its schedule had ended
+    when it was stored."""
     assert job.schedule is not None
     last = job.schedule.previous(now + _INSTANT)
     if last is None:
@@ -106,7 +109,7 @@ def make_run(
     run_at: datetime,
     **fields: Any,
 ) -> Run:
-    """A run of a job, with what its policy says of queue, priority and deadline.
+    """Make a run of a job, with the queue, priority and deadline of its policy.
 
     It is never older than its job: by that a worker tells the runs of a job that was removed from
     those of the one that took its id.
@@ -123,7 +126,7 @@ def make_run(
         id=run_id,
         job_id=job.id,
         handler=job.handler,
-        created_at=max(now, job.created_at),  # also where a clock was set back since
+        created_at=max(now, job.created_at),  # also if a clock was set back
         source=source,
         scheduled_at=scheduled_at,
         run_at=run_at,
@@ -174,8 +177,8 @@ def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime)
 
 
 def _chosen(job: Job, now: datetime, most: int) -> tuple[list[datetime], Gap | None, int]:
-    """The slots to run, earliest first; those passed over; and how many more are to run behind
-    these, where they are more than `most`."""
+    """Return the slots to run, earliest first; the gap of those passed over; and how many more are
+    to run after these, if there are more than `most`."""
     schedule, misfire, first = job.schedule, job.policy.misfire, job.next_run_at
     assert schedule is not None
     assert first is not None
@@ -198,7 +201,7 @@ def _all_slots(
     schedule = job.schedule
     assert schedule is not None
     behind = schedule.count(first, newest)
-    if behind is None:  # no more than these can be run: they are found one by one
+    if behind is None:  # they cannot be counted by arithmetic: they are found one by one
         slots = _newest_slots(job, first, newest, min(limit, MOST_STEPPED))
         start, count = slots[0], len(slots)
     else:
@@ -224,7 +227,7 @@ def _newest_slots(job: Job, first: datetime, newest: datetime, limit: int) -> li
 
 
 def _nth_from_last(schedule: Schedule, first: datetime, newest: datetime, n: int) -> datetime:
-    """The slot that has `n - 1` behind it up to `newest`, found by halving the time between."""
+    """Return the slot with `n - 1` slots after it up to `newest`, by binary search."""
     low, high = first, newest  # more than n - 1 lie behind `low`, at most so many behind `high`
     while high - low > _INSTANT:
         middle = low + (high - low) // 2

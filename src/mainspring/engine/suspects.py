@@ -1,7 +1,7 @@
-"""Runs that may kill their worker wait here until they can run alone.
+"""Runs suspects alone: runs that may kill their worker.
 
-Two workers have died with such a run. It may have killed them, or it was beside one that did. Where
-nothing else runs in the process, the next death tells which:
+Two workers have died while they held such a run. It may have killed them, or it ran beside one that
+did. If nothing else runs in the process, the next death shows which one it is:
 docs/decisions/0012-who-killed-the-worker.md.
 
 A turn of suspects begins when one comes, and ends when one has run or none could. Then the other
@@ -74,7 +74,7 @@ class Suspects:
 
     @property
     def hold_back(self) -> bool:
-        """Whether nothing else may begin: a suspect runs alone, or waits until it can."""
+        """Whether no other attempt may begin: a suspect runs alone, or waits until it can."""
         return self._alone or bool(self._waiting)
 
     def add(self, attempt: LocalAttempt) -> None:

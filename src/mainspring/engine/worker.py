@@ -121,7 +121,7 @@ class Worker:
     def wake(self) -> None:
         """Claim soon: a run may be due, or may have changed."""
         self._wake.set()
-        self.leases.look()
+        self.leases.wake()
 
     async def claiming(self) -> None:
         """Claim whenever there is capacity, until the worker drains."""

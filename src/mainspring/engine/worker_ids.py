@@ -1,4 +1,4 @@
-"""The name of a worker: its host, its process, when the host was started, and a random part."""
+"""Makes worker ids: host, process id, a part of the host's boot id, and a random part."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def make_worker_id(rng: random.Random) -> str:
 
 
 def host_was_restarted(worker: str | None, by: str) -> bool:
-    """Whether the host of a worker was restarted since that worker started, as far as another
-    worker on the same host can know."""
+    """Whether the host of a worker was restarted since that worker started. Only a worker on the
+    same host can know; otherwise False."""
     if worker is None:
         return False
     host, _, end = worker.partition(":")

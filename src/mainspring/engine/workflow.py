@@ -1,4 +1,4 @@
-"""What jobs may come after: no circles, no unknown names, one root for each. Pure.
+"""Checks which jobs may run after which: no circles, no unknown names, one root each. Pure.
 
 A workflow instance begins with one root (a job that follows nothing) and holds everything that
 follows it. So a job that follows two jobs of different roots could never have both in one
@@ -14,14 +14,14 @@ from mainspring.errors import InvalidInput
 __all__ = ["check_order", "upstream_of"]
 
 Order = Mapping[str, Collection[str]]
-"""For each job that follows others: which."""
+"""The upstream jobs of each job that runs after others."""
 
 
 def check_order(
     order: Order, checked: Iterable[str], known: Collection[str], *, all_known: bool = True
 ) -> None:
-    """Look at the jobs in `checked`. `known` are the ids of those there are; where more may
-    come, all need not be."""
+    """Raise InvalidInput if a job of `checked` can never run. `known` are the ids of the jobs that
+    exist. `all_known=False` allows unknown upstream jobs, which may be defined later."""
     for job_id in checked:
         if all_known:
             _refuse_unknown(job_id, order.get(job_id, ()), known)
@@ -30,7 +30,7 @@ def check_order(
 
 
 def upstream_of(job_id: str, order: Order) -> set[str]:
-    """Every job that comes before this one, near or far."""
+    """Return every job that comes before this one, directly or not."""
     found: set[str] = set()
     way = list(order.get(job_id, ()))
     while way:
