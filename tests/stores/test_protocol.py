@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mainspring
 from mainspring.core.model import (
     Run,
     State,
     replace,
 )
 from mainspring.core.policy import Overlap
-from mainspring.stores.protocol import Counts, Firing, overlapped
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.protocol import Counts, Firing, Store, overlapped
+from mainspring.stores.sqlite import SqliteStore
+from mainspring.testing import FaultyStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -89,3 +96,24 @@ def test_counts_total() -> None:
     counts = Counts({"a": {State.PENDING: 2}, "b": {State.PENDING: 1, State.FAILED: 4}}, {})
     assert counts.total(State.PENDING) == 3
     assert counts.total(State.RUNNING) == 0
+
+
+MEMBERS = {
+    "open", "close", "info", "now", "add", "claim", "renew", "commit", "find", "counts",
+    "maintain", "jobs", "put_jobs", "fire", "notes", "put_notes", "wait", "transaction",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("store", [Store, MemoryStore, SqliteStore, MongoStore, FaultyStore])
+def test_a_store_has_the_18_members_of_the_protocol_and_no_others(store: type) -> None:
+    public = {name for name in vars(store) if not name.startswith("_")}
+    assert public == MEMBERS
+
+
+def test_nothing_above_the_stores_asks_which_store_it_has() -> None:
+    source = Path(mainspring.__file__).parent
+    for file in source.rglob("*.py"):
+        if "stores" in file.relative_to(source).parts[:1]:
+            continue
+        found = re.findall(r"isinstance\([^()]*Store\b|getattr\([a-z_.]*store\b", file.read_text())
+        assert found == [], file

@@ -1,19 +1,30 @@
 """The Store protocol: the only seam between the engine and where things are kept.
 
-Rules for every store, checked by `mainspring.testing.StoreConformance`:
+A store has these 18 members and no others that anything calls. Rules for every store, checked by
+`mainspring.testing.StoreConformance`:
 
-1. The store's clock decides what is due and which lease has lapsed.
+1. The store's clock decides what is due, which lease has lapsed and which note has expired.
 2. Every change is fenced: it is applied whole where all it expects still stands, else not at all.
 3. A slot fires exactly once; limits are exact, over all clients, at any moment.
 4. Hints wake, polling guarantees.
-5. Batch is the only shape: one item is a list of one.
-
-6. A record that cannot be read (damaged, or written by a newer version) never stops others. It is
+5. Batch is the only shape: one item is a list of one. An empty list does nothing.
+6. Reads (`info`, `now`, `find`, `counts`, `jobs`, `notes`) never write.
+7. A record that cannot be read (damaged, or written by a newer version) never stops others. It is
    given with `unreadable` set and with what could be read of it; `claim` never gives it. Nothing
    of it is overwritten or deleted.
 
-A method either does what it says, or raises `StoreError` (and may then have done it or not:
-everything here may be sent again). `StoreUnavailable` means "worth another try".
+A method either does what it says, and what it wrote is durable when it returns, or it raises:
+
+- `StoreUnavailable`: the store cannot be reached for now. What was asked may have been done or not.
+  Every call may be sent again, and gives the answer that was lost.
+- another `StoreError`: the same, but it does not go away by itself (a full disk, a lost right).
+- `InvalidInput`: what was given cannot be kept, and nothing of the call was done.
+
+A caller that is cancelled, or dies, leaves what a call has done or nothing of it; what may be left
+half done is named below, and `maintain` of any other client repairs it.
+
+Values are made and read by `stores/codec.py`: schedules, policies and webhooks as JSON. Payloads,
+results and notes are JSON by `core/codec.py`. Times are aware and in UTC, to the microsecond.
 """
 
 from __future__ import annotations
@@ -316,16 +327,20 @@ class Transaction(Protocol):
 
 
 class Store(Protocol):
-    """Where jobs and runs are kept. See the module's rules."""
+    """Where jobs, runs and notes are kept. The module's docstring has the rules for all members."""
 
     async def open(self, *, create: bool = True) -> None:
-        """Connect, and make or migrate what is needed. An open store may be opened again, which
-        does nothing, and so may a closed one. `create=False`: raise `StoreMissing` where nothing
-        is there, and make nothing."""
+        """Connect, and make or migrate what is needed.
+
+        Opening an open store does nothing; a closed one may be opened again. With `create=False`
+        nothing is made, and `StoreMissing` is raised where nothing of Mainspring is there.
+        `StoreTooNew`: a newer version wrote it. `StoreDamaged`: it is no store, or a broken one.
+        """
         ...
 
     async def close(self) -> None:
-        """Finish what was accepted and let go. A closed store may be closed again."""
+        """Finish the calls that were accepted and release everything. A closed store may be closed
+        again. Other calls of a closed store raise `StoreError`."""
         ...
 
     def info(self) -> StoreInfo:
@@ -336,37 +351,48 @@ class Store(Protocol):
         """The store's own clock, in UTC.
 
         Where it is a wall clock that somebody may set, the store allows for the step: leases,
-        leaders' terms and retries last as long as they were meant to, and what is due stays due.
+        notes with a `ttl` and retries last as long as they were meant to, and what is due stays
+        due.
         """
         ...
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
-        """Insert runs, all or none, in order; durable on return.
+        """Insert runs; the answers are in the order of the runs.
 
         A run whose id is there already is left as it is and reported as added. A run whose
-        `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come,
-        is not inserted: the answer carries the holder, marked `duplicate`. Nor is one that
-        comes `after` a run refused so in the same call: its workflow is there already.
+        `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come, is not
+        inserted: the answer carries the holder, marked `duplicate`. Nor is one that comes `after`
+        a run refused so in the same call: its workflow is there already.
+
+        All or none: where one run cannot be kept (`InvalidInput`), none is inserted; and a run is
+        never visible without the runs of the call that it comes `after`. A store that can write
+        many records as one (memory, SQLite) also keeps this through a crash. On a store that
+        cannot (MongoDB), a crash may leave the first of several independent runs; sending the call
+        again completes it.
         """
         ...
 
     async def claim(self, claim: Claim) -> Claimed:
         """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
-        does not exclude.
+        does not exclude; where there are none, say when to claim again.
 
         Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
         over running runs with a valid lease. Each run is given running, with its token and
         attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock,
         and `began` false.
+
+        Not idempotent: each call takes other runs. Runs that a lost answer named are rescued when
+        their lease has lapsed; those of a cancelled caller are released at once where possible.
         """
         ...
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
-        """Extend the leases of those still held, and keep their progress.
+        """Extend the leases of runs that are still held to `lease` from now, and keep their
+        progress.
 
         Gives those that are still the caller's (same token, running), in order, and which of
         them are to be cancelled. A lease that has lapsed but that nobody took is still the
-        caller's, unless another run has taken its place under a limit.
+        caller's, unless another run has taken its place under a limit. Reads no payloads or logs.
         """
         ...
 
@@ -378,37 +404,57 @@ class Store(Protocol):
         run was applied after it (claims and renewals do not count). A change that brings a
         finished run back to life takes its dedupe key again, and is False where another run holds
         it. A change that deletes is False where the run has not finished or holds a dedupe key,
-        and True where the run is gone.
+        and True where the run is gone. A crash leaves each change applied or not.
         """
         ...
 
-    async def find(self, query: RunQuery) -> Page[Run]: ...
+    async def find(self, query: RunQuery) -> Page[Run]:
+        """The runs that match, newest first, a page at a time. Costs what it gives, not what the
+        store holds; `InvalidInput` for a cursor that no page gave. Runs that change meanwhile may
+        be on two pages or on none; those that do not are on exactly one."""
+        ...
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        """With `since`, also what has ended from that moment on."""
+        """How many runs there are, by job and state, and what is due. With `since`, also what has
+        ended from that moment on."""
         ...
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         """Repair what crashed clients left half done, delete expired notes, let claims find runs
         again that were set aside and can be read by now, and delete up to `limit` runs that
-        finished before that moment and hold no dedupe key. Gives how many were deleted: where
-        that is `limit`, there may be more. `before=None` only repairs: it is for frequent calls,
-        and cheap. A crash in between leaves nothing that the next call does not do."""
+        finished before that moment and hold no dedupe key.
+
+        Gives how many runs were deleted: where that is `limit`, there may be more. `before=None`
+        only repairs what holds up running work: it is cheap, for frequent calls. Any number of
+        clients may call it at once, and a crash leaves nothing that the next call does not do.
+        """
         ...
 
-    async def jobs(self, query: JobQuery) -> Page[Job]: ...
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        """The jobs that match, by id, a page at a time (those that are `due`: the earliest first,
+        in one page)."""
+        ...
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        """Write or delete jobs by compare-and-set, each by itself and in order; say which were
-        done. With a job only its definition is deleted: its runs stay."""
+        """Insert, update or delete jobs by compare-and-set, each by itself and in order; say which
+        were done. With a job only its definition is deleted: its runs stay.
+
+        A write that is sent again after its answer was lost is False: the stored job has the
+        version that it wrote, and a version never repeats (see `Job.next_version`).
+        """
         ...
 
-    async def notes(self, query: NoteQuery) -> Page[Note]: ...
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        """The notes that match and have not expired, by kind and name, a page at a time."""
+        ...
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-        """Write or delete notes by compare-and-set, each by itself and in order. Gives for each
-        the version that the note has now (0: it was deleted), or None if the stored note does not
-        have the version expected, or if there was none to delete."""
+        """Insert, update or delete notes by compare-and-set, each by itself and in order.
+
+        Gives for each the version that the note has now (0: it was deleted), or None if the stored
+        note does not have the version expected, or if there was none to delete (one that has
+        expired may count as there). A write that is sent again after its answer was lost is None.
+        """
         ...
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
@@ -419,15 +465,21 @@ class Store(Protocol):
         call are a chain: where one is not done, those behind it are not either (an edit may
         have brought the job to the very version that the second expects). Overlap is decided
         in here, by `overlapped`, on what the store holds at that moment.
+
+        A firing that is sent again is not done: the job has advanced. A store that cannot write
+        both as one inserts the runs first and then advances the job; the runs are visible, and may
+        be claimed, only when the job has advanced, and `maintain` settles what a crash left.
         """
         ...
 
     async def wait(self, timeout: float) -> bool:
-        """Return early (True) when something may have changed. A hint, never a promise."""
+        """Return early (True) when something may have changed, by any client; False after
+        `timeout` seconds. A hint, never a promise: callers poll as well."""
         ...
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
-        """A transaction for the handler of a run that the caller holds.
+        """A transaction for the handler of a run that the caller holds: see `Transaction`. Only
+        where `info().no_transactions` is None.
 
         It lasts at most `limit` from its begin, or is rolled back; nobody's renewals wait for
         it longer than that.

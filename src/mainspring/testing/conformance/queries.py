@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import LIVE, Run, State, replace
+from mainspring.core.model import LIVE, Job, Note, Run, State, replace
 from mainspring.errors import InvalidInput
-from mainspring.stores.protocol import RunQuery, Store
+from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
-from mainspring.testing.store_calls import drop_runs, get_runs
+from mainspring.testing.store_calls import drop_runs, get_runs, put_note
 
 __all__ = ["Counting", "Finding", "Pruning"]
 
@@ -37,6 +38,37 @@ class Finding(Suite):
         page = await store.find(RunQuery(ids=frozenset([*ids, "nowhere"]), limit=10))
         assert sorted(run.id for run in page.items) == sorted(ids)
         assert page.cursor is None
+
+    async def test_reads_change_nothing_and_wake_nobody(self, store: Store) -> None:
+        """Also where there is something to repair, to prune and to rescue."""
+        await self.put(store, concurrency=1)
+        await put_note(store, Note(kind="key", name="a", value=1, expires_at=self.at(1)))
+        await put_note(store, Note(kind="key", name="b", value=1))
+        lost = await self.running(store, "lost")
+        await store.add(self.runs("a", "b"))
+        await self.pass_ticks(40)
+        before = await self._everything(store)
+        while await store.wait(0.05):
+            pass  # hints of what was written before
+        waiting = asyncio.create_task(store.wait(0.3))
+        looks: tuple[dict[str, Any], ...] = ({"lapsed": True}, {"set_aside": True}, {"ids": frozenset({lost.id})}, {})
+        for look in looks:
+            for brief in (False, True):
+                await store.find(RunQuery(brief=brief, **look))
+        await store.counts(self.start)
+        await store.jobs(JobQuery(due=self.at(99)))
+        await store.now()
+        store.info()
+        assert await waiting is False
+        assert await self._everything(store) == before
+
+    async def _everything(self, store: Store) -> tuple[list[Run], list[Job], list[Note]]:
+        runs = await store.find(RunQuery())
+        return (
+            runs.items,
+            (await store.jobs(JobQuery())).items,
+            (await store.notes(NoteQuery())).items,
+        )
 
     async def test_newest_first(self, store: Store) -> None:
         newest = await self.fill(store, 20)
