@@ -233,7 +233,8 @@ class MemoryStore:
         return Page([hand_out(run) for run in found], cursor)
 
     def _look_up(self, ids: Iterable[str]) -> list[Run]:
-        return [self._runs[run_id] for run_id in ids if run_id in self._runs]
+        # In the order of the ids: that of a set differs between processes, and a seed must replay.
+        return [self._runs[run_id] for run_id in sorted(ids) if run_id in self._runs]
 
     async def counts(self, since: datetime | None = None) -> Counts:
         now = self._now()

@@ -51,7 +51,12 @@ class Finding(Suite):
         while await store.wait(0.05):
             pass  # hints of what was written before
         waiting = asyncio.create_task(store.wait(0.3))
-        looks: tuple[dict[str, Any], ...] = ({"lapsed": True}, {"set_aside": True}, {"ids": frozenset({lost.id})}, {})
+        looks: tuple[dict[str, Any], ...] = (
+            {"lapsed": True},
+            {"set_aside": True},
+            {"ids": frozenset({lost.id})},
+            {},
+        )
         for look in looks:
             for brief in (False, True):
                 await store.find(RunQuery(brief=brief, **look))
