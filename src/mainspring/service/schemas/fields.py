@@ -163,8 +163,9 @@ class FieldSpec(Generic[S]):
 
     def definition(self, kind: Any, default: Any) -> tuple[Any, Any]:
         """The field of a pydantic model."""
-        extra: Any = None if self.example is None else {"examples": [self.example]}
-        settings: dict[str, Any] = {"description": self.description, "json_schema_extra": extra}
+        settings: dict[str, Any] = {"description": self.description}
+        if self.example is not None:
+            settings["examples"] = [self.example]
         if self.other_alias is not None:
             settings["alias"] = self.other_alias
         if default is LEFT_OUT:
