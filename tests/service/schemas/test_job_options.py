@@ -1,0 +1,80 @@
+"""A job that a client sends: its fields, the library's options, and how often rules are checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mainspring.core import schedules
+from mainspring.core.job_options import JobOptions, option_names
+from mainspring.errors import InvalidInput
+from mainspring.service.schemas.fields import FieldSpec
+from mainspring.service.schemas.job import JOB, WEBHOOK, JobBody
+from mainspring.service.schemas.job_options import job_options, library_faults
+from mainspring.service.settings import ServiceSettings
+from mainspring.webhooks import definition
+from tests.support.service import WEBHOOK as SENT
+from tests.support.service import Api
+
+FIELDS: tuple[FieldSpec[Any], ...] = (*JOB, *WEBHOOK)
+
+
+def test_every_option_of_a_field_is_one_of_the_library() -> None:
+    options = {spec.option for spec in JOB} - {None, "handler"}
+    assert options <= option_names(JobOptions)
+    assert {spec.option for spec in WEBHOOK} - {None} <= set(definition.FIELDS)
+
+
+def test_every_field_is_declared_once() -> None:
+    aliases = [spec.alias for spec in FIELDS]
+    assert len(aliases) == len(set(aliases))
+    assert all(spec.description.endswith((".", "`.")) for spec in FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("sent", "option", "value"),
+    [
+        ({"priority": None}, "priority", 5),
+        ({"tags": None}, "tags", ()),
+        ({"retryAttempts": 7}, "retries", 7),
+        ({"executionType": "AT_LEAST_ONCE"}, "delivery", "at_least_once"),
+        ({"name": "Mine", "metadata": {"a": 1}}, "metadata", {"a": 1, "name": "Mine"}),
+    ],
+)
+def test_fields_become_options_of_the_library(
+    sent: dict[str, Any], option: str, value: object
+) -> None:
+    options = job_options(JobBody.model_validate({**SENT, **sent}), ServiceSettings.read())
+    assert options[option] == value
+
+
+def test_errors_of_the_library_are_reported_under_the_names_that_were_sent() -> None:
+    body = JobBody.model_validate({**SENT, "schedule": None, "every": "5m"})
+    first = InvalidInput("a", field="webhook.url")
+    first.others = tuple(
+        InvalidInput("b", field=field)
+        for field in ("schedule", "tags.1", "backoff.cap", "webhook.success", "retries")
+    )
+    names = [fault.field for fault in library_faults(first, body)]
+    assert names == ["endpoint", "every", "tags.1", "backoff.cap", "successCodes", "retryAttempts"]
+
+
+async def test_a_new_job_is_defined_and_its_schedule_parsed_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            calls.append(name)
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(definition, "define")
+    counted(schedules, "parse")
+    await api.ok("POST", "/api/jobs", json={**SENT, "successCodes": [200], "retryOn": ["5xx"]})
+    assert sorted(calls) == ["define", "parse"]
