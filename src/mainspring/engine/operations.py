@@ -628,7 +628,7 @@ def _merged(draft: Job, stored: Job, now: datetime) -> Job:
 
 
 def _anchor_of(stored: Job) -> datetime:
-    """The moment that a schedule without a start of its own is counted from."""
+    """The moment from which a schedule without its own start counts."""
     match stored.schedule:
         case Interval(anchor=datetime() as anchor):
             return anchor

@@ -238,17 +238,17 @@ class SlotFirer:
         monotonic = self._engine.clock.monotonic
         ends = monotonic() + LONGEST_PLANNING
         chains: list[_Chain] = []
-        room = self._chunk
+        left = self._chunk
         for job in jobs:
-            if room <= 0 or monotonic() > ends:
+            if left <= 0 or monotonic() > ends:
                 self._more_due = True
                 break
             if job.next_run_at is None or job.next_run_at > now:
                 continue  # the store's clock was set back since
-            chain = self._planned(job, now, followers, room)
+            chain = self._planned(job, now, followers, left)
             if chain is not None:
                 chains.append(chain)
-                room -= sum(len(firing.runs) for firing in chain.firings)
+                left -= sum(len(firing.runs) for firing in chain.firings)
         return chains
 
     def _planned(self, job: Job, now: datetime, followers: list[Job], most: int) -> _Chain | None:

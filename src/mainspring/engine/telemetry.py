@@ -1,7 +1,7 @@
 """Makes a span for each attempt, if the program has set up OpenTelemetry (extra `otel`).
 
 Nothing is loaded or done unless there is a tracer provider when the scheduler starts. An attempt
-begins a trace of its own: what was current when the scheduler was started has nothing to do with
+starts a new trace: what was current when the scheduler was started has nothing to do with
 it. The span is current while the handler runs, so that what the handler does lies inside it.
 """
 

@@ -133,10 +133,10 @@ class Worker:
                 )
             busy = self._groups.busy_jobs()
             pause = self._search_at - self._engine.clock.monotonic() if busy else 0.0
-            room = self._claim_limit() if pause <= 0 else 0
-            found = await self._claim(room, busy) if room > 0 else 0
-            self._short = room <= found
-            if room <= 0:
+            limit = self._claim_limit() if pause <= 0 else 0
+            found = await self._claim(limit, busy) if limit > 0 else 0
+            self._short = limit <= found
+            if limit <= 0:
                 poll = self._settings.poll.total_seconds()
                 await wait_for_event(self._wake, min(poll, pause) if pause > 0 else poll)
             elif busy and not found:
@@ -447,9 +447,9 @@ class Worker:
 
     # Ending
 
-    def ended(self, attempts: list[LocalAttempt], places: int) -> None:
+    def ended(self, attempts: list[LocalAttempt], released: int) -> None:
         """Decide what becomes of each run whose attempt has ended, and complete it."""
-        self._taken -= places
+        self._taken -= released
         now = self._engine.time.now()
         for attempt in attempts:
             self._active.pop(attempt, None)
@@ -554,8 +554,8 @@ class Worker:
         self._stuck.add(attempt)
         if attempt.stop_reason is StopReason.TIMEOUT:
             log.warning(
-                "run %s of job %s timed out but its %s goes on and keeps its place (%d of %d are"
-                ' taken so); isolation="process" can be stopped for real',
+                "run %s of job %s timed out, but its %s goes on and takes capacity (%d of %d are"
+                ' taken so); a handler with isolation="process" can be stopped',
                 attempt.run.id,
                 attempt.run.job_id,
                 "handler" if self._dispatcher.runs_on_loop(attempt) else "thread",

@@ -98,7 +98,7 @@ async def test_a_thread_keeps_its_place_until_it_ends(
         with caplog.at_level(logging.WARNING, "mainspring"):
             done = await ended(scheduler, await slow.enqueue())
         assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
-        assert "its thread goes on and keeps its place (1 of 1" in caplog.text
+        assert "its thread goes on and takes capacity (1 of 1" in caplog.text
         health = await scheduler.health()
         assert (health.status, health.stuck_threads) == ("degraded", 1)
         run = await other.enqueue()
