@@ -299,6 +299,8 @@ def claiming(path: Path, pipe: Connection) -> None:
                     most = max(most, (await store.counts()).total(State.RUNNING))
                     await finish(store, runs)
                     mine += [run.id for run in runs]
+                    if not runs:  # the others hold all that the limit allows
+                        await asyncio.sleep(0.002)
         return mine, most
 
     pipe.send(asyncio.run(drain()))
