@@ -129,10 +129,14 @@ class ClaimsEarly(MemoryStore):
     """Takes what is about to fall due, to be quick."""
 
     async def claim(self, claim: Claim) -> Claimed:
-        clock = self._clock
-        ahead = type("Ahead", (), {"now": lambda self: clock.now() + timedelta(seconds=1)})()
-        with patch.object(self, "_clock", ahead):
-            return await super().claim(claim)
+        now = self._clock.now()
+        soon = now + timedelta(seconds=1)
+        early = {run.id: run for run in self._runs.values() if now < run.run_at <= soon}
+        self._runs.update({run.id: replace(run, run_at=now) for run in early.values()})
+        claimed = await super().claim(claim)
+        for run in early.values():
+            self._runs[run.id] = replace(self._runs[run.id], run_at=run.run_at)
+        return claimed
 
 
 class AdvanceThenAdd(MemoryStore):
