@@ -557,7 +557,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
               " removed", "removed", "at most once", patches=_forgotten_is_removed)  # fmt: skip
     yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
-              "drain", patches=_drains_and_fires)  # fmt: skip
+              "drain", patches=_drains_and_fires, focus="slots", calm=False)  # fmt: skip
     yield bug("registered afresh", "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
