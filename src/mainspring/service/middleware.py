@@ -202,7 +202,7 @@ class RequestChecks:
         raise ApiError(
             403,
             f"cross-site request refused: Origin {origin[:200]!r} is not allowed, because the"
-            f" request asks for Host {host[:200]!r}.{advice}",
+            f" request is for Host {host[:200]!r}.{advice}",
         )
 
     def _check_started(self, scope: Scope) -> None:
@@ -312,12 +312,12 @@ async def _discard(receive: Receive) -> None:
 def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
     """Answer HEAD as GET without the body. An event stream ends at once, as if the client had
     disconnected."""
-    asked = False
+    received = False
 
     async def receiving() -> Message:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal received
+        if not received:
+            received = True
             return await receive()
         return {"type": "http.disconnect"}
 

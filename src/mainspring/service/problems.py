@@ -82,7 +82,7 @@ _CODE_OF_ERROR = {
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """A wrong field. `sentence` says it in a list of several: the message alone by default."""
+    """A wrong field. `sentence` is its part of the whole message; by default the message alone."""
 
     field: str
     message: str

@@ -8,7 +8,7 @@ const make = (name, text, ...children) => {
   return element;
 };
 
-// What stands between backticks is code.
+// Text between backticks is code.
 const words = (name, text) => {
   const parts = (text || "").split("`");
   return make(name, "", ...parts.map((part, at) => (at % 2 ? make("code", part) : part)));
@@ -56,7 +56,7 @@ const shape = (api, schema) => {
   return [...parts, rows.length ? table(rows) : make("p", "", ...kind(found))];
 };
 
-// Where the API is mounted: this page stands beside it.
+// The path that the API is mounted at: this page is beside it.
 const base = new URL(".", location.href).href.replace(/\/$/, "");
 
 const curl = (method, path, body) => {

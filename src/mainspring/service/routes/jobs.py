@@ -611,6 +611,7 @@ def _bulk_result(item: BulkItem) -> dict[str, Any]:
     if (problem := item.problem) is not None:
         result |= {"error": str(problem), "status": problem.status}
         if problem.errors:
-            told = [{"field": one.field, "message": one.message} for one in problem.errors]
-            result["errors"] = told
+            result["errors"] = [
+                {"field": one.field, "message": one.message} for one in problem.errors
+            ]
     return result

@@ -195,7 +195,7 @@ class BackoffBody(Body):
 
 @takes(*MISFIRE)
 class MisfireBody(Body):
-    """What happens to slots that nobody fired in time."""
+    """What happens to slots that were not fired in time."""
 
 
 @takes(*BREAKER)
@@ -210,7 +210,7 @@ class BackoffDocument(Document):
 
 @answers(*MISFIRE)
 class MisfireDocument(Document):
-    """What happens to slots that nobody fired in time."""
+    """What happens to slots that were not fired in time."""
 
 
 @answers(*BREAKER)
@@ -489,7 +489,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "misfire",
-        "What happens to slots that nobody fired in time: run the newest `once`, `skip` them, or"
+        "What happens to slots that were not fired in time: run the newest `once`, `skip` them, or"
         " run `all`.",
         sent=_MisfireKind | MisfireBody | None,
         answered=MisfireDocument,

@@ -244,7 +244,7 @@ BRIEF_RUN: tuple[FieldSpec[model.Run], ...] = (
     ),
     FieldSpec(
         "cancel_requested",
-        "Whether the handler was asked to stop.",
+        "Whether a cancellation was requested.",
         answered=bool,
         read=lambda run: run.cancel_requested,
     ),
