@@ -1,4 +1,4 @@
-"""No event loop in sight: the same scheduler from plain code."""
+"""The scheduler in plain code, without an event loop of its own."""
 
 from mainspring import Scheduler
 

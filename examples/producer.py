@@ -1,18 +1,18 @@
-"""A program that only enqueues (`workers=0`): the worker runs elsewhere, on the same store."""
+"""A program that only enqueues. Run quickstart.py beside it: its worker has the handler."""
 
 import asyncio
 import sys
 
-from mainspring import Scheduler
+from mainspring import Client
 
 
 async def main(store: str) -> None:
-    async with Scheduler(store, workers=0) as producer:
-        run = await producer.enqueue(
+    async with Client(store) as client:
+        run = await client.enqueue(
             "send_email", {"to": "a@example.org"}, dedupe_key="welcome:42", delay="1s"
         )
-        print("queued", run.id, "(it was there already)" if run.duplicate else "")
-        finished = await producer.wait(run.id, timeout="20s")
+        print("queued", run.id, "(it was queued before)" if run.duplicate else "")
+        finished = await client.wait(run.id, timeout="20s")
         print(finished.state, finished.result)
 
 

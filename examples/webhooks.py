@@ -1,7 +1,7 @@
 """A webhook job and the endpoint it calls, in one program.
 
-The endpoint fails at first, so that you see a retry with the same id; it verifies the signature and
-knows a repeat by that id. `pip install 'mainspring[server]'`
+The endpoint fails the first request, so that you see a retry with the same id. It verifies the
+signature, and recognises a repeat by that id. `pip install 'mainspring[server]'`
 """
 
 import asyncio
@@ -18,7 +18,7 @@ KEY = base64.b64decode(SECRET.removeprefix("whsec_"))
 
 
 class Receiver:
-    """What stands at the other end: it would be a program of its own."""
+    """The endpoint. In real life it is another program."""
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
