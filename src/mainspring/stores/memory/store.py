@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from copy import deepcopy
 from datetime import datetime, timedelta
 from functools import wraps
 from itertools import count
@@ -27,9 +28,9 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.transitions import Change
+from mainspring.errors import TransactionAborted
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.memory import records
-from mainspring.stores.memory.handler_transaction import MemoryTransaction
 from mainspring.stores.notifier import Waiters
 from mainspring.stores.protocol import (
     TTL_NOTE_KEPT,
@@ -464,3 +465,41 @@ class MemoryStore:
             version=job.version + 1,
         )
         return Fired(True, stored, replaced)
+
+
+class MemoryTransaction:
+    """A handler's writes, committed together with its run's completion.
+
+    The handler writes to a copy of the store's data. The first of two overlapping transactions to
+    commit wins; the other is aborted, as in a database."""
+
+    def __init__(self, store: MemoryStore, held: Held) -> None:
+        self._store = store
+        self._held = held
+        self._before: dict[Any, Any] = {}
+        self._session: dict[Any, Any] = {}
+
+    async def begin(self) -> dict[Any, Any]:
+        run = self._store._runs.get(self._held.id)
+        mine = run and run.state is State.RUNNING and run.token == self._held.token
+        if run is None or not mine or run.cancel_requested:
+            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
+        self._before = self._store.data
+        self._session = deepcopy(self._before)
+        return self._session
+
+    async def commit(self, change: Change) -> bool:
+        store, change = self._store, records.storable_change(change)
+        with store._guard:
+            if store.data is not self._before:
+                raise TransactionAborted("another transaction committed first")
+            done = store._commit(change, store._now())
+            if done:
+                store.data = deepcopy(self._session)
+        return done
+
+    async def rollback(self) -> None:
+        """The copy is dropped."""
+
+    def transient(self, error: BaseException) -> bool:
+        return False
