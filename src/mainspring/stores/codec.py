@@ -1,30 +1,128 @@
-"""The parts of a job that stores keep as JSON, read back: the same few, time and again."""
+"""Records of runs, jobs, notes and attempts: one table of their fields, shared by every store.
+
+A record is a dict of plain JSON values, so any database can keep it:
+
+    record = run_to_record(run)     # {"id": "…", "state": "pending", "run_at": 1893456000000000, …}
+    run = run_from_record(record)
+
+- A time is a whole number of microseconds since 1970, in UTC. An enum is its text.
+- Payloads, results, metadata and values of notes are the JSON text that `core/codec.py` makes.
+- Progress, attempts, schedules, policies and webhooks are JSON text.
+- A record leaves out what is None or empty. What a record lacks reads as the default of its class.
+
+`run_from_record` and `job_from_record` never raise. A record that cannot be read (it is damaged, or
+a newer version wrote it) gives a value with `unreadable` set and with every field that can be read.
+
+A new field of `Run`, `Job`, `Note` or `Attempt` is added to its table here and nowhere else. (In
+SQLite a migration must add its column, too.) `Webhook`, `Progress` and `Policy` need no table:
+they are one JSON text, made from the fields of their class.
+
+A store that keeps a field in another form changes its kind (`Table.adapted`) and compiles its own
+functions from the table (`compile_reader`, `compile_row`, `compile_writer`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache, partial, wraps
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from mainspring.core import schedules
-from mainspring.core.model import Webhook
+from mainspring.core import codec, schedules
+from mainspring.core.clock import EPOCH
+from mainspring.core.model import (
+    Attempt,
+    Job,
+    Note,
+    Outcome,
+    Owner,
+    Progress,
+    Run,
+    Source,
+    State,
+    Webhook,
+    replace,
+)
 from mainspring.core.policy import Policy
 from mainspring.core.schedules import Schedule
+from mainspring.errors import InvalidInput
+from mainspring.stores.unreadable_records import report
 
-__all__ = ["read_policy", "read_schedule", "read_webhook"]
+__all__ = [
+    "ATTEMPT",
+    "JOB",
+    "NOTE",
+    "RUN",
+    "Field",
+    "Kind",
+    "Record",
+    "Table",
+    "as_list",
+    "as_number",
+    "compile_reader",
+    "compile_row",
+    "compile_writer",
+    "from_us",
+    "job_from_record",
+    "job_to_record",
+    "json_text",
+    "lookups",
+    "note_from_record",
+    "note_to_record",
+    "read_parts",
+    "run_from_record",
+    "run_to_record",
+    "to_us",
+]
+
+Record = dict[str, Any]
+T = TypeVar("T")
+V = TypeVar("V", Run, Job)
+
+_DAY = 86_400_000_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+# -- times, text and JSON -------------------------------------------------------------------
+
+
+def to_us(moment: datetime) -> int:
+    """As `clock.to_us`, at half its cost."""
+    span = moment - EPOCH
+    return span.days * _DAY + span.seconds * 1_000_000 + span.microseconds
+
+
+def from_us(us: int) -> datetime:
+    return EPOCH + timedelta(0, us // 1_000_000, us % 1_000_000)
+
+
+def _encodable_text(text: str) -> str:
+    """Error messages may hold lone surrogates (file names do), which UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def json_text(value: Any) -> str:
+    """JSON of values of the model. msgspec makes it, unless a text in it is not valid Unicode."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        return _SURROGATE.sub(lambda found: rf"\\u{ord(found[0]):04x}", text)
+
 
 LONGEST_KEPT = 4096
-"""Characters. A webhook's body may have 256 KiB, and each edit makes another text: 4,096 of those
-would be two gigabytes."""
-
-T = TypeVar("T")
+"""Characters of the longest text whose value is kept. The body of a webhook may have 256 KiB, and
+each edit makes another text: 4,096 of them would take two gigabytes."""
 
 
 def _kept(read: Callable[[str], T]) -> Callable[[str], T]:
-    """What was read of the last texts, unless they are long."""
+    """Keeps the values of the last 4,096 short texts: many runs and lists read the same jobs."""
     kept = lru_cache(maxsize=4096)(read)
 
     @wraps(read)
@@ -50,3 +148,455 @@ _webhook = msgspec.json.Decoder(Webhook)
 @_kept
 def read_webhook(text: str) -> Webhook:
     return _webhook.decode(text)
+
+
+def _definition_text(value: Policy | Schedule) -> str:
+    return json.dumps(value.to_dict())
+
+
+# -- kinds of values ------------------------------------------------------------------------
+
+
+class Kind(Struct, frozen=True):
+    """How records hold one kind of value. Neither `write` nor `read` ever meets a None.
+
+    `write` makes the value of the record (None: it is kept as it is). `read` checks what it is
+    given, and raises if it is damaged; the field is then `damaged`. `fast_read` is an expression
+    over `{}` for compiled readers, which read whole records and check less: a wrong type in a
+    text column changes nothing that a store decides. `names` are the names that it refers to.
+    """
+
+    name: str
+    write: Callable[[Any], Any] | None
+    read: Callable[[Any], Any]
+    damaged: Any = None
+    fast_read: str = "{}"
+    names: Mapping[str, Any] = {}
+
+
+def _of_type(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError(f"{str(value)[:80]!r} is not of type {kind.__name__}")
+        return value
+
+    return read
+
+
+as_number: Callable[[Any], int] = _of_type(int)
+as_list: Callable[[Any], list[Any]] = _of_type(list)
+
+
+def _enum(kind: type[StrEnum], damaged: StrEnum) -> Kind:
+    members = {str(member): member for member in kind}
+    name = kind.__name__.lower()
+    table = f"members_of_{name}"
+    return Kind(name, str, kind, damaged, f"{table}[{{}}]", {table: members})
+
+
+def _value(what: str) -> Kind:
+    def write(value: Any) -> str:
+        return codec.encode(value, what=what)
+
+    return Kind("value", write, codec.decode, None, "decode({})", {"decode": codec.decode})
+
+
+def _write_mapping(value: Mapping[str, Any]) -> str:
+    return codec.encode(dict(value), what="metadata")
+
+
+TEXT = Kind("text", None, _of_type(str), "")
+FREE_TEXT = Kind("free_text", _encodable_text, _of_type(str), "")
+NUMBER = Kind("number", None, as_number, 0)
+FLAG = Kind("flag", None, lambda value: bool(as_number(value)), False)
+TIME = Kind(
+    "time", to_us, lambda us: from_us(as_number(us)), EPOCH, "from_us({})", {"from_us": from_us}
+)
+NAMES = Kind(
+    "names",
+    list,
+    lambda value: tuple(as_list(value)),
+    (),
+    "tuple(as_list({}))",
+    {"as_list": as_list},
+)
+MAPPING = Kind("mapping", _write_mapping, codec.decode, {}, "decode({})", {"decode": codec.decode})
+SCHEDULE = Kind(
+    "schedule", _definition_text, read_schedule, None, "read_schedule({})",
+    {"read_schedule": read_schedule},
+)  # fmt: skip
+POLICY = Kind(
+    "policy", _definition_text, read_policy, Policy(), "read_policy({})",
+    {"read_policy": read_policy},
+)  # fmt: skip
+WEBHOOK = Kind(
+    "webhook", json_text, read_webhook, None, "read_webhook({})", {"read_webhook": read_webhook}
+)
+
+
+def _struct(name: str, kind: Any, damaged: Any) -> Kind:
+    read = msgspec.json.Decoder(kind).decode
+    return Kind(name, json_text, read, damaged, f"read_{name}({{}})", {f"read_{name}": read})
+
+
+PROGRESS = _struct("progress", Progress, None)
+ATTEMPTS = _struct("attempts", tuple[Attempt, ...], ())
+
+
+# -- tables of fields -----------------------------------------------------------------------
+
+
+class Field(Struct, frozen=True):
+    """A stored field. `sparse`: a record leaves it out while it has its default (None, empty or
+    False). `brief`: lists give it too. `indexed`: queries, claims or sweeps search by it, so a
+    store that has indexes needs it in one."""
+
+    name: str
+    kind: Kind
+    sparse: bool = False
+    brief: bool = True
+    indexed: bool = False
+    default: Any = None
+
+    @property
+    def encoder(self) -> Callable[[Any], Any] | None:
+        """What makes the record's value of any value, and None of None and of what is empty. There
+        is none for a kind that records keep as it is."""
+        write = self.kind.write
+        if write is None or not self.sparse:
+            return write
+        if self.default is None:
+            return lambda value: None if value is None else write(value)
+        return lambda value: write(value) if value else None
+
+
+class Table(Generic[T]):
+    """The stored fields of a class, in order. `unstored`: what only a value in memory has."""
+
+    def __init__(
+        self, made: type[T], fields: Iterable[Field], unstored: frozenset[str] = frozenset()
+    ) -> None:
+        self.made = made
+        self.unstored = unstored
+        self.fields = {field.name: _with_default(made, field) for field in fields}
+
+    def adapted(self, **changes: Mapping[str, Any]) -> Table[T]:
+        """The same fields for a store that holds some kinds otherwise: `time={"write": …}`."""
+        return Table(
+            self.made,
+            [
+                replace(field, kind=replace(field.kind, **changes.get(field.kind.name, {})))
+                for field in self.fields.values()
+            ],
+            self.unstored,
+        )
+
+    def field(self, name: str) -> Field:
+        """The field of a change; `InvalidInput` if stores keep none of that name."""
+        field = self.fields.get(name)
+        if field is None:
+            what = self.made.__name__.lower()
+            raise InvalidInput(f"a {what} has no stored field {name!r}")
+        return field
+
+    @property
+    def not_brief(self) -> frozenset[str]:
+        return frozenset(field.name for field in self.fields.values() if not field.brief)
+
+    def without_long_fields(self, value: T) -> T:
+        """The value as lists give it."""
+        kept = {name: self.fields[name].default for name in self.not_brief}
+        return replace(value, **kept, brief=True)  # type: ignore[type-var]
+
+
+def _with_default(made: type, field: Field) -> Field:
+    [known] = [known for known in msgspec.structs.fields(made) if known.name == field.name]
+    if known.default_factory is not msgspec.NODEFAULT:
+        return replace(field, default=known.default_factory())
+    return field if known.default is msgspec.NODEFAULT else replace(field, default=known.default)
+
+
+RUN: Table[Run] = Table(
+    Run,
+    [
+        Field("id", TEXT, indexed=True),
+        Field("job_id", TEXT, indexed=True),
+        Field("handler", TEXT, indexed=True),
+        Field("queue", TEXT, indexed=True),
+        Field("priority", NUMBER, indexed=True),
+        Field("source", _enum(Source, Source.ENQUEUE), indexed=True),
+        # A run in an unknown state counts as unfinished, so what comes after it waits.
+        Field("state", _enum(State, State.WAITING), indexed=True),
+        Field("attempt", NUMBER, indexed=True),
+        Field("failures", NUMBER, indexed=True),
+        Field("lapses", NUMBER),
+        Field("token", NUMBER),
+        Field("cancel_requested", FLAG),
+        Field("after_any", FLAG, sparse=True),
+        Field("created_at", TIME, indexed=True),
+        Field("scheduled_at", TIME),
+        Field("run_at", TIME, indexed=True),
+        Field("start_by", TIME, sparse=True),
+        Field("started_at", TIME, sparse=True),
+        Field("finished_at", TIME, sparse=True, indexed=True),
+        Field("lease_until", TIME, sparse=True, indexed=True),
+        Field("worker", FREE_TEXT, sparse=True),
+        Field("error", FREE_TEXT, sparse=True),
+        Field("reason", FREE_TEXT, sparse=True),
+        Field("dedupe_key", TEXT, sparse=True, indexed=True),
+        Field("dedupe_until", TIME, sparse=True),
+        Field("began", FLAG, sparse=True),
+        Field("payload", _value("payload"), sparse=True, brief=False),
+        Field("result", _value("result"), sparse=True, brief=False),
+        Field("progress", PROGRESS, sparse=True),
+        Field("after", NAMES, sparse=True, indexed=True),
+        Field("attempts", ATTEMPTS, sparse=True, brief=False),
+    ],
+    unstored=frozenset({"duplicate", "unreadable", "brief"}),
+)
+
+ATTEMPT: Table[Attempt] = Table(
+    Attempt,
+    [
+        Field("number", NUMBER),
+        Field("worker", TEXT),
+        Field("started_at", TIME),
+        Field("finished_at", TIME),
+        Field("outcome", _enum(Outcome, Outcome.LOST)),
+        Field("error", FREE_TEXT, sparse=True),
+        Field("traceback", FREE_TEXT, sparse=True),
+        Field("log", NAMES, sparse=True),
+        Field("detail", _value("detail"), sparse=True),
+    ],
+)
+"""For stores that keep attempts in a form of their own; a record has them all as one JSON text."""
+
+JOB: Table[Job] = Table(
+    Job,
+    [
+        Field("id", TEXT, indexed=True),
+        Field("version", NUMBER),
+        Field("enabled", FLAG, indexed=True),
+        Field("next_run_at", TIME, sparse=True, indexed=True),
+        Field("last_run_at", TIME, sparse=True),
+        Field("handler", TEXT),
+        Field("created_at", TIME),
+        Field("updated_at", TIME),
+        Field("schedule", SCHEDULE, sparse=True),
+        Field("policy", POLICY),
+        Field("owner", _enum(Owner, Owner.API)),
+        Field("description", FREE_TEXT),
+        Field("tags", NAMES, sparse=True),
+        Field("payload", _value("payload"), sparse=True),
+        Field("metadata", MAPPING, sparse=True),
+        Field("webhook", WEBHOOK, sparse=True),
+    ],
+    unstored=frozenset({"unreadable"}),
+)
+
+NOTE: Table[Note] = Table(
+    Note,
+    [
+        Field("kind", TEXT, indexed=True),
+        Field("name", TEXT, indexed=True),
+        Field("version", NUMBER),
+        Field("expires_at", TIME, sparse=True, indexed=True),
+        Field("value", _value("note")),
+    ],
+)
+
+
+# -- compiled functions ---------------------------------------------------------------------
+#
+# Every claim, commit and list passes here. A loop over the table takes three times as long as a
+# function that names each field, so those functions are made from the table, as msgspec and
+# dataclasses make theirs.
+
+
+def _compile(name: str, lines: Sequence[str], names: Mapping[str, Any]) -> Any:
+    made = dict(names)
+    exec("\n    ".join(lines), made)
+    return made[name]
+
+
+def compile_reader(
+    table: Table[T],
+    parameters: str,
+    *lines: str,
+    values: Mapping[str, str] | None = None,
+    names: Mapping[str, Any] | None = None,
+) -> Callable[..., T]:
+    """A function of these parameters that makes a value. Its lines of code set a variable for each
+    field, named as the field is, to the raw value (`lookups` makes such lines). `values` are the
+    expressions of values that are found in another way, `names` what all of that refers to."""
+    values = values or {}
+    known: dict[str, Any] = {"Made": table.made, **(names or {})}
+    made = [f"{name}={value}" for name, value in values.items()]
+    for field in table.fields.values():
+        if field.name not in values:
+            known |= field.kind.names
+            made.append(f"{field.name}={_reading(field)}")
+    source = [f"def read({parameters}):", *lines, f"return Made({', '.join(made)})"]
+    read: Callable[..., T] = _compile("read", source, known)
+    return read
+
+
+def _reading(field: Field) -> str:
+    read = field.kind.fast_read.format(field.name)
+    if not field.sparse or (field.default is None and read == field.name):
+        return read
+    return f"{field.default!r} if {field.name} is None else {read}"
+
+
+def lookups(fields: Iterable[Field], **keys: str) -> list[str]:
+    """Lines for `compile_reader`, which look the fields up in the dict `record`. `keys` are the
+    keys of fields that it has under other names."""
+    return [
+        f"{field.name} = record" + (f".get({key!r})" if field.sparse else f"[{key!r}]")
+        for field in fields
+        for key in [keys.get(field.name, field.name)]
+    ]
+
+
+def compile_row(
+    table: Table[T],
+    fields: Sequence[str],
+    values: Mapping[str, str] | None = None,
+    absent: Mapping[str, str] | None = None,
+) -> Callable[..., tuple[Any, ...]]:
+    """A function of a value, and of the names in `values`, that makes a tuple of these columns.
+    `values` are the expressions of other columns, `absent` those of fields that are None or empty
+    (else None)."""
+    values, absent = values or {}, absent or {}
+    known: dict[str, Any] = {}
+    arguments = [text for text in values.values() if text.isidentifier()]
+    made = [
+        values.get(name) or _writing(table.fields[name], known, absent.get(name, "None"))
+        for name in fields
+    ]
+    source = [f"def write({', '.join(['value', *arguments])}):", f"return ({', '.join(made)},)"]
+    write: Callable[..., tuple[Any, ...]] = _compile("write", source, known)
+    return write
+
+
+def _writing(field: Field, known: dict[str, Any], absent: str = "None") -> str:
+    raw, write = f"value.{field.name}", f"write_{field.name}"
+    if field.kind.write is None:
+        return raw
+    known[write] = field.kind.write
+    if not field.sparse:
+        return f"{write}({raw})"
+    is_absent = f"{raw} is None" if field.default is None else f"not {raw}"
+    return f"{absent} if {is_absent} else {write}({raw})"
+
+
+def compile_writer(table: Table[T], leave_out: Iterable[str] = ()) -> Callable[[T], Record]:
+    """A function that makes a record, without the fields to leave out."""
+    known: dict[str, Any] = {}
+    fields = [field for field in table.fields.values() if field.name not in set(leave_out)]
+    always = [f"{field.name!r}: {_writing(field, known)}" for field in fields if not field.sparse]
+    lines = ["def write(value):", f"made = {{{', '.join(always)}}}"]
+    for field in fields:
+        if field.sparse:
+            is_there = " is not None" if field.default is None else ""
+            made = _writing(replace(field, sparse=False), known)
+            lines.append(f"if value.{field.name}{is_there}: made[{field.name!r}] = {made}")
+    write: Callable[[T], Record] = _compile("write", [*lines, "return made"], known)
+    return write
+
+
+# -- records that cannot be read ------------------------------------------------------------
+
+
+class _Absent:
+    """A part that is not there, or cannot be read: the class has a default for it."""
+
+
+_ABSENT = _Absent()
+
+
+def read_parts(
+    table: Table[V],
+    raw: Callable[[str], Any],
+    record_id: str,
+    checks: Mapping[str, Callable[[], Any]] | None = None,
+    otherwise: str | None = None,
+) -> V:
+    """Read a record field by field: one that a whole reading has refused.
+
+    `raw` gives a field's raw value, or raises. `checks` are named parts that no field holds.
+    If any part cannot be read, the value has `unreadable` set and is logged, once in a process.
+    `otherwise` is why it counts as unreadable even if every part can be read.
+    """
+    problems: list[str] = []
+
+    def part(name: str, read: Callable[[], T]) -> T | _Absent:
+        try:
+            return read()
+        except Exception as error:  # a damaged part may raise anything
+            problems.append(f"{name}: {str(error)[:200] or type(error).__name__}")
+            return _ABSENT
+
+    def read_field(field: Field) -> Any:
+        found = raw(field.name)
+        return _ABSENT if found is None and field.sparse else field.kind.read(found)
+
+    for name, check in (checks or {}).items():
+        part(name, check)
+    values: dict[str, Any] = {}
+    for name, field in table.fields.items():
+        value = part(name, partial(read_field, field))
+        if value is not _ABSENT:
+            values[name] = value
+        elif not field.sparse:
+            values[name] = record_id if name == "id" else field.kind.damaged
+    made = table.made(**values)
+    problem = "; ".join(problems) or otherwise
+    if problem is None:
+        return made
+    made = replace(made, unreadable=problem)
+    report(made)
+    return made
+
+
+# -- records --------------------------------------------------------------------------------
+
+
+def _record_reader(table: Table[T]) -> Callable[[Record], T]:
+    """A reader that checks every field."""
+    checked = Table(
+        table.made,
+        [
+            replace(field, kind=replace(field.kind, fast_read=f"{name}({{}})", names=names))
+            for field in table.fields.values()
+            for name in [f"read_{field.name}"]
+            for names in [{name: field.kind.read}]
+        ],
+    )
+    return compile_reader(checked, "record", *lookups(checked.fields.values()))
+
+
+run_to_record: Callable[[Run], Record] = compile_writer(RUN)
+job_to_record: Callable[[Job], Record] = compile_writer(JOB)
+note_to_record: Callable[[Note], Record] = compile_writer(NOTE)
+note_from_record: Callable[[Record], Note] = _record_reader(NOTE)
+_read_run = _record_reader(RUN)
+_read_job = _record_reader(JOB)
+
+
+def run_from_record(record: Record) -> Run:
+    """The run; with `unreadable` set, and with what can be read of it, where that is not all."""
+    return _from_record(RUN, _read_run, record)
+
+
+def job_from_record(record: Record) -> Job:
+    """The job; with `unreadable` set, and with what can be read of it, where that is not all."""
+    return _from_record(JOB, _read_job, record)
+
+
+def _from_record(table: Table[V], read: Callable[[Record], V], record: Record) -> V:
+    try:
+        return read(record)
+    except Exception:  # a damaged record may raise anything
+        record_id = str(record.get("id"))
+        return read_parts(table, record.get, record_id, otherwise="it cannot be read as a whole")

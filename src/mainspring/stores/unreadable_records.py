@@ -7,40 +7,19 @@ Nobody works on it, nothing of it is overwritten or deleted, and every other rec
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from threading import Lock
-from typing import TypeVar
 
 from mainspring.core.model import Job, Run
 
-__all__ = ["Salvage", "report"]
+__all__ = ["report"]
 
 log = logging.getLogger("mainspring")
-T = TypeVar("T")
 
 MOST_REPORTED = 1000
 """Records that are named in the log, in one process."""
 
 _reported: set[tuple[str, str]] = set()
 _guard = Lock()
-
-
-class Salvage:
-    """Reads a record part by part, and keeps what went wrong with each."""
-
-    def __init__(self) -> None:
-        self._problems: list[str] = []
-
-    def part(self, name: str, read: Callable[[], T], otherwise: T) -> T:
-        try:
-            return read()
-        except Exception as error:  # a damaged part may raise anything
-            self._problems.append(f"{name}: {str(error)[:200] or type(error).__name__}")
-            return otherwise
-
-    @property
-    def problem(self) -> str | None:
-        return "; ".join(self._problems) or None
 
 
 def report(record: Run | Job) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from mainspring.core import codec
 from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.transitions import Change
+from mainspring.stores.codec import RUN
 from mainspring.stores.cursors import cursor_number
 from mainspring.stores.protocol import Claim, NoteWrite
 
@@ -91,8 +92,7 @@ def storable_change(change: Change) -> Change:
     return replace(change, set={**change.set, "result": through_codec(change.set["result"])})
 
 
-def brief(run: Run) -> Run:
-    return replace(run, payload=None, result=None, attempts=(), brief=True)
+brief = RUN.without_long_fields
 
 
 def handed_out(run: Run) -> Run:

@@ -1,7 +1,7 @@
-"""Notes: small named values with a version and, perhaps, an end.
+"""Notes: small named values with a version and, perhaps, a time when they expire.
 
-Whether one has expired is read by a `find`; the write that follows is guarded by the version
-seen, never by time (times.py says why).
+A `find` reads whether a note has expired. The write that follows is guarded by the version that was
+read, never by time (server_clock.py says why).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
-from mainspring.core import codec
 from mainspring.core.model import Note, Page
+from mainspring.stores.codec import NOTE, compile_reader, compile_writer, lookups, to_us
 from mainspring.stores.cursors import note_cursor, read_note_cursor
-from mainspring.stores.mongodb.codec import to_us
+from mainspring.stores.mongodb.codec import TIMES
 from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.server_clock import read_moment, span_us
+from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.protocol import NoteQuery, NoteWrite
 
 __all__ = ["find", "put"]
@@ -38,16 +38,7 @@ async def find(db: Database, query: NoteQuery) -> Page[Note]:
         where["$or"] = [behind, {"kind": {"$gt": kind}}] if query.kind is None else [behind]
     walk = db.notes.find(where).sort([("kind", 1), ("name", 1)]).limit(query.limit)
     found = await walk.to_list(query.limit)
-    notes = [
-        Note(
-            kind=kept["kind"],
-            name=kept["name"],
-            value=codec.decode(kept["value"]),
-            version=kept["version"],
-            expires_at=read_moment(kept.get("expires_at")),
-        )
-        for kept in found
-    ]
+    notes = [_read_note(kept) for kept in found]
     return Page(notes, note_cursor(notes[-1]) if len(notes) == query.limit else None)
 
 
@@ -81,16 +72,12 @@ async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | N
     return version if done.matched_count else None
 
 
+_write_note = compile_writer(NOTE, leave_out=("version",))
+_read_note = compile_reader(NOTE.adapted(time=TIMES), "record", *lookups(NOTE.fields.values()))
+
+
 def _document(note: Note) -> Document:
-    made: Document = {
-        "_id": _id(note.kind, note.name),
-        "kind": note.kind,
-        "name": note.name,
-        "value": codec.encode(note.value, what="note"),
-    }
-    if note.expires_at is not None:
-        made["expires_at"] = to_us(note.expires_at)
-    return made
+    return {"_id": _id(note.kind, note.name), **_write_note(note)}
 
 
 async def _insert(db: Database, made: Document) -> int | None:

@@ -1,7 +1,8 @@
-"""Values to columns and back.
+"""Runs and jobs as rows, made from the tables of `stores/codec.py`.
 
-Times are whole microseconds; payload, result, progress, upstream ids and attempts are JSON.
-A page of rows comes up as one JSON text, in one step (bulk.py says why).
+Each field of a run is a column. Payload, result, progress, upstream ids and attempts are columns
+of JSON text. A job has columns for what queries look at, and one JSON list for the rest.
+A page of rows comes as one JSON text, in one step (row_batches.py says why).
 """
 
 from __future__ import annotations
@@ -11,29 +12,26 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from mainspring.core import codec
-from mainspring.core.clock import EPOCH
-from mainspring.core.model import (
-    Attempt,
-    Job,
-    Outcome,
-    Owner,
-    Progress,
-    Run,
-    Source,
-    State,
-    Webhook,
-    replace,
-)
-from mainspring.core.policy import Policy
+from mainspring.core.model import Attempt, Job, Outcome, Owner, Progress, Run, replace
 from mainspring.errors import InvalidInput
-from mainspring.stores.codec import read_policy, read_schedule, read_webhook
+from mainspring.stores.codec import (
+    ATTEMPT,
+    JOB,
+    RUN,
+    Table,
+    as_list,
+    compile_reader,
+    compile_row,
+    from_us,
+    read_parts,
+    to_us,
+)
 from mainspring.stores.sqlite.row_batches import BulkSql, select
-from mainspring.stores.unreadable_records import Salvage, report
 
 __all__ = [
     "JOB_SELECT",
@@ -60,22 +58,11 @@ __all__ = [
     "to_us",
 ]
 
-T = TypeVar("T")
 _SEPARATOR = "\x1f"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii
 _DAY = 86_400_000_000
 _NO_LIMIT = 2**31
-
-
-def to_us(moment: datetime) -> int:
-    """As `clock.to_us`, at half its cost."""
-    span = moment - EPOCH
-    return span.days * _DAY + span.seconds * 1_000_000 + span.microseconds
-
-
-def from_us(us: int) -> datetime:
-    return EPOCH + timedelta(0, us // 1_000_000, us % 1_000_000)
 
 
 def span_us(span: timedelta) -> int:
@@ -119,15 +106,86 @@ def lane_parts(lane: str) -> tuple[str, str, str, int] | None:
         return None
 
 
+# -- kinds of values that rows hold in their own form ---------------------------------------
+
+
+def progress_text(progress: Progress | None) -> str | None:
+    if progress is None:
+        return None
+    return _encode((progress.done, progress.total, progress.message))
+
+
+def _detail_text(value: Any) -> str:
+    """With a comma before it. It was bounded, and made plain JSON, where it was given;
+    only what looks like a tag of the codec takes its slower way."""
+    text = msgspec.json.encode(value).decode()
+    return "," + (codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text)
+
+
+# An attempt is a list of its fields in order; the last one, `detail`, is left out while it is None.
+# Every run that ends is written here, mostly with one attempt: text made so takes half as long as
+# by a JSON encoder.
+_PARTS = ATTEMPT.adapted(
+    text={"write": _quoted},
+    outcome={"write": {outcome: f'"{outcome}"' for outcome in Outcome}.__getitem__},
+    free_text={"write": _quoted},
+    names={"write": _encode, "fast_read": "tuple({})"},
+    value={"write": _detail_text, "fast_read": "{}"},
+)
+_PART_NAMES = tuple(_PARTS.fields)
+_NO_PARTS: list[Any] = [None] * len(_PART_NAMES)
+_attempt_parts = compile_row(
+    _PARTS,
+    _PART_NAMES,
+    absent={"error": "'null'", "traceback": "'null'", "log": "'[]'", "detail": "''"},
+)
+_ATTEMPT_TEXT = f"[{','.join(['%s'] * (len(_PART_NAMES) - 1))}%s]"
+_attempt = compile_reader(
+    _PARTS,
+    "row",
+    f"if len(row) < {len(_PART_NAMES)}: row = row + no_parts[len(row):]",
+    f"{', '.join(_PART_NAMES)} = row",
+    names={"no_parts": _NO_PARTS},
+)
+
+
+def _attempts(attempts: Sequence[Attempt]) -> str:
+    return f"[{','.join([_ATTEMPT_TEXT % _attempt_parts(attempt) for attempt in attempts])}]"
+
+
+def _read_list(text: str) -> list[Any]:
+    return as_list(codec.decode(text))
+
+
+_ROWS = RUN.adapted(
+    source={"write": None},
+    state={"write": None},
+    time={"fast_read": "moments[{}]"},
+    flag={"fast_read": "bool({})"},
+    value={"fast_read": "{}"},
+    progress={
+        "write": progress_text,
+        "read": lambda text: Progress(*_read_list(text)),
+        "fast_read": "Progress(*{})",
+        "names": {"Progress": Progress},
+    },
+    names={"write": _encode, "read": lambda text: tuple(_read_list(text))},
+    attempts={
+        "write": _attempts,
+        "read": lambda text: tuple(map(_attempt, _read_list(text))),
+        "fast_read": "tuple(map(read_attempt, {}))",
+        "names": {"read_attempt": _attempt},
+    },
+)
+
+
 # -- runs -----------------------------------------------------------------------------------
 
-_PLAIN = (
-    "seq", "id", "job_id", "handler", "queue", "priority", "source", "state", "attempt",
-    "failures", "lapses", "token", "cancel_requested", "after_any", "created_at",
-    "scheduled_at", "run_at", "start_by", "started_at", "finished_at", "lease_until", "worker",
-    "error", "reason", "dedupe_key", "dedupe_until", "began",
-)  # fmt: skip
-_JSON = ("payload", "result", "progress", '"after"', "attempts")
+_JSON_KINDS = ("value", "progress", "names", "attempts")
+_FIELDS = RUN.fields.values()
+_PLAIN = ("seq", *(f.name for f in _FIELDS if f.kind.name not in _JSON_KINDS))
+_JSON_FIELDS = tuple(f.name for f in _FIELDS if f.kind.name in _JSON_KINDS)
+_JSON = tuple(f'"{name}"' for name in _JSON_FIELDS)
 _INSERTED = (*_PLAIN[1:], "lane", *_JSON)
 
 # The JSON columns are pasted as they are: SQLite need not parse them, and Python reads the
@@ -137,7 +195,7 @@ RUN_SELECT = (
     + "".join(f" || ',' || coalesce({name}, 'null')" for name in _JSON)
     + ") FROM mainspring_runs"
 )
-_NOT_BRIEF = ("payload", "result", "attempts")
+_NOT_BRIEF = frozenset(f'"{name}"' for name in RUN.not_brief)
 BRIEF_SELECT = (
     f"SELECT group_concat(json_array({', '.join(_PLAIN)})"
     + "".join(
@@ -155,47 +213,29 @@ RUN_INSERT = (
 )
 _STRIDE = 1 + len(_JSON)
 
-_STATES = {str(s): s for s in State}
-_SOURCES = {str(s): s for s in Source}
-_OUTCOMES = {str(o): o for o in Outcome}
+
+run_row = compile_row(
+    _ROWS,
+    (*_PLAIN[1:], "lane", *_JSON_FIELDS),
+    {"lane": "lane", "payload": "payload"},
+)
+"""The run, its lane and its payload (encoded already) as `_INSERTED` names the columns."""
 
 
-def run_row(run: Run, lane: str, payload: str | None) -> tuple[Any, ...]:
-    """The run as `_INSERTED` names its columns; the payload is encoded already."""
-    return (
-        run.id,
-        run.job_id,
-        run.handler,
-        run.queue,
-        run.priority,
-        run.source,
-        run.state,
-        run.attempt,
-        run.failures,
-        run.lapses,
-        run.token,
-        run.cancel_requested,
-        run.after_any,
-        to_us(run.created_at),
-        to_us(run.scheduled_at),
-        to_us(run.run_at),
-        _time(run.start_by),
-        _time(run.started_at),
-        _time(run.finished_at),
-        _time(run.lease_until),
-        run.worker,
-        _text(run.error),
-        _text(run.reason),
-        run.dedupe_key,
-        _time(run.dedupe_until),
-        run.began,
-        lane,
-        payload,
-        None if run.result is None else codec.encode(run.result, what="result"),
-        progress_text(run.progress),
-        _json(run.after),
-        _attempts(run.attempts),
-    )
+class _Moments(dict[int | None, datetime | None]):
+    """The runs of a page share many moments: each is made once."""
+
+    def __missing__(self, us: int) -> datetime:
+        made = self[us] = from_us(us)
+        return made
+
+
+_run = compile_reader(
+    _ROWS,
+    f"moments, brief, plain, {', '.join(_JSON_FIELDS)}",
+    f"{', '.join(_PLAIN)} = plain",
+    values={"brief": "brief"},
+)
 
 
 def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]:
@@ -304,175 +344,21 @@ def _raw_rows(
 
 
 def _salvaged_run(row: Mapping[str, Any]) -> Run:
-    salvage = Salvage()
-    part = salvage.part
+    return read_parts(_ROWS, lambda name: _raw(_ROWS, row, name), repr(row["id"]))
 
-    def text(name: str) -> str:
-        return part(name, lambda: _as_text(row[name]), "")
 
-    def text_or_none(name: str) -> str | None:
-        return None if row[name] is None else text(name)
-
-    def number(name: str) -> int:
-        return part(name, lambda: _as_number(row[name]), 0)
-
-    def moment(name: str) -> datetime:
-        return part(name, lambda: from_us(_as_number(row[name])), EPOCH)
-
-    def moment_or_none(name: str) -> datetime | None:
-        return None if row[name] is None else moment(name)
-
-    def value(name: str) -> Any:
-        return part(name, lambda: codec.decode(_as_text_or_none(row[name])), None)
-
-    def values(name: str, read: Callable[[list[Any]], T], otherwise: T) -> T:
-        if row[name] is None:
-            return otherwise
-        return part(name, lambda: read(_as_list(codec.decode(_as_text(row[name])))), otherwise)
-
-    run = Run(
-        id=part("id", lambda: _as_text(row["id"]), repr(row["id"])),
-        job_id=text("job_id"),
-        handler=text("handler"),
-        created_at=moment("created_at"),
-        scheduled_at=moment("scheduled_at"),
-        run_at=moment("run_at"),
-        source=part("source", lambda: Source(_as_text(row["source"])), Source.ENQUEUE),
-        queue=text("queue"),
-        priority=number("priority"),
-        payload=value("payload"),
-        # An unknown state counts as not over: what comes after the run waits.
-        state=part("state", lambda: State(_as_text(row["state"])), State.WAITING),
-        attempt=number("attempt"),
-        failures=number("failures"),
-        lapses=number("lapses"),
-        token=number("token"),
-        start_by=moment_or_none("start_by"),
-        started_at=moment_or_none("started_at"),
-        finished_at=moment_or_none("finished_at"),
-        worker=text_or_none("worker"),
-        lease_until=moment_or_none("lease_until"),
-        cancel_requested=bool(number("cancel_requested")),
-        began=None if row["began"] is None else bool(number("began")),
-        result=value("result"),
-        error=text_or_none("error"),
-        reason=text_or_none("reason"),
-        progress=values("progress", lambda given: Progress(*given), None),
-        dedupe_key=text_or_none("dedupe_key"),
-        dedupe_until=moment_or_none("dedupe_until"),
-        after=values("after", tuple, ()),
-        after_any=bool(number("after_any")),
-        attempts=values("attempts", lambda given: tuple(map(_attempt, given)), ()),
-    )
-    if salvage.problem is None:
-        return run
-    run = replace(run, unreadable=salvage.problem)
-    report(run)
-    return run
+def _raw(table: Table[Any], row: Mapping[str, Any], name: str) -> Any:
+    """A column's value, text decoded; raises if it is of a type that the column never has."""
+    value = row[name]
+    if value is None or table.fields[name].kind.name in ("number", "flag", "time"):
+        return value
+    return _as_text(value)
 
 
 def _as_text(value: Any) -> str:
     if not isinstance(value, bytes):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value.decode()
-
-
-def _as_text_or_none(value: Any) -> str | None:
-    return None if value is None else _as_text(value)
-
-
-def _as_number(value: Any) -> int:
-    if not isinstance(value, int):
-        raise ValueError(f"{value!r} is no whole number")
-    return value
-
-
-def _as_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{str(value)[:80]!r} is no list")
-    return value
-
-
-class _Moments(dict[int | None, datetime | None]):
-    """The runs of a page share many moments: each is made once."""
-
-    def __missing__(self, us: int) -> datetime:
-        made = self[us] = from_us(us)
-        return made
-
-
-def _run(
-    moments: Mapping[Any, Any],
-    brief: bool,
-    plain: list[Any],
-    payload: Any,
-    result: Any,
-    progress: list[Any] | None,
-    after: list[str] | None,
-    attempts: list[list[Any]] | None,
-) -> Run:
-    (
-        _, id, job_id, handler, queue, priority, source, state, attempt, failures, lapses, token,
-        cancel_requested, after_any, created_at, scheduled_at, run_at, start_by, started_at,
-        finished_at, lease_until, worker, error, reason, dedupe_key, dedupe_until, began,
-    ) = plain  # fmt: skip
-    return Run(
-        id=id,
-        job_id=job_id,
-        handler=handler,
-        created_at=moments[created_at],
-        scheduled_at=moments[scheduled_at],
-        run_at=moments[run_at],
-        source=_SOURCES[source],
-        queue=queue,
-        priority=priority,
-        payload=payload,
-        state=_STATES[state],
-        attempt=attempt,
-        failures=failures,
-        lapses=lapses,
-        token=token,
-        began=None if began is None else bool(began),
-        start_by=moments[start_by],
-        started_at=moments[started_at],
-        finished_at=moments[finished_at],
-        worker=worker,
-        lease_until=moments[lease_until],
-        cancel_requested=bool(cancel_requested),
-        result=result,
-        error=error,
-        reason=reason,
-        progress=None if progress is None else Progress(*progress),
-        dedupe_key=dedupe_key,
-        dedupe_until=moments[dedupe_until],
-        after=tuple(_as_list(after)) if after else (),
-        after_any=bool(after_any),
-        attempts=tuple(map(_attempt, attempts)) if attempts else (),
-        brief=brief,
-    )
-
-
-_TIMES = tuple(
-    at for at, name in enumerate(_PLAIN) if name.endswith(("_at", "_until")) or name == "start_by"
-)
-
-
-# -- fields of a change ---------------------------------------------------------------------
-
-
-def _time(moment: datetime | None) -> int | None:
-    return None if moment is None else to_us(moment)
-
-
-def _text(text: str | None) -> str | None:
-    """Free text may hold lone surrogates (file names do), which SQLite's UTF-8 has none for."""
-    if text is None or text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _json(value: Sequence[Any]) -> str | None:
-    return _encode(value) if value else None
 
 
 def name_list(names: Iterable[str]) -> str:
@@ -481,80 +367,58 @@ def name_list(names: Iterable[str]) -> str:
     return json.dumps([name for name in names if "\0" not in name])
 
 
-def progress_text(progress: Progress | None) -> str | None:
-    if progress is None:
-        return None
-    return _json((progress.done, progress.total, progress.message))
-
-
-def _attempts(attempts: Sequence[Attempt]) -> str | None:
-    """Every run that ends passes here, mostly with one attempt: text by hand is twice as fast."""
-    return f"[{','.join(map(_attempt_text, attempts))}]" if attempts else None
-
-
-def _attempt_text(attempt: Attempt) -> str:
-    error = "null" if attempt.error is None else _quoted(attempt.error)
-    traceback = "null" if attempt.traceback is None else _quoted(attempt.traceback)
-    log = _encode(attempt.log) if attempt.log else "[]"
-    detail = "" if attempt.detail is None else f",{_detail(attempt.detail)}"
-    return (
-        f"[{attempt.number},{_quoted(attempt.worker)},{to_us(attempt.started_at)},"
-        f'{to_us(attempt.finished_at)},"{attempt.outcome}",{error},{traceback},{log}{detail}]'
-    )
-
-
-def _attempt(row: list[Any]) -> Attempt:
-    number, worker, started, finished, outcome, error, traceback, log, *detail = row
-    return Attempt(
-        number, worker, from_us(started), from_us(finished), _OUTCOMES[outcome], error, traceback,
-        tuple(log), *detail,
-    )  # fmt: skip
-
-
-def _detail(value: Any) -> str:
-    """It was bounded, and made plain JSON, where it was given; only what looks like a tag of the
-    codec's takes its slower way."""
-    text = msgspec.json.encode(value).decode()
-    return codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text
-
-
-def _result(value: Any) -> str | None:
-    return None if value is None else codec.encode(value, what="result")
-
-
-def _payload(value: Any) -> str | None:
-    return None if value is None else codec.encode(value)
-
-
-_ENCODERS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys((name for at, name in enumerate(_PLAIN) if at in _TIMES), _time),
-    "error": _text,
-    "reason": _text,
-    "worker": _text,
-    "payload": _payload,
-    "result": _result,
-    "progress": progress_text,
-    "after": _json,
-    "attempts": _attempts,
-}
-_NAMES = frozenset({*_PLAIN[1:], "payload", "result", "progress", "after", "attempts"})
+# -- fields of a change ---------------------------------------------------------------------
 
 
 @cache
 def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
     """The column that keeps a run's field, and what makes its value (None: it is kept as is)."""
-    if field not in _NAMES:
-        raise InvalidInput(f"a run has no stored field {field!r}")
-    return f'"{field}"', _ENCODERS.get(field)
+    return f'"{field}"', _ROWS.field(field).encoder
 
 
 # -- jobs -----------------------------------------------------------------------------------
 
+_BODY = (
+    "handler", "created_at", "updated_at", "schedule", "policy", "owner", "description", "tags",
+)  # fmt: skip
+"""The fields in the list `body`, in the order of every file made so far; behind them stand the jobs
+that the job comes after. Every other field is a column, and so is each new one."""
+
+_JOB_ROWS = JOB.adapted(
+    flag={"fast_read": "bool({})"},
+    value={"fast_read": "{}"},
+    mapping={"fast_read": "{} or {{}}"},
+    free_text={"write": None},
+    names={"fast_read": "tuple({})"},
+)
+_JOB_COLUMNS = tuple(name for name in JOB.fields if name not in _BODY)
+_JOB_TEXTS = tuple(
+    name for name in _JOB_COLUMNS if JOB.fields[name].kind.name in ("value", "mapping", "webhook")
+)
+_JOB_PLAIN = tuple(name for name in _JOB_COLUMNS if name not in _JOB_TEXTS)
+_JOB_PAGE = ", ".join(_JOB_PLAIN)
+
 JOB_SELECT = (
-    "SELECT group_concat(json_array(id, version, enabled, next_run_at, last_run_at)"
-    " || ',' || body || ',' || coalesce(payload, 'null') || ',' || coalesce(metadata, 'null')"
-    " || ',' || json_quote(webhook))"
-    " FROM mainspring_jobs"
+    f"SELECT group_concat(json_array({_JOB_PAGE}) || ',' || body"
+    + "".join(
+        f" || ',' || json_quote({name})"
+        if JOB.fields[name].kind.name == "webhook"
+        else f" || ',' || coalesce({name}, 'null')"
+        for name in _JOB_TEXTS
+    )
+    + ") FROM mainspring_jobs"
+)
+_JOB_STRIDE = 2 + len(_JOB_TEXTS)
+
+_job_columns = compile_row(_JOB_ROWS, _JOB_COLUMNS)
+_job_body = compile_row(
+    _JOB_ROWS, (*_BODY, "after"), {"tags": "value.tags", "after": "value.policy.after"}
+)
+_job = compile_reader(
+    _JOB_ROWS,
+    f"columns, body, {', '.join(_JOB_TEXTS)}",
+    f"{_JOB_PAGE} = columns",
+    f"{', '.join(_BODY)}, _ = body",
 )
 
 
@@ -562,29 +426,11 @@ def job_row(job: Job) -> dict[str, Any]:
     policy = job.policy
     key = policy.concurrency_key
     limit_key = f"job:{job.id}" if key is None else f"key:{key}"
-    body = [
-        job.handler,
-        to_us(job.created_at),
-        to_us(job.updated_at),
-        job.schedule and json.dumps(job.schedule.to_dict()),
-        json.dumps(policy.to_dict()),
-        job.owner,
-        job.description,
-        job.tags,
-        policy.after,
-    ]
     return {
-        "id": job.id,
-        "version": job.version,
-        "enabled": job.enabled,
-        "next_run_at": _time(job.next_run_at),
-        "last_run_at": _time(job.last_run_at),
+        **dict(zip(_JOB_COLUMNS, _job_columns(job), strict=True)),
         "concurrency": policy.concurrency,
         "limit_key": None if policy.concurrency is None else limit_key,
-        "body": _encode(body),
-        "payload": _payload(job.payload),
-        "metadata": codec.encode(dict(job.metadata), what="metadata") if job.metadata else None,
-        "webhook": None if job.webhook is None else msgspec.json.encode(job.webhook).decode(),
+        "body": _encode(_job_body(job)),
     }
 
 
@@ -600,101 +446,33 @@ def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) ->
     return [_salvaged_job(row) for row in _raw_rows(connection, _ONE_JOB, rowids)]
 
 
-_ONE_JOB = (
-    "SELECT id, version, enabled, next_run_at, last_run_at, body, payload, metadata, webhook"
-    " FROM mainspring_jobs WHERE rowid = ?"
-)
+_ONE_JOB = f"SELECT {', '.join(_JOB_COLUMNS)}, body FROM mainspring_jobs WHERE rowid = ?"
 
 
 def _read_jobs(text: str | None) -> list[Job]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    return [_job(*flat[at : at + 5]) for at in range(0, len(flat), 5)]
+    return [_job(*flat[at : at + _JOB_STRIDE]) for at in range(0, len(flat), _JOB_STRIDE)]
 
 
 def _salvaged_job(row: Mapping[str, Any]) -> Job:
-    salvage = Salvage()
-    part = salvage.part
-    columns = ("id", "version", "enabled", "next_run_at", "last_run_at")
-    id, version, enabled, next_run_at, last_run_at = (row[name] for name in columns)
+    def body() -> list[Any]:
+        parts = _read_list(_as_text(row["body"]))
+        if len(parts) != len(_NO_BODY):
+            raise ValueError(f"it has {len(parts)} parts, this version knows {len(_NO_BODY)}")
+        return parts
 
-    def number(name: str, value: Any) -> int:
-        return part(name, lambda: _as_number(value), 0)
+    try:
+        parts = body()
+    except Exception:  # `checks` below says why
+        parts = _NO_BODY
+    found = dict(zip(_BODY, parts, strict=False))
 
-    def moment(name: str, us: Any) -> datetime:
-        return part(name, lambda: from_us(_as_number(us)), EPOCH)
+    def raw(name: str) -> Any:
+        return found[name] if name in found else _raw(_JOB_ROWS, row, name)
 
-    def value(name: str) -> Any:
-        return part(name, lambda: codec.decode(_as_text_or_none(row[name])), None)
-
-    body = part("definition", lambda: _job_body(_as_text(row["body"])), _NO_BODY)
-    handler, created_at, updated_at, schedule, policy, owner, description, tags, _ = body
-    job = Job(
-        id=part("id", lambda: _as_text(id), repr(id)),
-        handler=handler,
-        created_at=moment("created_at", created_at),
-        updated_at=moment("updated_at", updated_at),
-        payload=value("payload"),
-        schedule=part(
-            "schedule", lambda: None if schedule is None else read_schedule(schedule), None
-        ),
-        policy=part("policy", lambda: read_policy(policy), Policy()),
-        enabled=bool(number("enabled", enabled)),
-        next_run_at=None if next_run_at is None else moment("next_run_at", next_run_at),
-        last_run_at=None if last_run_at is None else moment("last_run_at", last_run_at),
-        version=number("version", version),
-        owner=part("owner", lambda: Owner(owner), Owner.API),
-        description=description,
-        tags=part("tags", lambda: tuple(tags), ()),
-        metadata=value("metadata") or {},
-        webhook=part("webhook", lambda: _webhook(row["webhook"]), None),
-    )
-    if salvage.problem is None:
-        return job
-    job = replace(job, unreadable=salvage.problem)
-    report(job)
-    return job
+    return read_parts(_JOB_ROWS, raw, repr(row["id"]), checks={"definition": body})
 
 
-def _job_body(text: str) -> list[Any]:
-    body = _as_list(codec.decode(text))
-    if len(body) != len(_NO_BODY):
-        raise ValueError(f"it has {len(body)} parts, this version knows {len(_NO_BODY)}")
-    return body
-
-
-_NO_BODY: list[Any] = ["", 0, 0, None, "{}", Owner.API, "", [], []]
-
-
-def _webhook(kept: bytes | None) -> Webhook | None:
-    return None if kept is None else read_webhook(_as_text(kept))
-
-
-def _job(
-    columns: list[Any],
-    body: list[Any],
-    payload: Any,
-    metadata: Mapping[str, Any],
-    webhook: str | None,
-) -> Job:
-    id, version, enabled, next_run_at, last_run_at = columns
-    handler, created_at, updated_at, schedule, policy, owner, description, tags, _ = body
-    return Job(
-        id=id,
-        handler=handler,
-        created_at=from_us(created_at),
-        updated_at=from_us(updated_at),
-        payload=payload,
-        schedule=None if schedule is None else read_schedule(schedule),
-        policy=read_policy(policy),
-        enabled=bool(enabled),
-        next_run_at=None if next_run_at is None else from_us(next_run_at),
-        last_run_at=None if last_run_at is None else from_us(last_run_at),
-        version=version,
-        owner=Owner(owner),
-        description=description,
-        tags=tuple(tags),
-        metadata=metadata or {},
-        webhook=None if webhook is None else read_webhook(webhook),
-    )
+_NO_BODY: list[Any] = ["", 0, 0, None, "{}", str(Owner.API), "", [], []]

@@ -6,35 +6,39 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mainspring.core import codec
 from mainspring.core.model import Note, Page
+from mainspring.stores.codec import NOTE, compile_reader, compile_row
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
-from mainspring.stores.sqlite.codec import from_us, name_list, span_us, to_us
+from mainspring.stores.sqlite.codec import name_list, span_us, to_us
 from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = ["NoteRow", "find", "put"]
 
+_COLUMNS = ", ".join(NOTE.fields)
+_note = compile_reader(NOTE, "row", f"{_COLUMNS} = row")
+_WRITTEN = tuple(name for name in NOTE.fields if name not in ("version", "expires_at"))
+_note_row = compile_row(NOTE, _WRITTEN)
 _LIVE = "(expires_at IS NULL OR expires_at > ?)"
 
 
 class NoteRow(NamedTuple):
-    """A note to write, its value encoded; `value=None` deletes it."""
+    """A note to write, as the columns `_WRITTEN`; `columns=None` deletes it."""
 
     kind: str
     name: str
     expected_version: int | None
-    value: str | None
+    columns: tuple[Any, ...] | None
     expires_at: int | None
     ttl: int | None
 
     @classmethod
     def of(cls, write: NoteWrite) -> NoteRow:
         note = write.note
-        value = None if note is None else codec.encode(note.value, what="note")
+        columns = None if note is None else _note_row(note)
         ends = None if note is None or note.expires_at is None else to_us(note.expires_at)
         ttl = None if write.ttl is None else span_us(write.ttl)
-        return cls(write.kind, write.name, write.expected_version, value, ends, ttl)
+        return cls(write.kind, write.name, write.expected_version, columns, ends, ttl)
 
 
 def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Note]:
@@ -50,20 +54,11 @@ def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Not
         where.append("(kind, name) > (?, ?)")
         parameters += read_note_cursor(query.cursor)
     rows = connection.execute(
-        "SELECT kind, name, version, expires_at, value FROM mainspring_notes"
+        f"SELECT {_COLUMNS} FROM mainspring_notes"
         f" WHERE {' AND '.join(where)} ORDER BY kind, name LIMIT ?",
         (*parameters, max(query.limit, 0)),
     )
-    found = [
-        Note(
-            kind=kind,
-            name=name,
-            value=codec.decode(value),
-            version=version,
-            expires_at=None if expires_at is None else from_us(expires_at),
-        )
-        for kind, name, version, expires_at, value in rows
-    ]
+    found = [_note(row) for row in rows]
     return Page(found, note_cursor(found[-1]) if found and len(found) == query.limit else None)
 
 
@@ -77,11 +72,11 @@ def _put(tx: Transaction, item: NoteRow) -> int | None:
     kept, live = (0, 0) if row is None else row
     if item.expected_version not in (None, live):
         return None
-    if item.value is None:
+    if item.columns is None:
         return 0 if tx.changed(_DROP, *same) else None
     # The number of a note that has expired grows on: no writer meets the same version twice.
     ends = item.expires_at if item.ttl is None else tx.now + item.ttl
-    tx.connection.execute(_PUT, (*same, kept + 1, ends, item.value, item.ttl))
+    tx.connection.execute(_PUT, (kept + 1, ends, item.ttl, *item.columns))
     return int(kept) + 1
 
 
@@ -90,7 +85,7 @@ _STORED = (
     " WHERE kind = ? AND name = ?"
 )
 _PUT = (
-    "INSERT OR REPLACE INTO mainspring_notes (kind, name, version, expires_at, value, ttl)"
-    " VALUES (?, ?, ?, ?, ?, ?)"
+    f"INSERT OR REPLACE INTO mainspring_notes (version, expires_at, ttl, {', '.join(_WRITTEN)})"
+    f" VALUES (?, ?, ?{', ?' * len(_WRITTEN)})"
 )
 _DROP = "DELETE FROM mainspring_notes WHERE kind = ? AND name = ?"
