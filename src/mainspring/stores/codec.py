@@ -79,6 +79,7 @@ __all__ = [
     "run_from_record",
     "run_to_record",
     "to_us",
+    "update_record",
 ]
 
 Record = dict[str, Any]
@@ -584,9 +585,13 @@ _read_run = _record_reader(RUN)
 _read_job = _record_reader(JOB)
 
 
-def run_from_record(record: Record) -> Run:
-    """The run; with `unreadable` set, and with what can be read of it, where that is not all."""
-    return _from_record(RUN, _read_run, record)
+def run_from_record(record: Record, *, brief: bool = False) -> Run:
+    """The run; with `unreadable` set, and with what can be read of it, where that is not all.
+    `brief`: as lists give it. Its payload, result and attempts are not even read."""
+    if not brief:
+        return _from_record(RUN, _read_run, record)
+    short = {name: value for name, value in record.items() if name not in RUN.not_brief}
+    return replace(_from_record(RUN, _read_run, short), brief=True)
 
 
 def job_from_record(record: Record) -> Job:
@@ -600,3 +605,17 @@ def _from_record(table: Table[V], read: Callable[[Record], V], record: Record) -
     except Exception:  # a damaged record may raise anything
         record_id = str(record.get("id"))
         return read_parts(table, record.get, record_id, otherwise="it cannot be read as a whole")
+
+
+def update_record(table: Table[Any], record: Record, fields: Mapping[str, Any]) -> Record:
+    """The record with new values of some fields, such as a change sets. Every other field stays as
+    it is, also one that cannot be read."""
+    made = dict(record)
+    for name, value in fields.items():
+        encode = table.field(name).encoder
+        raw = value if encode is None else encode(value)
+        if raw is None:
+            made.pop(name, None)
+        else:
+            made[name] = raw
+    return made

@@ -1,7 +1,8 @@
-"""Records that this version cannot read: damaged ones, and those that a newer version wrote.
+"""The log of records that this version cannot read: damaged ones, or written by a newer version.
 
-A store gives such a run or job with whatever can still be read of it and with `unreadable` set.
-Nobody works on it, nothing of it is overwritten or deleted, and every other record goes on.
+A store gives such a run or job with `unreadable` set and with every field that can still be read
+(`stores/codec.py` reads it). No worker starts it, no store overwrites or deletes it, and all other
+records are used as before.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
-"""Values to documents and back.
+"""Runs and jobs as documents, made from the tables of `stores/codec.py`.
 
-Payloads and results are kept as the codec's JSON text: keys with `$` and dots, NUL, big numbers
-and every other value survive, and nothing in them can be taken for an operator. So are attempts,
-progress, schedules, policies and webhooks. What a query looks at are fields of their own.
+A job's document is its record. So is a run's, with these exceptions:
 
-A run's document has its fields under the names of `Run`, with these exceptions:
-
+    _id                 in place of id
     lane                {q: queue, h: handler, g: job id if the job is limited, else "",
                         p: which part, by the run's id (0 if the job is limited)}
     leased_at, lease    in place of lease_until: stamped by the server, and microseconds
     nonce               which claim took it last
-    fence, evicted      see limits.py
-    intent              see reserved.py
-    transaction         see transactions.py
+    fence, evicted      see concurrency.py
+    intent              see two_phase.py
+    transaction         see handler_transaction.py
+
+Payloads, results and attempts are JSON text. So every value survives (keys with `$` and dots, NUL,
+big numbers), and MongoDB takes nothing in them for an operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 from zlib import crc32
 
 from mainspring.core.model import LIVE, Job, Progress, Run, State, replace
@@ -63,17 +63,15 @@ __all__ = [
     "to_us",
 ]
 
-T = TypeVar("T")
-
 RESERVED = "reserved"
-"""The state of a run that is half made: no query but ours sees it."""
+"""The state of a run that is half made. Only the queries of two_phase.py find it."""
 
 LANE_PARTS = 4
-"""Runs that no limit holds together lie in so many lanes, so that several clients can claim each
-from its own. More of them would be more walks for who claims alone."""
+"""Runs of jobs without a limit are spread over this many lanes, so that several clients can claim
+each from its own. More lanes would cost a client that claims alone more queries."""
 
 SET_ASIDE = -1
-"""The part of a lane for pending runs that could not be read: no claim takes from it."""
+"""The part of a lane that holds pending runs that could not be read. No claim takes from it."""
 
 STATES = tuple(str(state) for state in State)
 LIVE_STATES = tuple(str(state) for state in State if state in LIVE)

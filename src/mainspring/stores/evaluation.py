@@ -1,0 +1,249 @@
+"""Queries, claims and counts over values in memory.
+
+For stores whose database cannot search: the memory store, a file, a bucket of objects. Every
+function is pure, and does what the docstrings of `protocol.py` say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, NamedTuple
+
+from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State
+from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
+from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
+
+__all__ = [
+    "choose_claimed",
+    "count_runs",
+    "dedupe_holder",
+    "fields_of_claim",
+    "fields_of_clock_step",
+    "has_capacity",
+    "has_expired",
+    "has_lapsed",
+    "is_claimable",
+    "may_be_deleted",
+    "page_of_jobs",
+    "page_of_notes",
+    "page_of_runs",
+    "unfinished_slots",
+]
+
+
+# -- claims ---------------------------------------------------------------------------------
+
+
+def is_claimable(run: Run, claim: Claim) -> bool:
+    """Whether such a claim may take the run once it is due, limits permitting."""
+    return (
+        run.state is State.PENDING
+        and run.unreadable is None
+        and run.handler in claim.handlers
+        and (claim.queues is None or run.queue in claim.queues)
+        and run.job_id not in claim.excluded_jobs
+    )
+
+
+def choose_claimed(
+    runs: Iterable[Run], jobs: Mapping[str, Job], claim: Claim, now: datetime
+) -> list[Run]:
+    """The due runs that the claim takes, in order: no job exceeds its limit with them."""
+    runs = list(runs)
+    due = [run for run in runs if run.run_at <= now and is_claimable(run, claim)]
+    used = _used_capacity(runs, jobs, now)
+    chosen: list[Run] = []
+    for run in sorted(due, key=lambda run: (-run.priority, run.run_at)):
+        if len(chosen) == claim.limit:
+            break
+        limit = _limit(jobs.get(run.job_id))
+        if limit is not None:
+            if used[limit.key] >= limit.most:
+                continue
+            used[limit.key] += 1
+        chosen.append(run)
+    return chosen
+
+
+def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:
+    """What a claim sets."""
+    return {
+        "state": State.RUNNING,
+        "token": run.token + 1,
+        "attempt": run.attempt + 1,
+        "worker": claim.worker,
+        "started_at": now,
+        "began": False,
+        "lease_until": now + claim.lease,
+        "progress": None,
+    }
+
+
+def has_capacity(run: Run, runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime) -> bool:
+    """Whether the limit of the run's job leaves room for one more."""
+    limit = _limit(jobs.get(run.job_id))
+    return limit is None or _used_capacity(runs, jobs, now)[limit.key] < limit.most
+
+
+class _Limit(NamedTuple):
+    key: tuple[str, str]
+    """What is counted: the runs of the job, or of all jobs that share a key."""
+    most: int
+
+
+def _limit(job: Job | None) -> _Limit | None:
+    if job is None or job.policy.concurrency is None:
+        return None
+    key = job.policy.concurrency_key
+    return _Limit(("job", job.id) if key is None else ("key", key), job.policy.concurrency)
+
+
+def _used_capacity(
+    runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime
+) -> Counter[tuple[str, str]]:
+    """How many runs have a valid lease, by what limits count."""
+    running = (run for run in runs if run.state is State.RUNNING)
+    leased = (run for run in running if run.lease_until is not None and run.lease_until > now)
+    limits = (_limit(jobs.get(run.job_id)) for run in leased)
+    return Counter(limit.key for limit in limits if limit is not None)
+
+
+def has_lapsed(run: Run, now: datetime) -> bool:
+    return run.state is State.RUNNING and run.lease_until is not None and run.lease_until <= now
+
+
+# -- dedupe keys, deletion, slots, steps of the clock ---------------------------------------
+
+
+def dedupe_holder(runs: Iterable[Run], key: str | None, now: datetime) -> Run | None:
+    if key is None:
+        return None
+    of_key = (run for run in runs if run.dedupe_key == key)
+    return next((run for run in of_key if run.state in LIVE or _holds_on(run, now)), None)
+
+
+def may_be_deleted(run: Run, now: datetime) -> bool:
+    return run.finished and not _holds_on(run, now)
+
+
+def _holds_on(run: Run, now: datetime) -> bool:
+    """Whether it keeps its dedupe key after it has finished."""
+    return run.dedupe_until is not None and run.dedupe_until > now
+
+
+def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
+    """The runs that `overlapped` needs."""
+    return [
+        run
+        for run in runs
+        if run.job_id == job_id and run.source is Source.SCHEDULE and run.state in LIVE
+    ]
+
+
+def fields_of_clock_step(run: Run, step: timedelta, now: datetime) -> dict[str, Any]:
+    """What changes when somebody has set the wall clock by `step`: leases and retries last as long
+    as they were meant to, and what was due stays due."""
+    fields: dict[str, Any] = {}
+    before = now - step
+    retries = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+    stays_due = run.state in LIVE and now < run.run_at <= before
+    if retries or stays_due:
+        fields["run_at"] = run.run_at + step
+    if run.state is State.RUNNING and run.lease_until is not None:
+        fields["lease_until"] = run.lease_until + step
+    return fields
+
+
+# -- queries --------------------------------------------------------------------------------
+
+
+def page_of_runs(
+    runs: Iterable[Run], query: RunQuery, now: datetime, numbers: Mapping[str, int]
+) -> Page[Run]:
+    """`runs` are all runs, newest first. `numbers` has a number for each id, which grows
+    from run to run: the cursor of a page is that of its last run."""
+    if query.ids is not None:
+        return Page([run for run in runs if run.id in query.ids])
+    before = None if query.cursor is None else cursor_number(query.cursor, query.cursor)
+    matching = (
+        run
+        for run in runs
+        if _matches(run, query, now) and (before is None or numbers[run.id] < before)
+    )
+    found = list(islice(matching, max(query.limit, 0)))
+    full = found and len(found) == query.limit
+    return Page(found, str(numbers[found[-1].id]) if full else None)
+
+
+def _matches(run: Run, query: RunQuery, now: datetime) -> bool:
+    return (
+        (query.job is None or run.job_id == query.job)
+        and (query.states is None or run.state in query.states)
+        and (not query.lapsed or has_lapsed(run, now))
+        and (not query.failing or run.failures > 0)
+        and (not query.tried or run.attempt > 0)
+        and (not query.set_aside or (run.state is State.PENDING and run.unreadable is not None))
+        and (query.upstream is None or _waits_for(run, query.upstream))
+        and (query.since is None or run.created_at >= query.since)
+        and (query.until is None or run.created_at < query.until)
+    )
+
+
+def _waits_for(run: Run, upstream: frozenset[str]) -> bool:
+    return run.state is State.WAITING and not upstream.isdisjoint(run.after)
+
+
+def count_runs(runs: Iterable[Run], since: datetime | None, now: datetime) -> Counts:
+    by_job: dict[str, Counter[State]] = defaultdict(Counter)
+    due: dict[str, Due] = {}
+    ended: Counter[State] = Counter()
+    for run in runs:
+        by_job[run.job_id][run.state] += 1
+        if run.state is State.PENDING and run.run_at <= now and run.unreadable is None:
+            seen = due.get(run.handler, Due(0, run.run_at))
+            due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
+        if since is not None and run.finished_at is not None and run.finished_at >= since:
+            ended[run.state] += 1
+    return Counts(by_job, due, ended)
+
+
+def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:
+    text = None if query.text is None else query.text.lower()
+    found = [
+        job
+        for job in jobs
+        if (query.ids is None or job.id in query.ids)
+        and (query.tag is None or query.tag in job.tags)
+        and (not query.follows or job.policy.after)
+        and (query.enabled is None or job.enabled is query.enabled)
+        and (text is None or text in job.id.lower() or text in job.description.lower())
+    ]
+    total = len(found) if query.with_total else None
+    if query.due is not None:
+        due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
+        return Page(sorted(due, key=lambda job: (job.next_run_at, job.id))[: query.limit])
+    behind = [job for job in found if query.cursor is None or job.id > query.cursor]
+    ordered = sorted(behind, key=lambda job: job.id)
+    page = ordered[query.offset : query.offset + query.limit]
+    full = page and len(page) == query.limit
+    return Page(page, page[-1].id if full else None, total)
+
+
+def page_of_notes(notes: Iterable[Note], query: NoteQuery, now: datetime) -> Page[Note]:
+    behind = None if query.cursor is None else tuple(read_note_cursor(query.cursor))
+    found = [
+        note
+        for note in sorted(notes, key=lambda note: (note.kind, note.name))
+        if (query.kind is None or note.kind == query.kind)
+        and (query.names is None or note.name in query.names)
+        and (behind is None or (note.kind, note.name) > behind)
+        and not has_expired(note, now)
+    ][: query.limit]
+    return Page(found, note_cursor(found[-1]) if found and len(found) == query.limit else None)
+
+
+def has_expired(note: Note, now: datetime) -> bool:
+    return note.expires_at is not None and note.expires_at <= now
