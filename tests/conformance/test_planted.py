@@ -15,8 +15,7 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, replace
-from mainspring.stores import protocol
-from mainspring.stores.memory import records
+from mainspring.stores import evaluation, protocol
 from mainspring.stores.sqlite import SqliteStore, codec
 from mainspring.testing import StoreConformance
 from tests.conformance.test_memory import TestMemory as OnMemory
@@ -26,9 +25,9 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def _claims_what_cannot_be_read() -> AbstractContextManager[Any]:
-    takes = records.takes
+    takes = evaluation.is_claimable
     return patch.object(
-        records, "takes", lambda claim, run: takes(claim, replace(run, unreadable=None))
+        evaluation, "is_claimable", lambda run, claim: takes(replace(run, unreadable=None), claim)
     )
 
 

@@ -13,7 +13,9 @@ from mainspring.core.model import (
     State,
     replace,
 )
+from mainspring.core.policy import Policy
 from mainspring.core.transitions import Change
+from mainspring.stores.evaluation import UsedCapacity
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import (
     Added,
@@ -77,28 +79,36 @@ class RepeatIsLost(MemoryStore):
 class LapsedCounts(MemoryStore):
     """A crashed worker's run fills the limit for ever."""
 
-    def _room(self, now: datetime) -> dict[tuple[str, tuple[str, str]], int]:
-        return super()._room(datetime.min.replace(tzinfo=now.tzinfo))
+    def _used_capacity(self, now: datetime) -> UsedCapacity:
+        return super()._used_capacity(datetime.min.replace(tzinfo=now.tzinfo))
 
 
 class LimitByClaim(MemoryStore):
     """A limit counts what one claim takes, not what is running already."""
 
-    def _room(self, now: datetime) -> dict[tuple[str, tuple[str, str]], int]:
-        return super()._room(datetime.max.replace(tzinfo=now.tzinfo))
+    def _used_capacity(self, now: datetime) -> UsedCapacity:
+        return super()._used_capacity(datetime.max.replace(tzinfo=now.tzinfo))
 
 
 class KeyNotShared(MemoryStore):
     """A concurrency key is taken for the job's own limit."""
 
-    def _limit_key(self, job_id: str) -> tuple[str, str] | None:
-        return ("job", job_id) if super()._limit_key(job_id) else None
+    async def claim(self, claim: Claim) -> Claimed:
+        jobs = self._jobs
+        self._jobs = {
+            job.id: replace(job, policy=Policy.make(job.policy, concurrency_key=None))
+            for job in jobs.values()
+        }
+        try:
+            return await super().claim(claim)
+        finally:
+            self._jobs = jobs
 
 
 class RenewsPastTheLimit(MemoryStore):
     """A paused worker renews a lapsed lease whose place another run has taken."""
 
-    def _has_room(self, run: Run, now: datetime) -> bool:
+    def _has_capacity(self, run: Run, now: datetime) -> bool:
         return True
 
 

@@ -17,6 +17,7 @@ from mainspring.stores.cursors import cursor_number, note_cursor, read_note_curs
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
 
 __all__ = [
+    "UsedCapacity",
     "choose_claimed",
     "count_runs",
     "dedupe_holder",
@@ -27,10 +28,12 @@ __all__ = [
     "has_lapsed",
     "is_claimable",
     "may_be_deleted",
+    "next_due",
     "page_of_jobs",
     "page_of_notes",
     "page_of_runs",
     "unfinished_slots",
+    "used_capacity",
 ]
 
 
@@ -48,24 +51,32 @@ def is_claimable(run: Run, claim: Claim) -> bool:
     )
 
 
+UsedCapacity = Counter[tuple[str, str]]
+"""How many runs have a valid lease, by what limits count."""
+
+
 def choose_claimed(
-    runs: Iterable[Run], jobs: Mapping[str, Job], claim: Claim, now: datetime
+    runs: Iterable[Run], jobs: Mapping[str, Job], claim: Claim, now: datetime, used: UsedCapacity
 ) -> list[Run]:
     """The due runs that the claim takes, in order: no job exceeds its limit with them."""
-    runs = list(runs)
     due = [run for run in runs if run.run_at <= now and is_claimable(run, claim)]
-    used = _used_capacity(runs, jobs, now)
+    used = used.copy()
     chosen: list[Run] = []
     for run in sorted(due, key=lambda run: (-run.priority, run.run_at)):
         if len(chosen) == claim.limit:
             break
-        limit = _limit(jobs.get(run.job_id))
-        if limit is not None:
-            if used[limit.key] >= limit.most:
-                continue
-            used[limit.key] += 1
-        chosen.append(run)
+        job = jobs.get(run.job_id)
+        if has_capacity(job, used):
+            chosen.append(run)
+            if (limit := _limit(job)) is not None:
+                used[limit.key] += 1
     return chosen
+
+
+def next_due(runs: Iterable[Run], claim: Claim, now: datetime) -> datetime | None:
+    """When the next run that such a claim could take falls due."""
+    times = (run.run_at for run in runs if run.run_at > now and is_claimable(run, claim))
+    return min(times, default=None)
 
 
 def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:
@@ -82,10 +93,10 @@ def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:
     }
 
 
-def has_capacity(run: Run, runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime) -> bool:
-    """Whether the limit of the run's job leaves room for one more."""
-    limit = _limit(jobs.get(run.job_id))
-    return limit is None or _used_capacity(runs, jobs, now)[limit.key] < limit.most
+def has_capacity(job: Job | None, used: UsedCapacity) -> bool:
+    """Whether the limit of the job allows one more run."""
+    limit = _limit(job)
+    return limit is None or used[limit.key] < limit.most
 
 
 class _Limit(NamedTuple):
@@ -101,10 +112,7 @@ def _limit(job: Job | None) -> _Limit | None:
     return _Limit(("job", job.id) if key is None else ("key", key), job.policy.concurrency)
 
 
-def _used_capacity(
-    runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime
-) -> Counter[tuple[str, str]]:
-    """How many runs have a valid lease, by what limits count."""
+def used_capacity(runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime) -> UsedCapacity:
     running = (run for run in runs if run.state is State.RUNNING)
     leased = (run for run in running if run.lease_until is not None and run.lease_until > now)
     limits = (_limit(jobs.get(run.job_id)) for run in leased)

@@ -33,8 +33,8 @@ from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.sweeper import Sweeper
 from mainspring.errors import StoreUnavailable
+from mainspring.stores import evaluation
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.memory import records as values
 from mainspring.stores.memory import store as memory
 from mainspring.stores.protocol import (
     Added,
@@ -119,9 +119,9 @@ class SameToken(MemoryStore):
 
 class CountThenClaim(MemoryStore):
     async def claim(self, claim: Claim) -> Claimed:
-        counted = self._room(self._clock.now())
+        counted = self._used_capacity(self._clock.now())
         await _nap()
-        with patch.object(self, "_room", lambda now: counted):
+        with patch.object(self, "_used_capacity", lambda now: counted):
             return await super().claim(claim)
 
 
@@ -196,7 +196,7 @@ class RenewByIdAlone(MemoryStore):
 
 
 class RenewBeyondLimit(MemoryStore):
-    def _has_room(self, run: Run, now: datetime) -> bool:
+    def _has_capacity(self, run: Run, now: datetime) -> bool:
         return True
 
 
@@ -269,7 +269,7 @@ def _rescued_by_age() -> Patches:
         began = run.started_at
         return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
 
-    return [patch.object(values, "lapsed", lapsed)]
+    return [patch.object(evaluation, "has_lapsed", lapsed)]
 
 
 def _rescued_by_own_clock() -> Patches:

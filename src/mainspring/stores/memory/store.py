@@ -6,7 +6,6 @@ It is the plainest correct reading of the protocol; nothing in it is fast on pur
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
@@ -23,13 +22,12 @@ from mainspring.core.model import (
     Note,
     Page,
     Run,
-    Source,
     State,
     replace,
 )
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
-from mainspring.stores.cursors import note_cursor, read_note_cursor
+from mainspring.stores import evaluation
 from mainspring.stores.memory import records
 from mainspring.stores.notifier import Waiters
 from mainspring.stores.protocol import (
@@ -38,7 +36,6 @@ from mainspring.stores.protocol import (
     Claim,
     Claimed,
     Counts,
-    Due,
     Fired,
     Firing,
     Held,
@@ -116,15 +113,9 @@ class MemoryStore:
 
     def _move(self, step: timedelta) -> None:
         now = self._clock.now()
-        before = now - step
-        for run in list(self._runs.values()):
-            retries = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
-            stays_due = run.state in LIVE and now < run.run_at <= before
-            if retries or stays_due:
-                run = replace(run, run_at=run.run_at + step)
-            if run.state is State.RUNNING and run.lease_until is not None:
-                run = replace(run, lease_until=run.lease_until + step)
-            self._runs[run.id] = run
+        for run in self._runs.values():
+            moved = evaluation.fields_of_clock_step(run, step, now)
+            self._runs[run.id] = replace(run, **moved)
         for key in self._with_ttl:
             note = self._notes[key]
             assert note.expires_at is not None
@@ -150,41 +141,13 @@ class MemoryStore:
     @_whole
     async def claim(self, claim: Claim) -> Claimed:
         now = self._now()
-        due = sorted(
-            (r for r in self._runs.values() if r.run_at <= now and records.takes(claim, r)),
-            key=lambda r: (-r.priority, r.run_at),
-        )
-        room = self._room(now)
-        taken: list[Run] = []
-        for run in due:
-            if len(taken) == claim.limit:
-                break
-            key = self._limit_key(run.job_id)
-            if key is not None:
-                if room[run.job_id, key] <= 0:
-                    continue
-                for other in room:
-                    room[other] -= other[1] == key
-            run = replace(
-                run,
-                state=State.RUNNING,
-                token=run.token + 1,
-                attempt=run.attempt + 1,
-                worker=claim.worker,
-                started_at=now,
-                began=False,
-                lease_until=now + claim.lease,
-                progress=None,
-            )
-            self._runs[run.id] = run
-            taken.append(records.handed_out(run))
-        return Claimed(taken, None if taken else self._next_due(claim, now))
-
-    def _next_due(self, claim: Claim, now: datetime) -> datetime | None:
-        return min(
-            (r.run_at for r in self._runs.values() if r.run_at > now and records.takes(claim, r)),
-            default=None,
-        )
+        runs = self._runs.values()
+        used = self._used_capacity(now)
+        chosen = evaluation.choose_claimed(runs, self._jobs, claim, now, used)
+        for run in chosen:
+            self._runs[run.id] = replace(run, **evaluation.fields_of_claim(run, claim, now))
+        taken = [records.handed_out(self._runs[run.id]) for run in chosen]
+        return Claimed(taken, None if taken else evaluation.next_due(runs, claim, now))
 
     @_whole
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
@@ -193,7 +156,7 @@ class MemoryStore:
         for item in held:
             run = self._runs.get(item.id)
             if run and run.state is State.RUNNING and run.token == item.token:
-                if records.lapsed(run, now) and not self._has_room(run, now):
+                if evaluation.has_lapsed(run, now) and not self._has_capacity(run, now):
                     continue
                 run = replace(run, lease_until=now + lease, progress=item.progress)
                 self._runs[run.id] = run
@@ -213,87 +176,39 @@ class MemoryStore:
         hand_out = records.brief if query.brief else records.handed_out
         if query.ids is not None:
             return Page([hand_out(run) for run in self._look_up(query.ids)])
-        now = self._now()
-        before = records.cursor(query.cursor)
-        found = [
-            run
-            for run in reversed(self._runs.values())
-            if (query.job is None or run.job_id == query.job)
-            and (query.states is None or run.state in query.states)
-            and (not query.lapsed or records.lapsed(run, now))
-            and (not query.failing or run.failures)
-            and (not query.tried or run.attempt)
-            and (not query.set_aside or records.set_aside(run))
-            and (query.upstream is None or records.waits_for(run, query.upstream))
-            and (query.since is None or run.created_at >= query.since)
-            and (query.until is None or run.created_at < query.until)
-            and (before is None or self._number[run.id] < before)
-        ][: query.limit]
-        full = found and len(found) == query.limit
-        cursor = str(self._number[found[-1].id]) if full else None
-        return Page([hand_out(run) for run in found], cursor)
+        newest_first = reversed(self._runs.values())
+        page = evaluation.page_of_runs(newest_first, query, self._now(), self._number)
+        return replace(page, items=[hand_out(run) for run in page.items])
 
     def _look_up(self, ids: Iterable[str]) -> list[Run]:
         # In the order of the ids: that of a set differs between processes, and a seed must replay.
         return [self._runs[run_id] for run_id in sorted(ids) if run_id in self._runs]
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        now = self._now()
-        runs: dict[str, Counter[State]] = defaultdict(Counter)
-        due: dict[str, Due] = {}
-        ended: Counter[State] = Counter()
-        for run in self._runs.values():
-            runs[run.job_id][run.state] += 1
-            if run.state is State.PENDING and run.run_at <= now and run.unreadable is None:
-                seen = due.get(run.handler, Due(0, run.run_at))
-                due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
-            if since is not None and run.finished_at is not None and run.finished_at >= since:
-                ended[run.state] += 1
-        return Counts(runs, due, ended)
+        return evaluation.count_runs(self._runs.values(), since, self._now())
 
     @_whole
     async def maintain(self, before: datetime | None, limit: int) -> int:
         if before is None:
             return 0
         now = self._now()
-        for key in [key for key, note in self._notes.items() if records.over(note, now)]:
-            if key not in self._with_ttl or records.over(self._notes[key], now - TTL_NOTE_KEPT):
+        for key in [key for key, note in self._notes.items() if evaluation.has_expired(note, now)]:
+            if key not in self._with_ttl or evaluation.has_expired(
+                self._notes[key], now - TTL_NOTE_KEPT
+            ):
                 self._drop_note(key)
-        old = [r.id for r in self._runs.values() if r.finished_at and r.finished_at < before]
-        gone = [run_id for run_id in old if self._droppable(run_id, now)][:limit]
-        for run_id in gone:
-            self._delete(run_id)
+        old = [r for r in self._runs.values() if r.finished_at and r.finished_at < before]
+        gone = [run for run in old if evaluation.may_be_deleted(run, now)][:limit]
+        for run in gone:
+            self._delete(run.id)
         return len(gone)
-
-    def _droppable(self, run_id: str, now: datetime) -> bool:
-        run = self._runs.get(run_id)
-        if run is None or not run.finished:
-            return False
-        return run.dedupe_until is None or run.dedupe_until <= now
 
     def _delete(self, run_id: str) -> None:
         del self._runs[run_id], self._number[run_id]
         self._last_change.pop(run_id, None)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
-        found = [
-            job
-            for job in self._jobs.values()
-            if (query.ids is None or job.id in query.ids)
-            and (query.tag is None or query.tag in job.tags)
-            and (not query.follows or job.policy.after)
-            and (query.enabled is None or job.enabled is query.enabled)
-            and (query.text is None or records.mentions(job, query.text))
-        ]
-        total = len(found) if query.with_total else None
-        if query.due is not None:
-            due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
-            return Page(sorted(due, key=lambda j: (j.next_run_at, j.id))[: query.limit])
-        found = sorted(
-            (j for j in found if query.cursor is None or j.id > query.cursor), key=lambda j: j.id
-        )[query.offset : query.offset + query.limit]
-        full = found and len(found) == query.limit
-        return Page(found, found[-1].id if full else None, total)
+        return evaluation.page_of_jobs(self._jobs.values(), query)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         kept = [w.job if w.job is None else records.storable_job(w.job) for w in writes]
@@ -312,18 +227,7 @@ class MemoryStore:
         return self._jobs.pop(write.id, None) is not None
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        now = self._now()
-        behind = query.cursor and tuple(read_note_cursor(query.cursor))
-        found = sorted(
-            (kind, name)
-            for (kind, name), note in self._notes.items()
-            if (query.kind is None or kind == query.kind)
-            and not records.over(note, now)
-            and (query.names is None or name in query.names)
-            and (not behind or (kind, name) > behind)
-        )[: query.limit]
-        page = [self._notes[key] for key in found]
-        return Page(page, note_cursor(page[-1]) if page and len(page) == query.limit else None)
+        return evaluation.page_of_notes(self._notes.values(), query, self._now())
 
     @_whole
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
@@ -334,7 +238,7 @@ class MemoryStore:
     def _put_note(self, write: NoteWrite, now: datetime) -> int | None:
         key = (write.kind, write.name)
         stored = self._notes.get(key)
-        version = 0 if stored is None or records.over(stored, now) else stored.version
+        version = 0 if stored is None or evaluation.has_expired(stored, now) else stored.version
         if write.expected_version not in (None, version):
             return None
         if write.note is None:
@@ -385,37 +289,13 @@ class MemoryStore:
         return Added(run)
 
     def _holder(self, key: str | None, now: datetime) -> Run | None:
-        if key is None:
-            return None
-        for run in self._runs.values():
-            held = run.state in LIVE or (run.dedupe_until is not None and run.dedupe_until > now)
-            if run.dedupe_key == key and held:
-                return run
-        return None
+        return evaluation.dedupe_holder(self._runs.values(), key, now)
 
-    def _limit_key(self, job_id: str) -> _LimitKey | None:
-        job = self._jobs.get(job_id)
-        if job is None or job.policy.concurrency is None:
-            return None
-        key = job.policy.concurrency_key
-        return ("job", job_id) if key is None else ("key", key)
+    def _has_capacity(self, run: Run, now: datetime) -> bool:
+        return evaluation.has_capacity(self._jobs.get(run.job_id), self._used_capacity(now))
 
-    def _has_room(self, run: Run, now: datetime) -> bool:
-        key = self._limit_key(run.job_id)
-        return key is None or self._room(now)[run.job_id, key] > 0
-
-    def _room(self, now: datetime) -> dict[tuple[str, _LimitKey], int]:
-        """How many more runs each limited job may have, by (job, what its limit counts over)."""
-        used = Counter(
-            self._limit_key(run.job_id)
-            for run in self._runs.values()
-            if run.state is State.RUNNING and run.lease_until and run.lease_until > now
-        )
-        return {
-            (job.id, key): (job.policy.concurrency or 0) - used[key]
-            for job in self._jobs.values()
-            if (key := self._limit_key(job.id)) is not None
-        }
+    def _used_capacity(self, now: datetime) -> evaluation.UsedCapacity:
+        return evaluation.used_capacity(self._runs.values(), self._jobs, now)
 
     def _commit(self, change: Change, now: datetime) -> bool:
         run = self._runs.get(change.id)
@@ -426,7 +306,7 @@ class MemoryStore:
         if not all(getattr(run, name) == value for name, value in change.expect.items()):
             return False
         if change.deletes:
-            return self._commit_deletion(run.id, now)
+            return self._commit_deletion(run, now)
         after = change.after(run)
         if run.state in FINISHED and after.state in LIVE:
             holder = self._holder(run.dedupe_key, now)
@@ -436,10 +316,10 @@ class MemoryStore:
         self._last_change[run.id] = change.change_id
         return True
 
-    def _commit_deletion(self, run_id: str, now: datetime) -> bool:
-        if not self._droppable(run_id, now):
+    def _commit_deletion(self, run: Run, now: datetime) -> bool:
+        if not evaluation.may_be_deleted(run, now):
             return False
-        self._delete(run_id)
+        self._delete(run.id)
         return True
 
     def _fire(self, firing: Firing, now: datetime) -> Fired:
@@ -448,11 +328,7 @@ class MemoryStore:
             return Fired(False)
         if firing.valid_until is not None and now > firing.valid_until:
             return Fired(False)
-        unfinished = [
-            run
-            for run in self._runs.values()
-            if run.job_id == job.id and run.source is Source.SCHEDULE and run.state in LIVE
-        ]
+        unfinished = evaluation.unfinished_slots(self._runs.values(), job.id)
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(
