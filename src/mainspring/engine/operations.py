@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
-from mainspring.core import codec, transitions
+from mainspring.core import transitions
 from mainspring.core.durations import duration
 from mainspring.core.enqueue_options import Options
 from mainspring.core.handlers import Handler
@@ -101,9 +101,7 @@ class Operations:
         known = handler is not None and handler is checked_by
         if handler is not None and not known:
             payloads = [handler.stored(payload) for payload in payloads]
-        for payload in payloads:
-            if payload is not None:
-                codec.encode(payload)
+        for payload in payloads:  # the store encodes each one, and refuses what is not JSON
             if handler is not None and (payload is None or not known):
                 handler.check(job.payload if payload is None else payload)
         for upstream in options.upstream():
