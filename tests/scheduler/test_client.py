@@ -81,6 +81,20 @@ async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
         await client.stats()
 
 
+async def test_an_unknown_job_is_told_with_the_stored_job_that_was_probably_meant(
+    tmp_path: Path,
+) -> None:
+    async with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
+        await client.add_job("send_email", handler="send_email")
+        with pytest.raises(JobNotFound, match="did you mean 'send_email'"):
+            await client.enqueue("send_emial")
+
+
+def test_a_client_shows_its_store_without_a_password() -> None:
+    assert repr(Client("memory://")) == "<Client on memory://, not started>"
+    assert "secret" not in repr(Client("mongodb://me:secret@127.0.0.1/jobs"))
+
+
 PRODUCER = """
 import asyncio, sys
 from mainspring import Client

@@ -19,7 +19,6 @@ from mainspring.core.handlers import Handler
 from mainspring.core.model import (
     Job,
     Owner,
-    Page,
     Run,
     Source,
     State,
@@ -50,7 +49,7 @@ from mainspring.errors import (
     RecordUnreadable,
     StoreError,
 )
-from mainspring.stores.protocol import Counts, JobQuery, JobWrite, RunQuery
+from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
 __all__ = ["Operations"]
 
@@ -184,9 +183,6 @@ class Operations:
     async def run(self, run_id: str) -> Run:
         return await self.run_waiters.look(run_id)
 
-    async def runs(self, query: RunQuery) -> Page[Run]:
-        return await self._engine.store.find(query)
-
     async def unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
         """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
         looked at; of runs those that were set aside, those that are lapsed, and the newest 1,000
@@ -209,9 +205,6 @@ class Operations:
             if (cursor := page.cursor) is None:
                 return
 
-    async def counts(self, since: datetime | None = None) -> Counts:
-        return await self._engine.store.counts(since)
-
     # Jobs
 
     async def job(self, job_id: str) -> Job:
@@ -224,12 +217,10 @@ class Operations:
         """Return the job as it was at most a second ago."""
         job = (await self._engine.jobs.get([job_id]))[job_id]
         if job is None:
-            raise JobNotFound(job_id, self._engine.registry.names())
+            stored = (await self._engine.store.jobs(JobQuery(limit=1000))).items
+            raise JobNotFound(job_id, {*self._engine.registry.names(), *(j.id for j in stored)})
         _refuse_unreadable(job)
         return job
-
-    async def jobs(self, query: JobQuery) -> Page[Job]:
-        return await self._engine.store.jobs(query)
 
     async def check_order(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
         """Raise InvalidInput for jobs that could never run because of the jobs they run after.

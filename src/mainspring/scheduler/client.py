@@ -50,6 +50,7 @@ from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, 
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.stores import open_store
 from mainspring.stores.protocol import Counts, JobQuery, NoteQuery, NoteWrite, RunQuery, Store
+from mainspring.stores.url_redaction import without_password
 from mainspring.webhooks.definition import Given
 from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.service import Webhooks
@@ -158,6 +159,10 @@ class Client:
         """Call `listener` (sync or async) with each `Event` of that name in this process. Returns
         a function that removes the listener."""
         return self._events.on(event, listener)
+
+    def __repr__(self) -> str:
+        store = type(self.store).__name__ if self.url is None else without_password(self.url)
+        return f"<{type(self).__name__} on {store}, {'started' if self.started else 'not started'}>"
 
     # Start and stop
 
