@@ -93,3 +93,7 @@ def test_commands_that_pages_name_have_these_flags() -> None:
 
 def test_blocks_of_every_page_can_be_read() -> None:
     assert sum(len(blocks(page)) for page in page_files()) > 100
+
+
+def test_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

@@ -12,6 +12,7 @@ import typer
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store
+from mainspring.cli.time_format import iso, seconds
 
 if TYPE_CHECKING:
     from mainspring.service.api_keys import Key, Keys
@@ -84,7 +85,7 @@ def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption
             Column("name", lambda key: key.name),
             Column("scope", lambda key: key.scope),
             Column("state", lambda key: key.state(now), state=True),
-            Column("expires", lambda key: str(key.expires_at or "-"), lambda k: when(k.expires_at)),
+            Column("expires", lambda k: seconds(k.expires_at), lambda k: when(k.expires_at)),
         ],
         found,
     )
@@ -128,8 +129,6 @@ async def _keys(choice: StoreChoice) -> AsyncIterator[Keys]:
 
 
 def _document(key: Key, now: datetime) -> dict[str, Any]:
-    from mainspring.cli.time_format import iso
-
     return {
         "id": key.id,
         "name": key.name,
