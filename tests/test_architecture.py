@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def layer(name: str) -> int:
     raise AssertionError(f"mainspring.{name} is new: add it to LAYERS")
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
