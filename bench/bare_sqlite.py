@@ -23,7 +23,7 @@ from mainspring.core.clock import SystemClock
 from mainspring.core.model import Run, new_run_id
 from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import SqliteStore, schema
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.store_calls import claim_runs
 
 __all__ = [
@@ -74,7 +74,7 @@ def database(path: Path | str) -> Iterator[sqlite3.Connection]:
     """A connection as the store makes it, on a file with the store's schema."""
     path = Path(path)
     connection = schema.connect(path)
-    lock = TurnLock(path.with_name(path.name + "-lock"), 5)
+    lock = FileLock(path.with_name(path.name + "-lock"), 5)
     schema.migrate(connection, path, lock)
     try:
         yield connection

@@ -19,7 +19,7 @@ from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, claim, notifier, schema
 from mainspring.stores.mongodb.collections import Database
 from mainspring.stores.mongodb.concurrency import Room
-from mainspring.stores.mongodb.notifier import Bell
+from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.stores.mongodb.url import Address
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
@@ -370,7 +370,7 @@ async def test_store_closes_although_the_driver_turns_a_cancellation_into_an_err
 ) -> None:
     swallowed = 0
 
-    async def swallow_cancellation(self: Bell) -> None:
+    async def swallow_cancellation(self: Notifier) -> None:
         nonlocal swallowed
         try:
             await asyncio.sleep(3600)
@@ -378,7 +378,7 @@ async def test_store_closes_although_the_driver_turns_a_cancellation_into_an_err
             swallowed += 1
             raise AutoReconnect("operation cancelled") from None
 
-    monkeypatch.setattr(Bell, "_follow_once", swallow_cancellation)
+    monkeypatch.setattr(Notifier, "_follow_once", swallow_cancellation)
     before = asyncio.all_tasks()
     async with asyncio.timeout(30), opened(with_database(replica_set_url, database_name)) as store:
         assert not await store.wait(0.05)

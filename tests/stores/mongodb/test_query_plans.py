@@ -242,10 +242,10 @@ async def test_a_claim_among_other_clients_examines_its_own_lanes(
     store: MongoStore, sent: Sent
 ) -> None:
     """And at one run of the others' parts, to see that it is in nobody's way."""
-    crowd = store._open_session().crowd
-    crowd.met(True)
+    partition = store._open_session().partition
+    partition.record_contention(True)
     for _ in range(LANE_PARTS - 1):
-        crowd.heard(ObjectId())
+        partition.record_other(ObjectId())
     taken = await claim_runs(store, _claim(20, HOUR))
     plans = await explained(store, sent)
     one, other = (plan for plan in of(plans, "find") if "lane" in plan.condition)

@@ -18,7 +18,7 @@ from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, schema
 from mainspring.stores.sqlite import runs as writes
 from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import _shape
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, drop_job, get_runs, put_job
 from tests.support.sqlite_store import START, a_claim, a_job, a_run, opened
@@ -153,7 +153,7 @@ async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
 def database(tmp_path: Path) -> sqlite3.Connection:
     path = tmp_path / "jobs.db"
     connection = schema.connect(path, create=True)
-    schema.migrate(connection, path, TurnLock(tmp_path / "lock", 1))
+    schema.migrate(connection, path, FileLock(tmp_path / "lock", 1))
     return connection
 
 

@@ -13,7 +13,7 @@ from mainspring.core.policy import Policy
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery
 from mainspring.stores.sqlite import codec, queries, schema
 from mainspring.stores.sqlite.codec import _read_jobs, job_row
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing import FakeClock
 from tests.support.sqlite_store import a_claim, a_job, a_run, opened
 
@@ -24,7 +24,7 @@ LAST = JOBS - LIMIT
 
 def filled(path: Path, count: int) -> sqlite3.Connection:
     connection = schema.connect(path, create=True)
-    schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
+    schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
     row = job_row(a_job("job"))
     columns = ", ".join(row)
     made = [tuple({**row, "id": f"job-{n:05}"}.values()) for n in range(count)]

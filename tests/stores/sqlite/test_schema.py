@@ -27,7 +27,7 @@ from mainspring.stores.election import elect
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
 from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
 
@@ -210,7 +210,7 @@ async def test_a_file_of_an_earlier_schema_gets_its_lists(
     known = schema.MIGRATIONS
     monkeypatch.setattr(schema, "MIGRATIONS", known[:4])
     with closing(schema.connect(path, create=True)) as connection:
-        schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
+        schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
         waiting = replace(a_run("waiting"), state=State.WAITING, after=("root", "other"))
         for run in (a_run("root"), waiting):
             row = run_row(run, lane_of(run, limited=False), None)

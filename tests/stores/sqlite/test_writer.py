@@ -23,7 +23,7 @@ from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened
 
@@ -200,8 +200,8 @@ LINUX = os.path.isdir("/proc/self/fd")
 
 
 @pytest.fixture
-def locks(tmp_path: Path) -> Iterator[list[TurnLock]]:
-    made = [TurnLock(tmp_path / "lock", 0.05) for _ in range(2)]
+def locks(tmp_path: Path) -> Iterator[list[FileLock]]:
+    made = [FileLock(tmp_path / "lock", 0.05) for _ in range(2)]
     for lock in made:
         lock.open()
     yield made
@@ -219,14 +219,14 @@ def held(path: Path) -> bool:
         return False
 
 
-def test_a_turn_is_not_waited_for_for_ever(locks: list[TurnLock]) -> None:
+def test_a_turn_is_not_waited_for_for_ever(locks: list[FileLock]) -> None:
     first, second = locks
     for _ in range(2):
         with first, pytest.raises(StoreUnavailable, match="another process"), second:
             pass
 
 
-def test_a_turn_that_comes_too_late_is_passed_on(locks: list[TurnLock], tmp_path: Path) -> None:
+def test_a_turn_that_comes_too_late_is_passed_on(locks: list[FileLock], tmp_path: Path) -> None:
     first, second = locks
     with first, pytest.raises(StoreUnavailable), second:
         pass
@@ -238,7 +238,7 @@ def test_a_turn_that_comes_too_late_is_passed_on(locks: list[TurnLock], tmp_path
     assert not held(tmp_path / "lock")
 
 
-def test_a_lock_may_be_closed_while_it_is_queued(locks: list[TurnLock], tmp_path: Path) -> None:
+def test_a_lock_may_be_closed_while_it_is_queued(locks: list[FileLock], tmp_path: Path) -> None:
     first, second = locks
     with first, pytest.raises(StoreUnavailable), second:
         pass

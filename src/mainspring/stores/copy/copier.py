@@ -43,7 +43,7 @@ from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
 
 __all__ = ["Copied", "Look", "copy", "look"]
 
-TURN = timedelta(seconds=30)
+LOCK_TERM = timedelta(seconds=30)
 
 _LOCK = "copy"
 _COMPARED = tuple(
@@ -254,7 +254,7 @@ async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awa
     held: list[tuple[Store, str]] = []
     try:
         for holder, store in names.items():
-            if await _elect(store, _LOCK, holder, TURN) is None:
+            if await _elect(store, _LOCK, holder, LOCK_TERM) is None:
                 raise CopyRefused(
                     "both names lead to the same store"
                     if held and await _same_store(source, target, *names)
@@ -265,7 +265,7 @@ async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awa
 
         async def still_alone() -> None:
             for store, holder in held:
-                if await _elect(store, _LOCK, holder, TURN) is None:
+                if await _elect(store, _LOCK, holder, LOCK_TERM) is None:
                     raise CopyRefused("another copy has begun meanwhile: this one took too long")
 
         yield still_alone

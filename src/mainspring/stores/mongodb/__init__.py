@@ -10,7 +10,7 @@
     keys.py       dedupe keys: who holds one
     reserved.py   runs that are half made, and how anyone makes them whole
     limits.py     concurrency: who may take a place
-    crowd.py      others who claim, and which runs are left to them
+    partition.py      others who claim, and which runs are left to them
     changes.py    commit
     reads.py      get, find, counts, jobs
     upkeep.py     prune

@@ -4,7 +4,7 @@ Runs of one lane (queue, handler, job where it is limited, else one of a few par
 the index, by priority and time. A claim
 
 1. steps from lane to lane, one key each, and keeps those it may take from, or the part of them
-   that is dealt to it where others claim too (crowd.py);
+   that is dealt to it where others claim too (partition.py);
 2. walks the heads of these lanes together, as far as it takes runs;
 3. reserves places for runs of limited jobs (limits.py);
 4. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
@@ -27,7 +27,7 @@ from pymongo import UpdateMany
 from pymongo.errors import PyMongoError
 
 from mainspring.core.model import Run
-from mainspring.stores.mongodb.claim_partition import Crowd
+from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.codec import (
     LIVE_STATES,
     RUN_FIELDS,
@@ -50,7 +50,7 @@ TRIES = 40
 WALKS = 100
 """Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
 PRIORITIES = list(range(10))
-FEW = 100
+READ_WHOLE_LIMIT = 100
 """Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
 _SHOWN = dict.fromkeys(
     ("lane", "job_id", "priority", "run_at", "created_at", "token", "attempt", "fence"), 1
@@ -81,7 +81,9 @@ class Doubts:
         return [(nonce, ids) for nonce, (whose, ids) in self._open.items() if whose == worker]
 
 
-async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tuple[list[Run], bool]:
+async def claim(
+    db: Database, claim: Claim, partition: ClaimPartition, doubts: Doubts
+) -> tuple[list[Run], bool]:
     """The runs taken, and whether there may be more: what was left to others, or they were quicker
     with what we saw."""
     if claim.limit <= 0 or not claim.handlers:
@@ -89,11 +91,11 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
     if again := await _readable(db, await _found_again(db, claim.worker, doubts)):
         return again, True
     nonce = ObjectId()
-    crowd.came()
+    partition.record_claim()
     for tries in range(TRIES):
         if tries:
-            await crowd.pause(tries)
-        found = await _select(db, claim, crowd, nonce)
+            await partition.pause(tries)
+        found = await _select(db, claim, partition, nonce)
         if found is None:
             continue
         chosen, room, left = found
@@ -103,7 +105,7 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
             continue
         taken = await _take(db, claim, chosen, nonce, doubts)
         missed = len(taken) < len(chosen)
-        crowd.met(missed)
+        partition.record_contention(missed)
         if readable := await _readable(db, taken):
             return readable, missed or left
     return [], True
@@ -113,37 +115,39 @@ async def claim(db: Database, claim: Claim, crowd: Crowd, doubts: Doubts) -> tup
 
 
 async def _select(
-    db: Database, claim: Claim, crowd: Crowd, nonce: ObjectId
+    db: Database, claim: Claim, partition: ClaimPartition, nonce: ObjectId
 ) -> tuple[list[Document], Room, bool] | None:
     """The runs to take, in order, the room under their limits, and whether some are left to others
     that we could take. None: look again."""
-    guess = crowd.limited
+    guess = partition.limited
     lanes, room = await asyncio.gather(
         _lanes(db, claim), room_under(db, guess, nonce, frozenset(guess.values()))
     )
     limited = {lane["g"] for lane in lanes if lane["g"]}
     if not limited <= guess.keys():
         room = await room_under(db, limited, nonce)
-    crowd.limited = {job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited}
+    partition.limited = {
+        job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited
+    }
     if not limited:
-        chosen, left = await _dealt(db, lanes, claim, crowd)
+        chosen, left = await _dealt(db, lanes, claim, partition)
         return None if await _mislaid(db, chosen) else (chosen, room, left)
     runs = await _under_limits(db, lanes, room, claim)
     return None if runs is None else (runs, room, False)
 
 
 async def _dealt(
-    db: Database, lanes: Sequence[Document], claim: Claim, crowd: Crowd
+    db: Database, lanes: Sequence[Document], claim: Claim, partition: ClaimPartition
 ) -> tuple[list[Document], bool]:
     """The first runs of our part of the lanes, where the rest may be left to others; and whether
     there is use for it."""
-    ours, theirs = crowd.deal(lanes)
+    ours, theirs = partition.split(lanes)
     excluded = claim.excluded_jobs
     found, first = await asyncio.gather(
         _heads(db, ours, claim.limit, excluded, _THIN), _heads(db, theirs, 1, excluded)
     )
     short = len(found) < claim.limit
-    if not first or (found and crowd.leaves(first[0], found[-1], short=short)):
+    if not first or (found and partition.may_skip(first[0], found[-1], short=short)):
         return found, bool(first) and short
     return await _heads(db, lanes, claim.limit, excluded, _THIN), False
 
@@ -215,7 +219,7 @@ async def _heads(
     whose numbers are damaged are set aside: the write of a batch would fail for all of it."""
     if not count:
         return []
-    if count <= FEW:
+    if count <= READ_WHOLE_LIMIT:
         shown = {**_WHOLE, "now": db.time.now}
     elif len(lanes) > WALKS:
         shown = _SHOWN

@@ -1,13 +1,13 @@
-"""Others who claim too, and how not to be in each other's way.
+"""Partitions claim lanes between concurrent clients, so that they rarely compete for the same run.
 
-All would see the same runs first. Who finds that others were quicker keeps to a part of the lanes
-from then on: these are dealt out among the clients that say, with their hints, that they claim. By
-chance alone four clients would get two fifths of what they chose, and each would read past what the
-others took. Nobody has to agree: where two see the crowd differently some writes are in vain, and
-who finds nothing in lanes of his own takes from all.
+A client that loses a run to another one claims from a part of the lanes from then on. The parts are
+divided among the clients that say, with their hints, that they claim. Without this, four clients
+would get two fifths of the runs that they chose, and each would read past what the others took.
+The clients need not agree: where two divide the lanes differently, some of their writes fail. A
+client that finds nothing in its own lanes claims from all of them.
 
-Nor does it cost a run its turn. What is more urgent than what a client finds in its own lanes, and
-what it has been ahead of for a second, it leaves to nobody.
+No run waits longer for it: a client leaves no run to others that is more urgent than what it finds
+in its own lanes, nor one that it has been ahead of for a second.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bson import ObjectId
 from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.collections import Document
 
-__all__ = ["Crowd"]
+__all__ = ["ClaimPartition"]
 
-LATELY = 1.0
-"""Seconds for which who claimed, and said so, counts as one of the crowd."""
+RECENT_SECONDS = 1.0
+"""Seconds for which a client that claimed, and said so, counts as one that claims."""
 
 
-class Crowd:
+class ClaimPartition:
     """`elapsed` gives seconds by a clock that only goes forward."""
 
     def __init__(self, rng: random.Random, elapsed: Callable[[], float]) -> None:
@@ -38,37 +38,37 @@ class Crowd:
         self._rng = rng
         self._elapsed = elapsed
         self._met = 0
-        self._came = -LATELY
+        self._came = -RECENT_SECONDS
         self._others: dict[ObjectId, float] = {}
         self._mark: tuple[int, int] = (-1, 0)  # priority and time of what was taken last, then
-        self._marked = -LATELY
+        self._marked = -RECENT_SECONDS
 
     @property
     def claims(self) -> bool:
         """Whether this client has claimed lately: what its hints tell the others."""
-        return self._elapsed() - self._came < LATELY
+        return self._elapsed() - self._came < RECENT_SECONDS
 
-    def heard(self, other: ObjectId) -> None:
+    def record_other(self, other: ObjectId) -> None:
         """Another client claims."""
         self._others[other] = self._elapsed()
 
-    def met(self, missed: bool) -> None:
+    def record_contention(self, missed: bool) -> None:
         self._met = 20 if missed else max(0, self._met - 1)
 
-    def came(self) -> None:
+    def record_claim(self) -> None:
         """This client claims."""
         self._came = self._elapsed()
 
-    def deal(self, lanes: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+    def split(self, lanes: Sequence[Document]) -> tuple[list[Document], list[Document]]:
         """Our part of the lanes, which is all of them where we have met nobody lately; the rest."""
         if not self._met:
             return list(lanes), []
         now = self._elapsed()
-        self._others = {by: at for by, at in self._others.items() if now - at < LATELY}
+        self._others = {by: at for by, at in self._others.items() if now - at < RECENT_SECONDS}
         if self._others:
-            crowd = sorted([self.me, *self._others])
-            parts = min(len(crowd), LANE_PARTS)
-            part = crowd.index(self.me) % parts
+            partition = sorted([self.me, *self._others])
+            parts = min(len(partition), LANE_PARTS)
+            part = partition.index(self.me) % parts
         else:  # they claim, but we do not hear of it
             parts, part = LANE_PARTS, self._rng.randrange(LANE_PARTS)
         ours: list[Document] = []
@@ -77,14 +77,14 @@ class Crowd:
             (ours if lane["p"] % parts == part else theirs).append(lane)
         return ours, theirs
 
-    def leaves(self, theirs: Document, ours: Document, *, short: bool) -> bool:
+    def may_skip(self, theirs: Document, ours: Document, *, short: bool) -> bool:
         """Whether the first run of the others' lanes may be left to them, where the last of those
         that we found in ours is this one, and they are fewer than we want."""
         if short and not self._others:
             return False  # to whom?
         if theirs["priority"] != ours["priority"]:
             return bool(theirs["priority"] < ours["priority"])
-        if self._elapsed() - self._marked < LATELY:
+        if self._elapsed() - self._marked < RECENT_SECONDS:
             return True
         if theirs["priority"] == self._mark[0] and theirs["run_at"] < self._mark[1]:
             return False

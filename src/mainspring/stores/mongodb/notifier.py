@@ -23,40 +23,40 @@ from pymongo import CursorType, WriteConcern
 from pymongo.errors import PyMongoError
 
 from mainspring.errors import StoreError
-from mainspring.stores.mongodb.claim_partition import Crowd
+from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.schema import make_wakeups
 from mainspring.stores.notifier import Waiters
 
-__all__ = ["Bell"]
+__all__ = ["Notifier"]
 
 log = logging.getLogger("mainspring")
 
 PAUSE = 0.02
 """Seconds between two hints of one client: more would tell nothing new."""
-EASE = 0.05
+PAUSE_BETWEEN_ENDS = 0.05
 """Least seconds between two hints of others that runs have ended, and as much again by chance."""
-MOST_EASE = 0.2
+LONGEST_PAUSE_BETWEEN_ENDS = 0.2
 """The same for one who came for room under a limit and found none, again and again: those who
 make room mostly take it again, and who looks in between only takes it from them."""
 RECOVERY = 1.0
 AWAIT_MS = 10_000
 
 
-class Bell:
+class Notifier:
     """Rings here at once, and everywhere else soon."""
 
-    def __init__(self, db: Database, crowd: Crowd) -> None:
+    def __init__(self, db: Database, partition: ClaimPartition) -> None:
         self._db = db
-        self._crowd = crowd
+        self._partition = partition
         self._waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[None] | None = None
         self._resting = False
         self._again = False
         self._new = False
-        self._ease = EASE
-        self._easing: asyncio.TimerHandle | None = None
+        self._pause = PAUSE_BETWEEN_ENDS
+        self._pausing: asyncio.TimerHandle | None = None
         self._put_off = False
         self._closed = False
 
@@ -65,7 +65,7 @@ class Bell:
             self._following = self._start(self._follow())
         return await self._waiters.wait(timeout)
 
-    def ring(self, *, new: bool) -> None:
+    def notify(self, *, new: bool) -> None:
         """`new`: there may be something to do, and not only runs that have ended."""
         self._waiters.wake()
         self._new = self._new or new
@@ -73,15 +73,17 @@ class Bell:
             self._again = True
         else:
             self._resting = True
-            self._start(self._tell())
+            self._start(self._send())
 
-    def stir(self) -> None:
+    def wake_here(self) -> None:
         """Ring here alone."""
         self._waiters.wake()
 
-    def came(self, *, vain: bool) -> None:
+    def record_claim(self, *, vain: bool) -> None:
         """Somebody came for work, for all we know because of a hint: was it in vain?"""
-        self._ease = min(self._ease * 2, MOST_EASE) if vain else EASE
+        self._pause = (
+            min(self._pause * 2, LONGEST_PAUSE_BETWEEN_ENDS) if vain else PAUSE_BETWEEN_ENDS
+        )
 
     async def close(self) -> None:
         """The driver may take a cancellation for an error of its own: it is sent until heard."""
@@ -97,14 +99,14 @@ class Bell:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         try:
             unheard = self._db.wakeups.with_options(write_concern=WriteConcern(w=0))
             while True:
                 self._again = False
                 new, self._new = self._new, False
                 with suppress(PyMongoError):
-                    hint = {"by": self._crowd.me, "new": new, "claims": self._crowd.claims}
+                    hint = {"by": self._partition.me, "new": new, "claims": self._partition.claims}
                     await unheard.insert_one(hint)
                 await asyncio.sleep(PAUSE)
                 if not self._again:
@@ -139,27 +141,27 @@ class Bell:
             async with cursor:
                 while cursor.alive:
                     async for hint in cursor:
-                        if fresh and hint.get("by") not in (None, self._crowd.me):
-                            self._hear(hint)
+                        if fresh and hint.get("by") not in (None, self._partition.me):
+                            self._receive(hint)
                         fresh = fresh or hint.get("mark") == mark
 
-    def _hear(self, hint: Document) -> None:
+    def _receive(self, hint: Document) -> None:
         if hint.get("claims"):
-            self._crowd.heard(hint["by"])
-        if hint.get("new", True) or self._easing is None:
+            self._partition.record_other(hint["by"])
+        if hint.get("new", True) or self._pausing is None:
             self._wake()
         else:
             self._put_off = True
 
     def _wake(self) -> None:
-        if self._easing is not None:
-            self._easing.cancel()
-        pause = random.uniform(self._ease, 2 * self._ease)
-        self._easing = asyncio.get_running_loop().call_later(pause, self._eased)
+        if self._pausing is not None:
+            self._pausing.cancel()
+        pause = random.uniform(self._pause, 2 * self._pause)
+        self._pausing = asyncio.get_running_loop().call_later(pause, self._pause_over)
         self._put_off = False
         self._waiters.wake()
 
-    def _eased(self) -> None:
-        self._easing = None
+    def _pause_over(self) -> None:
+        self._pausing = None
         if self._put_off:
             self._wake()

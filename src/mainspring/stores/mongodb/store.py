@@ -29,11 +29,11 @@ from mainspring.stores.mongodb import insert, notes, queries, schema
 from mainspring.stores.mongodb import jobs as firing
 from mainspring.stores.mongodb import prune as upkeep
 from mainspring.stores.mongodb import renew as renewals
-from mainspring.stores.mongodb.claim_partition import Crowd
+from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
-from mainspring.stores.mongodb.notifier import Bell
+from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
 from mainspring.stores.mongodb.url import Address, driver_defaults
 from mainspring.stores.protocol import (
@@ -67,11 +67,11 @@ class _Session:
     """What is there between `open` and `close`."""
 
     db: Database
-    bell: Bell
+    notifier: Notifier
     clients: Clients
     loop: asyncio.AbstractEventLoop
     alone: bool
-    crowd: Crowd
+    partition: ClaimPartition
     doubts: claims.Doubts = field(default_factory=claims.Doubts)
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
 
@@ -111,16 +111,18 @@ class MongoStore:
             await db.client.close()
             raise
         clients = Clients(self.address, db)
-        crowd = Crowd(random.Random(), db.time.elapsed)
-        bell = Bell(db, crowd)
-        self._session = _Session(db, bell, clients, asyncio.get_running_loop(), alone, crowd)
+        partition = ClaimPartition(random.Random(), db.time.elapsed)
+        notifier = Notifier(db, partition)
+        self._session = _Session(
+            db, notifier, clients, asyncio.get_running_loop(), alone, partition
+        )
 
     async def close(self) -> None:
         session, self._session = self._session, None
         if session is None:
             return
         await asyncio.gather(*session.unheard, return_exceptions=True)
-        await session.bell.close()
+        await session.notifier.close()
         await session.clients.close()
         await session.db.client.close()
 
@@ -131,19 +133,19 @@ class MongoStore:
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         with translating():
             added = await insert.add(self._db, runs)
-        self._ring()
+        self._notify()
         return added
 
     async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
-        taking = claims.claim(session.db, claim, session.crowd, session.doubts)
+        taking = claims.claim(session.db, claim, session.partition, session.doubts)
         work = asyncio.create_task(taking)
         try:
             with translating():
                 runs, more = await asyncio.shield(work)
-            session.bell.came(vain=not runs)
+            session.notifier.record_claim(vain=not runs)
             if more:  # of which nobody will tell us
-                session.bell.stir()
+                session.notifier.wake_here()
             if runs:
                 return Claimed(runs)
             with translating():
@@ -163,7 +165,7 @@ class MongoStore:
             return []
         with translating():
             done = await changes.commit(self._db, changes_)
-        self._ring(new=any(change.set.get("state") not in FINISHED for change in changes_))
+        self._notify(new=any(change.set.get("state") not in FINISHED for change in changes_))
         return done
 
     async def find(self, query: RunQuery) -> Page[Run]:
@@ -199,7 +201,7 @@ class MongoStore:
         readable = [run for run in page.items if run.unreadable is None]
         if readable:
             await claims.bring_back(self._db, readable)
-            self._ring()
+            self._notify()
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         with translating():
@@ -208,7 +210,7 @@ class MongoStore:
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         with translating():
             done = await firing.put_jobs(self._db, writes)
-        self._ring()
+        self._notify()
         return done
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
@@ -222,11 +224,11 @@ class MongoStore:
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():
             fired = await firing.fire(self._db, firings)
-        self._ring()
+        self._notify()
         return fired
 
     async def wait(self, timeout: float) -> bool:
-        return await self._open_session().bell.wait(timeout)
+        return await self._open_session().notifier.wait(timeout)
 
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False
@@ -235,7 +237,7 @@ class MongoStore:
 
         def ring() -> None:
             with suppress(RuntimeError):  # the store was closed meanwhile
-                session.loop.call_soon_threadsafe(partial(session.bell.ring, new=False))
+                session.loop.call_soon_threadsafe(partial(session.notifier.notify, new=False))
 
         return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
 
@@ -262,9 +264,9 @@ class MongoStore:
     def _db(self) -> Database:
         return self._open_session().db
 
-    def _ring(self, *, new: bool = True) -> None:
+    def _notify(self, *, new: bool = True) -> None:
         if self._session is not None:
-            self._session.bell.ring(new=new)
+            self._session.notifier.notify(new=new)
 
     async def _give_back(
         self, db: Database, work: asyncio.Task[tuple[list[Run], bool]]

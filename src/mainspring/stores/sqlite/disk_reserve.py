@@ -14,21 +14,21 @@ import os
 import shutil
 from pathlib import Path
 
-__all__ = ["Ballast"]
+__all__ = ["DiskReserve"]
 
 _SIZE = 1 << 20
 _ROOM = 4 * _SIZE
 """So much must be free before the ballast is put back: else it would go and come."""
 
 
-class Ballast:
+class DiskReserve:
     def __init__(self, path: Path, former: Path | None = None) -> None:
         self._path = path
         self._former = former  # its name before 0.2
         self._made = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
         self._given_up = False
 
-    def aboard(self) -> bool:
+    def is_held(self) -> bool:
         """Whether it is there; put back if it can be. False means that space is short."""
         return self._given_up or self._path.exists() or self._load()
 

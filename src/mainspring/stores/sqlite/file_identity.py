@@ -26,7 +26,7 @@ from pathlib import Path
 
 from mainspring.core.clock import Clock
 from mainspring.errors import StoreDamaged, StoreFileChanged
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.stores.sqlite.files import read_open_file
 
 __all__ = ["FileIdentity"]
@@ -64,7 +64,7 @@ class _Stamp:
 class FileIdentity:
     """`check` may be called from any thread, the rest from the writer's, under the file's lock."""
 
-    def __init__(self, path: Path, clock: Clock, lock: TurnLock) -> None:
+    def __init__(self, path: Path, clock: Clock, lock: FileLock) -> None:
         self._path = path
         self._clock = clock
         self._lock = lock

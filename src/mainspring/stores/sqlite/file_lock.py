@@ -23,12 +23,12 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["TurnLock"]
+__all__ = ["FileLock"]
 
 _NOTE_SIZE = 64
 
 
-class TurnLock:
+class FileLock:
     """Used by one thread: `with lock: …`. Waits at most `timeout` seconds."""
 
     def __init__(self, path: Path, timeout: float, database: Path | None = None) -> None:

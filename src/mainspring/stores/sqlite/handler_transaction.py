@@ -32,7 +32,7 @@ from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.write_transaction import Transaction
 
-__all__ = ["Turn", "take_turn"]
+__all__ = ["HandlerTransaction", "run_handler_transaction"]
 
 T = TypeVar("T")
 
@@ -46,11 +46,16 @@ WHERE id = ? AND state = 'running' AND token = ? AND NOT cancel_requested
 """
 
 
-class Turn:
+class HandlerTransaction:
     """What the handler's side holds: asked for by `begin`, ended by `commit` or `rollback`."""
 
     def __init__(
-        self, ask: Callable[[Turn], None], held: Held, limit: timedelta, *, blocking: bool
+        self,
+        ask: Callable[[HandlerTransaction], None],
+        held: Held,
+        limit: timedelta,
+        *,
+        blocking: bool,
     ) -> None:
         self.held = held
         self.limit = limit.total_seconds()
@@ -92,7 +97,9 @@ class Turn:
         return future.result() if self._blocking else await asyncio.wrap_future(future)
 
 
-def take_turn(turn: Turn, path: Path, clock: StoreClock, identity: FileIdentity) -> bool:
+def run_handler_transaction(
+    turn: HandlerTransaction, path: Path, clock: StoreClock, identity: FileIdentity
+) -> bool:
     """In the writer's thread, under the file's lock: whether the transaction was committed."""
     connection = connect(path, factory=HandlerConnection, check_same_thread=False)
     assert isinstance(connection, HandlerConnection)
@@ -117,7 +124,7 @@ def take_turn(turn: Turn, path: Path, clock: StoreClock, identity: FileIdentity)
         connection.end()
 
 
-def _awaited(turn: Turn) -> changes.Written | None:
+def _awaited(turn: HandlerTransaction) -> changes.Written | None:
     try:
         return turn.ending.result(turn.limit)
     except TimeoutError:

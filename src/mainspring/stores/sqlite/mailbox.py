@@ -1,4 +1,4 @@
-"""Work handed from event loops to a thread, and its results handed back.
+"""Hands operations from event loops to a thread, and their results back.
 
 Results go back in batches: one `call_soon_threadsafe` for each loop that has some.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 from mainspring.errors import StoreError
 
-__all__ = ["CLOSED", "Bell", "Mailbox", "Work", "deliver"]
+__all__ = ["CLOSED", "Mailbox", "Notifier", "Operation", "deliver"]
 
 CLOSED = "the store is not open: call open() first (and use it before close())"
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class Operation:
     """Something to be done in a thread for a caller that awaits `future` on `loop`.
 
     `undo` is called on the loop, with the result, where the caller has been cancelled.
@@ -39,11 +39,11 @@ class Mailbox:
     """Where loops put work for one thread. Once closed it takes no more."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
         self._closed = False
 
-    def put(self, work: Work) -> None:
+    def put(self, work: Operation) -> None:
         with self._guard:
             if self._closed:
                 raise StoreError(CLOSED)
@@ -66,9 +66,9 @@ class Mailbox:
     def finished(self) -> bool:
         return self._closed and self._queue.empty()
 
-    def take(self, most: int, timeout: float | None) -> list[Work]:
+    def take(self, most: int, timeout: float | None) -> list[Operation]:
         """Wait for work, and take what is there, up to about `most` items."""
-        taken: list[Work] = []
+        taken: list[Operation] = []
         size = 0
         with contextlib.suppress(queue.Empty):
             work = self._queue.get(timeout=timeout)
@@ -82,9 +82,9 @@ class Mailbox:
         return taken
 
 
-def deliver(outcomes: Iterable[tuple[Work, Any, BaseException | None]]) -> None:
+def deliver(outcomes: Iterable[tuple[Operation, Any, BaseException | None]]) -> None:
     """Hand results and errors to the loops that wait for them."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Work, Any, BaseException | None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Operation, Any, BaseException | None]]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].loop, []).append(outcome)
     for loop, batch in by_loop.items():
@@ -92,7 +92,7 @@ def deliver(outcomes: Iterable[tuple[Work, Any, BaseException | None]]) -> None:
             loop.call_soon_threadsafe(_settle, batch)
 
 
-def _settle(batch: list[tuple[Work, Any, BaseException | None]]) -> None:
+def _settle(batch: list[tuple[Operation, Any, BaseException | None]]) -> None:
     for work, result, error in batch:
         if work.future.cancelled():
             if work.undo is not None and error is None:
@@ -103,7 +103,7 @@ def _settle(batch: list[tuple[Work, Any, BaseException | None]]) -> None:
             work.future.set_result(result)
 
 
-class Bell:
+class Notifier:
     """Wakes those who wait, on whichever loop they do."""
 
     def __init__(self, on_waiter: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class Bell:
             self._forget(loop, waiter)
         return True
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """From any thread."""
         with self._guard:
             loops = list(self._waiters)

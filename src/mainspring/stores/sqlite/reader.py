@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from mainspring.errors import StoreFileChanged
 from mainspring.stores.sqlite.errors import translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
-from mainspring.stores.sqlite.mailbox import Mailbox, Work, deliver
+from mainspring.stores.sqlite.mailbox import Mailbox, Operation, deliver
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
 
@@ -40,7 +40,7 @@ class Reader:
         """`run(connection, *arguments)`, all of it on one snapshot. `NOW` among the arguments
         stands for the store's time in microseconds, as of that snapshot."""
         loop = asyncio.get_running_loop()
-        work = Work(run, list(arguments), loop, loop.create_future())
+        work = Operation(run, list(arguments), loop, loop.create_future())
         self._mailbox.put(work)
         self._start()
         result: T = await work.future
@@ -81,7 +81,7 @@ class Reader:
             connection.close()
         self.ended.set_result(None)
 
-    def _snapshot(self, connection: sqlite3.Connection, work: Work) -> Any:
+    def _snapshot(self, connection: sqlite3.Connection, work: Operation) -> Any:
         connection.execute("BEGIN")
         try:
             check_version(connection, self._path)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
 from mainspring.stores.sqlite.errors import translated
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 
 __all__ = [
     "APPLICATION_ID",
@@ -255,7 +255,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def migrate(connection: sqlite3.Connection, path: Path, lock: TurnLock) -> None:
+def migrate(connection: sqlite3.Connection, path: Path, lock: FileLock) -> None:
     """Bring the file to this version. Two processes may do it at once: one finds it done."""
     version = _version(connection, path)
     with lock:

@@ -41,8 +41,8 @@ from mainspring.stores.sqlite import jobs as firing
 from mainspring.stores.sqlite import notes, queries
 from mainspring.stores.sqlite import runs as writes
 from mainspring.stores.sqlite.codec import from_us, runs_one_by_one, span_us, to_us
-from mainspring.stores.sqlite.handler_transaction import Turn
-from mainspring.stores.sqlite.mailbox import CLOSED, Work
+from mainspring.stores.sqlite.handler_transaction import HandlerTransaction
+from mainspring.stores.sqlite.mailbox import CLOSED, Operation
 from mainspring.stores.sqlite.reader import NOW, Reader
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.writer import Writer
@@ -193,11 +193,13 @@ class SqliteStore:
         return list(fired)
 
     async def wait(self, timeout: float) -> bool:
-        return await self._open_session().writer.bell.wait(timeout)
+        return await self._open_session().writer.notifier.wait(timeout)
 
-    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Turn:
-        ask = self._open_session().writer.ask_turn
-        return Turn(ask, held, limit, blocking=blocking)
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> HandlerTransaction:
+        ask = self._open_session().writer.request_transaction
+        return HandlerTransaction(ask, held, limit, blocking=blocking)
 
     async def _write(
         self,
@@ -211,7 +213,7 @@ class SqliteStore:
         if not items:
             return []
         loop = asyncio.get_running_loop()
-        work = Work(run, items, loop, loop.create_future(), wakes, undo)
+        work = Operation(run, items, loop, loop.create_future(), wakes, undo)
         session.writer.mailbox.put(work)
         results: list[Any] = await work.future
         return results
@@ -234,4 +236,6 @@ class SqliteStore:
         now = self._clock.now()
         back = [committing.Written.of(transitions.released(run, now, began=False)) for run in runs]
         loop = asyncio.get_running_loop()
-        session.writer.mailbox.put(Work(committing.commit, back, loop, loop.create_future(), True))
+        session.writer.mailbox.put(
+            Operation(committing.commit, back, loop, loop.create_future(), True)
+        )

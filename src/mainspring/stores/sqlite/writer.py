@@ -30,13 +30,13 @@ from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import jobs, runs
 from mainspring.stores.sqlite.claim import next_due, next_runs
 from mainspring.stores.sqlite.codec import from_us
-from mainspring.stores.sqlite.disk_reserve import Ballast
+from mainspring.stores.sqlite.disk_reserve import DiskReserve
 from mainspring.stores.sqlite.errors import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.stores.sqlite.files import all_files, make_private, wide_open
-from mainspring.stores.sqlite.handler_transaction import Turn, take_turn
-from mainspring.stores.sqlite.mailbox import CLOSED, Bell, Mailbox, Work, deliver
+from mainspring.stores.sqlite.handler_transaction import HandlerTransaction, run_handler_transaction
+from mainspring.stores.sqlite.mailbox import CLOSED, Mailbox, Notifier, Operation, deliver
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
     check_file,
@@ -61,7 +61,7 @@ _DOUBT_LOOK_SECONDS = 0.2
 _GROWING = (runs.add, jobs.fire, jobs.put_jobs)
 """What a store that is short of space refuses, so that running work can be recorded."""
 
-Outcome = tuple[Work, Any, BaseException | None]
+Outcome = tuple[Operation, Any, BaseException | None]
 
 
 class Writer:
@@ -70,14 +70,14 @@ class Writer:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self.clock = StoreClock(clock)
-        self._lock = TurnLock(path.with_name(path.name + "-lock"), BUSY_SECONDS, path)
-        self._ballast = Ballast(
+        self._lock = FileLock(path.with_name(path.name + "-lock"), BUSY_SECONDS, path)
+        self._reserve = DiskReserve(
             path.with_name(path.name + "-reserve"), former=path.with_name(path.name + "-ballast")
         )
         self.identity = FileIdentity(path, clock, self._lock)
-        self._turns: deque[Turn] = deque()
+        self._turns: deque[HandlerTransaction] = deque()
         self.mailbox = Mailbox()
-        self.bell = Bell(self.mailbox.nudge)
+        self.notifier = Notifier(self.mailbox.nudge)
         self.opened: Future[None] = Future()
         self.opened.set_running_or_notify_cancel()  # who stops waiting does not stop the thread
         self.ended: Future[None] = Future()
@@ -86,7 +86,7 @@ class Writer:
         name = "mainspring-sqlite-writer"
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
-    def ask_turn(self, turn: Turn) -> None:
+    def request_transaction(self, turn: HandlerTransaction) -> None:
         """From any thread."""
         self._turns.append(turn)
         self.mailbox.nudge()
@@ -115,7 +115,7 @@ class Writer:
             self._turn()
         self._close_connection()
         self._lock.close()
-        self.bell.ring()
+        self.notifier.notify()
         self.ended.set_result(None)
         self._refuse_turns()
 
@@ -168,14 +168,14 @@ class Writer:
         if self.identity.in_doubt and not group:
             self._look_at_the_file_again()
         if any(work.wakes and error is None for work, _, error in outcomes) or self._others_wrote():
-            self.bell.ring()
+            self.notifier.notify()
         if self._turns and not self.mailbox.closed:
             self._give_turn(self._turns.popleft())
 
     def _patience(self) -> float | None:
         if self._turns:
             return 0
-        if self.bell.awaited:
+        if self.notifier.awaited:
             return _POLL_SECONDS
         return _DOUBT_LOOK_SECONDS if self.identity.in_doubt else None
 
@@ -185,7 +185,7 @@ class Writer:
         with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
             self.identity.check_content(self._connection)
 
-    def _give_turn(self, turn: Turn) -> None:
+    def _give_turn(self, turn: HandlerTransaction) -> None:
         """Let a handler write. What was queued meanwhile comes before the next one's turn, so
         that a renewal waits for one transaction at most."""
         if not turn.begun.set_running_or_notify_cancel():
@@ -193,42 +193,42 @@ class Writer:
         try:
             with self._lock:
                 self.identity.check_content(self._connection)
-                done = take_turn(turn, self._path, self.clock, self.identity)
+                done = run_handler_transaction(turn, self._path, self.clock, self.identity)
         except BaseException as error:  # the handler's side must not hang
             turn.fail(translated(error, self._path))
             return
         turn.ended.set_result(done)
         if done:
-            self.bell.ring()
+            self.notifier.notify()
 
-    def _outcomes(self, group: list[Work]) -> list[Outcome]:
+    def _outcomes(self, group: list[Operation]) -> list[Outcome]:
         self.identity.check_files()
-        if self._ballast.aboard():
+        if self._reserve.is_held():
             return self._attempted(group)
         return self._without_growth(group)
 
-    def _without_growth(self, group: list[Work]) -> list[Outcome]:
+    def _without_growth(self, group: list[Operation]) -> list[Outcome]:
         """Space is short: what is left of it is for the work that runs already."""
         error = translated(_full(), self._path)
         refused: list[Outcome] = [(work, None, error) for work in group if work.run in _GROWING]
         rest = [work for work in group if work.run not in _GROWING]
         return refused + (self._attempted(rest) if rest else [])
 
-    def _attempted(self, group: list[Work]) -> list[Outcome]:
+    def _attempted(self, group: list[Operation]) -> list[Outcome]:
         only_claims = all(work.run is runs.claim for work in group)
         if only_claims and not self.identity.in_doubt and (idle := self._nothing_due(group)):
             return idle
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:
-            if is_full(raised) and self._ballast.drop():
+            if is_full(raised) and self._reserve.drop():
                 return self._without_growth(group)
             error = translated(raised, self._path)
         if len(group) == 1 or isinstance(error, StoreUnavailable):
             return [(work, None, error) for work in group]
         return [outcome for work in group for outcome in self._attempted([work])]
 
-    def _nothing_due(self, claims: list[Work]) -> list[Outcome] | None:
+    def _nothing_due(self, claims: list[Operation]) -> list[Outcome] | None:
         """The answers of claims that find nothing due; None if one of them may find something. It
         needs no write lock, so that idle workers cost the busy ones nothing."""
         if self.clock.stepped():
@@ -248,7 +248,7 @@ class Writer:
     def _anything_due(self, claim: Claim, now: int) -> bool:
         return bool(next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now))
 
-    def _transact(self, group: list[Work]) -> list[Any]:
+    def _transact(self, group: list[Operation]) -> list[Any]:
         with self._lock:
             self.identity.check_content(self._connection)
             self._connection.execute("BEGIN IMMEDIATE")
@@ -268,7 +268,7 @@ class Writer:
         return results
 
     def _others_wrote(self) -> bool:
-        if not self.bell.awaited:
+        if not self.notifier.awaited:
             return False
         try:
             seen, self._version = self._version, self._data_version()
@@ -286,7 +286,7 @@ def _full() -> sqlite3.Error:
     return error
 
 
-def _run(tx: Transaction, group: list[Work]) -> Iterator[list[Any]]:
+def _run(tx: Transaction, group: list[Operation]) -> Iterator[list[Any]]:
     """The results of each work, in order. Neighbours of one kind are done in one call."""
     for run, neighbours in groupby(group, key=lambda work: work.run):
         works = list(neighbours)
