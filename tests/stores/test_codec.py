@@ -28,7 +28,7 @@ from mainspring.stores.codec import (
     run_to_record,
 )
 from mainspring.stores.sqlite import schema
-from mainspring.stores.sqlite.file_lock import TurnLock
+from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.conformance import round_trip
 
 FULL_RUN, FULL_JOB, AT = round_trip.RUN, round_trip.JOB, round_trip.AT
@@ -118,7 +118,7 @@ def test_a_change_of_a_field_that_no_store_keeps_is_refused() -> None:
 def test_sqlite_has_a_column_for_every_field_of_a_run_and_a_note(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     with closing(schema.connect(path, create=True)) as connection:
-        schema.migrate(connection, path, TurnLock(path.with_suffix(".lock"), 1))
+        schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
         for table, fields in (("mainspring_runs", RUN.fields), ("mainspring_notes", NOTE.fields)):
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             assert set(fields) <= columns
