@@ -58,5 +58,5 @@ async def test_a_body_that_does_not_come_is_waited_for_so_long(
     async with asyncio.timeout(LONG):
         answer = await api.post("/api/jobs", content=trickle(), headers=headers)
     assert (answer.status_code, answer.json()["success"]) == (408, False)
-    assert "did not come within" in answer.json()["error"]
+    assert "did not arrive within" in answer.json()["error"]
     assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
