@@ -1,4 +1,4 @@
-"""What can be said of one enqueue: when, how urgently, under which key, after what."""
+"""The options of one enqueue, checked: when it runs, its priority, queue and dedupe key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Options by name; `UnknownOption` for a name that is none."""
+        """Options by name. Raises `UnknownOption` for any other name."""
         try:
             return cls().changed(given)
         except UnknownOption as error:
@@ -86,7 +86,7 @@ class Options:
         return None if held is None else _later(now, held, "dedupe_for")
 
     def keys(self, count: int) -> list[str | None]:
-        """A dedupe key for each of so many payloads."""
+        """The dedupe key of each of `count` payloads, or None."""
         if not isinstance(self.dedupe_key, list):
             if self.dedupe_key is not None and count > 1:
                 raise InvalidInput(

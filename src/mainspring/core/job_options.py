@@ -1,6 +1,6 @@
-"""The options of jobs and runs as types: what editors complete and type checkers check.
+"""The options of jobs and runs as types, for editors and type checkers.
 
-Each name is also what is allowed at run time: `option_names` gives those of a kind.
+`option_names` gives the same names to the checks at run time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JobLike(Protocol):
 
 
 JobRef = str | JobLike
-"""A job by its id, or as it was decorated or read."""
+"""A job by its id, as a decorated function, or as a `Job`."""
 
 
 def job_id_of(job: JobRef) -> str:
@@ -105,7 +105,7 @@ class JobChanges(JobOptions, total=False):
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """What one enqueue takes: when, how urgently, under which key, after what."""
+    """What one enqueue takes."""
 
     delay: Span | None
     at: datetime | None
@@ -117,7 +117,7 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 class RunFilter(TypedDict, total=False):
-    """Which runs `cancel_runs`, `retry_runs` and `remove_runs` are about."""
+    """Selects the runs that `cancel_runs`, `retry_runs` and `remove_runs` change."""
 
     job: str | None
     state: State | str | Iterable[State | str] | None
@@ -127,6 +127,6 @@ class RunFilter(TypedDict, total=False):
 
 
 def option_names(kind: type) -> frozenset[str]:
-    """The names of one of the kinds above."""
+    """The option names of one of the types above."""
     names: frozenset[str] = kind.__optional_keys__  # type: ignore[attr-defined]
     return names

@@ -19,13 +19,13 @@ from mainspring.engine.loop_thread import call_soon
 __all__ = ["run_until_signal"]
 
 NEARLY_STARTED = 1.0
-"""Seconds that a start is given after a signal before it is given up."""
+"""Seconds that a start may take after a signal before it is cancelled."""
 
 LATEST_END = 60.0
-"""Seconds after the drain timeout in which the process ends, whatever it waits for."""
+"""Seconds after the drain timeout until the process is ended, whatever it waits for."""
 
 BLOCKED_END = 3.0
-"""Seconds after the drain in which the process ends if a handler blocks the program's loop."""
+"""Seconds after the drain until the process is ended if a handler blocks the program's loop."""
 
 log = logging.getLogger("mainspring")
 
@@ -46,11 +46,11 @@ async def run_until_signal(
     drain_timeout: timedelta = timedelta(seconds=30),
 ) -> bool:
     """Run until SIGTERM or SIGINT, then drain for at most `drain_timeout`. A second signal ends the
-    process at once, also while a handler blocks the loop: what was running is rescued when its
-    lease lapses.
+    process at once, also while a handler blocks the loop: another worker reclaims what was running
+    when its lease lapses.
 
-    `started` is called once the scheduler runs. `watch` goes on beside it; when it returns, the
-    scheduler drains too. Gives whether a signal came, be it during that drain.
+    `started` is called once the scheduler runs. `watch` runs meanwhile; when it returns, the
+    scheduler drains too. Returns whether a signal came, also during that drain.
     """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -65,7 +65,7 @@ async def run_until_signal(
         loop.call_soon_threadsafe(asked.set)
         seconds = drain_timeout.total_seconds()
         end_after(seconds + LATEST_END, "could not stop in time")
-        # The program's loop may be blocked: the engine stops firing and claiming by itself.
+        # The program's loop may be blocked, so this tells the engine to stop firing and claiming.
         drained = drain_soon(seconds)
         if drained is not None:
             drained.add_done_callback(end_if_blocked)
@@ -110,8 +110,9 @@ async def run_until_signal(
 async def _start_unless(
     asked: asyncio.Event, start: Callable[[], Coroutine[Any, Any, object]]
 ) -> bool:
-    """Start, unless a signal comes meanwhile: the store may be long in coming. A start that is
-    nearly through is let through, because runs may have begun: they are drained like all others."""
+    """Start, unless a signal comes while the store cannot be reached. A start that is nearly done
+    may finish, because runs may have begun; they are drained like all others. Returns whether it
+    started."""
     starting = asyncio.ensure_future(start())
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -51,7 +51,8 @@ class Scheduler(Client):
     _how_to_start = (
         "the scheduler is not started (or was stopped): use `async with scheduler:`,"
         " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"
-        " program that only enqueues calls `scheduler.configure(workers=0)` first"
+        " program that only enqueues opens a `Client`, or calls `scheduler.configure(workers=0)`"
+        " first"
     )
 
     def __init__(

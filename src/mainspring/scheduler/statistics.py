@@ -20,7 +20,7 @@ __all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
 LOOKUPS_AT_ONCE = 50
 
 RECENT = 200
-"""Runs that a job's figures look back on."""
+"""Runs over which a job's averages are computed."""
 
 
 JobStatus = Literal["healthy", "failing", "paused", "no_worker", "unknown"]
@@ -39,8 +39,8 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerHealth:
-    """`store` is "ok", or says what is wrong with it; one may answer, and yet fail at what the
-    engine asks of it (a file that another program has locked): `failing` names that."""
+    """`store` is "ok" or says what is wrong. A store can answer reads and still fail other calls
+    (a file that another program has locked); `failing` names those calls."""
 
     status: Literal["healthy", "degraded"]
     store: str
@@ -57,9 +57,9 @@ class SchedulerHealth:
 class JobHealth:
     """`no_worker`: no live worker has the job's handler, so none of its runs can start.
 
-    A breaker is counted by each process for itself. `breaker` is what this process knows: "closed",
-    "open" or "half_open" where it works on the job, "unknown" where it does not, "none" where the
-    job has no breaker.
+    Each process has its own breaker. `breaker` is its state in this process: "closed", "open" or
+    "half_open" if the process works on the job, "unknown" if it does not, "none" if the job has no
+    breaker.
     """
 
     job_id: str
@@ -73,9 +73,9 @@ class JobHealth:
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """Counts and rates are over all of the job's runs that are kept and succeeded or failed; rates
-    are 0 to 1, or None. `average_duration` (seconds) and `consecutive_failures` look at the newest
-    `RECENT` of them."""
+    """Counts and rates (0 to 1, or None) are over all stored runs of the job that succeeded or
+    failed. `average_duration` (seconds) and `consecutive_failures` are over the newest 200 of
+    them."""
 
     job_id: str
     total: int
@@ -140,12 +140,12 @@ async def list_jobs(engine: Engine, query: JobQuery, *, last_runs: bool) -> Page
 
 
 async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with `last_run_at` as it is true for all their runs, triggered and enqueued ones
-    too: when their newest run that was tried was started.
+    """The jobs with `last_run_at` set to the start of their newest run that was tried, also a
+    triggered or enqueued one.
 
     The store keeps only the last slot with the job, because a write for every run would cost too
-    much. So the newest run is looked up, by index. Where there is none, it may be older than what
-    is kept; then the last slot is the best that is known.
+    much. So the newest run is looked up by an index. If there is none, it may have been pruned;
+    then the last slot is the best answer.
     """
     kept_since = engine.time.now() - engine.retention
     found: list[Job] = []
