@@ -108,7 +108,7 @@ def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
 
 
 def test_every_example_belongs_to_a_test() -> None:
-    run = {"pytest", "mongodb", "mounted", "endpoint", "verify", "stream"}
+    run = {"pytest", "mongodb", "mounted", "endpoint", "verify", "stream", "excerpt"}
     for page in PAGES:
         for block in blocks(page):
             if block.language == "python":

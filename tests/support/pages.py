@@ -10,7 +10,8 @@ A fenced block is an example by its language:
 
 A comment `<!-- example: background -->` above a block says how it is run otherwise: `background`
 (started, and stopped at the end of the page), `eventually` (repeated until it prints what the page
-shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify` for tests of their own.
+shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify`, `excerpt` (a part of a
+file in `examples/`) for tests of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-KINDS = {"background", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint", "verify"}
+KINDS = {
+    "background", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint", "verify",
+    "excerpt",
+}  # fmt: skip
 LONG = 60.0
 
 _FENCE = re.compile(
