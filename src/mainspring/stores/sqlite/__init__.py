@@ -1,26 +1,28 @@
 """`sqlite:///path`: the embedded default. One machine, one file, any number of processes.
 
-    store.py        the Store's methods: each queues its work and awaits it
-    threads.py      work handed to a thread and its results handed back; wake-up hints
-    writer.py       the writer thread: group commit
-    turns.py        a handler's transaction: a turn of the writer
-    reader.py       reader threads, never blocked by writers
-    lock.py         whose turn it is, between processes
-    file_identity.py  notices a file that is deleted, moved, replaced or overwritten while in use
-    store_clock.py  wall time, with its steps seen and allowed for
-    ballast.py      what is given up when the disk is full
-    transaction.py  what the next three work in
-    writes.py       add, claim, renew, prune, elect
-    changes.py      commit
-    firing.py       jobs, and the firing of their slots
-    claims.py       which due runs come next, at a cost that the backlog does not change
-    reads.py        get, find, counts, jobs
-    rows.py         values to columns and back
-    schema.py       tables, indexes, migrations, opening a file
-    files.py        the files beside the database, made for their owner alone
-    faults.py       SQLite's errors in our words
+    store.py                the methods of the seam: each queues an operation and awaits its result
+    mailbox.py              hands operations to a thread, and their results back
+    writer.py               the writer thread: many operations in one commit
+    reader.py               reader threads, which writers never block
+    handler_transaction.py  `ctx.transaction()`: the handler writes in the writer's place
+    file_lock.py            a fair order of writing between processes
+    file_identity.py        notices a file that is deleted, moved, replaced or overwritten in use
+    store_clock.py          the store's clock, which allows for steps of the wall clock
+    disk_reserve.py         disk space that is freed when the disk is full
+    write_transaction.py    what the operations below work in
+    runs.py                 add, claim, renew, maintain
+    commit.py               commit
+    jobs.py                 jobs, and the firing of their slots
+    notes.py                notes
+    claim.py                selects due runs, at a cost that does not grow with the backlog
+    queries.py              find, counts, jobs
+    codec.py                values to rows and back
+    row_batches.py          many rows in one step
+    schema.py               tables, indexes, migrations, opening a file
+    files.py                the files beside the database, created for their owner only
+    errors.py               SQLite's errors as errors of Mainspring
 
-Dependencies point from the top of the list down.
+Imports point down this list.
 """
 
 from mainspring.stores.sqlite.store import SqliteStore

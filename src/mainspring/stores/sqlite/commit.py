@@ -1,4 +1,4 @@
-"""Commit: changes applied where all they expect still stands.
+"""Applies changes whose expectations still hold.
 
 Changes are grouped by shape (which fields they expect and which they set), and each shape has
 one statement. Where it changed as many rows as there were changes, all of them were applied; else

@@ -1,9 +1,9 @@
-"""A small file beside the database, given up when the disk is full.
+"""Reserves disk space in a small file beside the database, and deletes it when the disk is full.
 
-On a full disk SQLite can record nothing, not even that running work has ended. The ballast's
-room is for that: while it is gone, nothing new is taken on (runs, slots, jobs), and what runs
-can be settled. It is put back as soon as the disk has room again. All processes on the file
-share it, and see by its absence that space is short.
+On a full disk SQLite can record nothing, not even that running work has ended. The space of the
+reserve is for that: while it is gone, the store accepts nothing new (runs, slots, jobs), but runs
+can be completed. The store creates the file again when the disk has space. All processes on the
+database share it, and its absence tells them that space is short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DiskReserve"]
 
 _SIZE = 1 << 20
 _ROOM = 4 * _SIZE
-"""So much must be free before the ballast is put back: else it would go and come."""
+"""How much space must be free before the file is created again, so that it does not alternate."""
 
 
 class DiskReserve:
@@ -29,11 +29,11 @@ class DiskReserve:
         self._given_up = False
 
     def is_held(self) -> bool:
-        """Whether it is there; put back if it can be. False means that space is short."""
+        """Whether the file exists; create it again if possible. False means that space is short."""
         return self._given_up or self._path.exists() or self._load()
 
     def drop(self) -> bool:
-        """Let it go; False if it was gone already."""
+        """Delete the file; False if it did not exist."""
         try:
             self._path.unlink()
         except OSError:
@@ -49,12 +49,12 @@ class DiskReserve:
             if shutil.disk_usage(self._path.parent).free < _ROOM:
                 return False
             with open(self._made, "wb", opener=_private) as file:
-                file.write(b"\0" * _SIZE)  # a hole in a file would hold no room
+                file.write(b"\0" * _SIZE)  # a sparse file would reserve nothing
             self._made.rename(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._made.unlink()
-            # Where it cannot be made for another reason, the store does without.
+            # If it cannot be created for another reason, the store works without it.
             self._given_up = error.errno not in (errno.ENOSPC, errno.EDQUOT)
             return self._given_up
         return True

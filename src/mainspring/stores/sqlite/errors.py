@@ -1,4 +1,4 @@
-"""SQLite's errors in our words: what happened, to which file, and what to do."""
+"""Translates SQLite's errors: what happened, to which file, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is to write, between processes: a lock on a file beside the database.
+"""A lock between processes that gives each its turn to write, on a file beside the database.
 
 SQLite's own busy handler sleeps and tries again, so a process that writes without pause
 starves the others (1,700 runs against 51,050 of four processes' when it was measured); the

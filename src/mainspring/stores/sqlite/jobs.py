@@ -1,4 +1,4 @@
-"""Jobs: kept by compare-and-set, and advanced together with the runs of their slots."""
+"""Writes jobs by compare-and-set, and fires slots: a job advances together with its slot's runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads: find, counts, jobs. Each works on a snapshot of its own."""
+"""Answers find, counts and jobs. Each query reads one snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that reads, on a connection of its own: in WAL mode no writer ever blocks it."""
+"""A reader thread with its own connection. In WAL mode writers never block it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What happens to runs inside a write transaction (changes.py has commit, firing.py jobs).
+"""Adds, claims, renews and prunes runs inside a write transaction.
 
-Each function takes the transaction and a list of items, and gives one result for each, in
-order; the writer may join the items of several callers into one call.
+Each function takes the transaction and a list of items, and returns one result for each, in order.
+The writer may join the items of several callers into one call.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ APPLICATION_ID = 0x4D53_5052  # "MSPR"
 BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 
 # Every finished run has passed through these indexes, so each is as small as its use allows:
-# partial, by state. `find` reads one index per state (see reads.py), `claim` the pending one.
+# partial, by state. `find` reads one index per state (see queries.py), `claim` the pending one.
 #
 # A lane is `queue, handler, job (if it has a limit), priority`, joined by 0x1F. All of a
 # lane's pending runs are equally claimable, so that a claim takes each lane's earliest.
