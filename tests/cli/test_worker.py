@@ -152,7 +152,7 @@ def test_a_process_full_of_stuck_threads_is_replaced(start: Start, run: Run) -> 
     worker = start("worker", "app:scheduler")
     worker.says(READY)
     run("enqueue", "hang")
-    worker.says("1 of 2 places are taken by threads that outlived their timeout")
+    worker.says("threads that outlived their timeout take 1 of the worker's capacity of 2")
     worker.says(READY, times=2)
     # The same process id, working again with all its places.
     assert run("enqueue", "whoami", "--wait", "--json").json["result"] == worker.pid
@@ -234,7 +234,7 @@ def test_processes_end_when_their_supervisor_is_gone(start: Start, run: Run) -> 
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     worker.popen.kill()
     until(lambda: not _alive(pid))
-    until(lambda: not _group_alive(worker.pid))
+    until(lambda: not _session_alive(worker.pid))
     left = run("enqueue", "whoami", "--json").json["id"]
     assert (
         run("runs", "show", left, "--json").json["state"] == "pending"
@@ -279,14 +279,14 @@ def test_bad_usage(start: Start, words: tuple[str, ...], message: str) -> None:
     assert message in worker.output
 
 
-def _group_alive(pid: int) -> bool:
-    """Whether a process of the group still runs."""
-    groups = {}
+def _session_alive(pid: int) -> bool:
+    """Whether a process of the session still runs. Each worker process has its own group."""
+    sessions = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
-            groups[stat] = int(group) == pid and state != "Z"
-    return any(groups.values())
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            sessions[stat] = int(session) == pid and state != "Z"
+    return any(sessions.values())
 
 
 def _alive(pid: int) -> bool:
