@@ -21,7 +21,7 @@ from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.headers import MASK, check_headers, is_secret
 from mainspring.webhooks.vault import Vault, new_signing_secret, signing_bytes
 
-__all__ = ["FIELDS", "Given", "changed", "check_body", "define", "host_of", "origin_of"]
+__all__ = ["FIELDS", "Given", "changed", "check_payload", "define", "host_of", "origin_of"]
 
 Given = str | Mapping[str, Any] | Webhook
 """A URL, an object of `FIELDS`, or a Webhook without secrets."""
@@ -124,6 +124,12 @@ def check_body(body: Any, what: str = "the body") -> Any:
         raise InvalidInput(
             f"{what} contains text that is not valid Unicode (a lone surrogate)"
         ) from None
+
+
+def check_payload(payload: Any) -> None:
+    """Refuse the payload of a run that cannot be the body of its request."""
+    with _errors_of("payload"):
+        check_body(payload, "the payload")
 
 
 @contextmanager

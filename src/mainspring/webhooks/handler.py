@@ -22,14 +22,13 @@ from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Webhook, replace
 from mainspring.errors import (
     GiveUp,
-    InvalidInput,
     InvalidPayload,
     JobChanged,
     NotFound,
     RetryNotBefore,
     WebhookFailed,
 )
-from mainspring.webhooks.definition import check_body, host_of
+from mainspring.webhooks.definition import check_payload, host_of
 from mainspring.webhooks.headers import without_secrets
 from mainspring.webhooks.redaction import SecretRedactor
 from mainspring.webhooks.request import AttemptFacts, PreparedRequest
@@ -70,11 +69,7 @@ class WebhookHandler(Handler):
         self._clock = clock
 
     def check(self, payload: Any) -> None:
-        try:
-            check_body(payload)
-        except InvalidInput as error:
-            error.field = "payload"
-            raise
+        check_payload(payload)
 
     def group(self, job: Job) -> str | None:
         """The host that the job calls. Its calls are limited, so that a slow host does not take all

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Struct
 from pydantic import ValidationError
 
-from mainspring.core import codec
 from mainspring.core.model import Job, Run
 from mainspring.errors import (
     Conflict,
@@ -69,7 +68,7 @@ from mainspring.service.schemas.job_options import (
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.problem import Done
 from mainspring.service.schemas.run import RunAnswer, run_document
-from mainspring.webhooks.definition import check_body
+from mainspring.webhooks.definition import check_payload
 from mainspring.webhooks.vault import new_signing_secret
 
 __all__ = [
@@ -517,7 +516,7 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
             422, f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
         )
     if body is not None:  # as a real trigger checks it
-        _check_payload(body)
+        check_payload(body)
     made = service.client.webhooks.preview(job, await service.client.now(), body=body)
     return {
         "jobId": job.id,
@@ -527,15 +526,6 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
         "body": made.body.decode("utf-8", "replace"),
         "nextRunAt": to_iso(job.next_run_at),
     }
-
-
-def _check_payload(body: Any) -> None:
-    codec.encode(body)
-    try:
-        check_body(body)
-    except InvalidInput as error:
-        error.field = "payload"
-        raise
 
 
 async def _create_one(service: Service, at: int, given: Any) -> BulkItem:
