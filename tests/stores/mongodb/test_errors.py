@@ -255,7 +255,7 @@ async def test_hints_that_runs_have_ended_are_passed_on_less_often(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or all who are shut out by a limit would come running at every end, to find it taken."""
-    monkeypatch.setattr(notifier, "EASE", 30.0)
+    monkeypatch.setattr(notifier, "PAUSE_BETWEEN_ENDS", 30.0)
     async with opened(any_url) as one, opened(any_url) as two:
         await two.add(await some_runs(two, "a", "b"))
         first, second = await claim_runs(two, CLAIM)

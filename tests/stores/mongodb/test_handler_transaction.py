@@ -337,7 +337,7 @@ async def test_a_worker_killed_in_its_transaction_holds_up_no_rescue(url: str) -
     heard = Heard(scheduler)
     async with scheduler, asyncio.timeout(50):  # the server's own limit is 60 s, and more
         ended = [await done(scheduler, run) for run in (sent, *steps)]
-        await heard.until("run.rescued", 60)
+        await heard.until("run.rescued", 5)
     assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 2)}
     assert effects(url) == ["sent"]
 

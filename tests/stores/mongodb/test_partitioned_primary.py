@@ -168,7 +168,7 @@ async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
     with cut_off(away_from_home(cluster, store.address.database)):
         await asyncio.gather(*(enqueue(n) for n in range(20)))
         await seen()
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     there = await seen()
     assert there
     assert {one[1:] for one in there if one[0] == "r"} == {

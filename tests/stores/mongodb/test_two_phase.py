@@ -113,12 +113,12 @@ async def test_an_abandoned_reservation_is_swept(
         Death(monkeypatch, dedupe, step)
         with pytest.raises(StoreUnavailable):
             await store.add([run(clock, run_id, dedupe_key=run_id)])
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     assert await get_runs(store, ["pointed", "reserved"]) == {
         "pointed": run(clock, "pointed", dedupe_key="pointed")
     }
     clock.advance(3600)
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     assert await store._db.runs.count_documents({}) == 1
 
 
@@ -147,7 +147,7 @@ async def test_an_undecided_reservation_delays_no_other_run(
         Death(monkeypatch, dedupe, "carry_out")
         with pytest.raises(StoreUnavailable):
             await store.add([run(clock, run_id, dedupe_key=run_id)])
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     assert (await get_runs(store, ["a", "s"])).keys() == {"a", "s"}
 
 
@@ -234,10 +234,10 @@ def workflow(clock: FakeClock, name: str, key: str | None) -> list[Run]:
 
 
 async def sweep(store: MongoStore) -> set[str]:
-    """What can be seen after three looks for lapsed leases; after none is a run there before what
-    it waits for, which would count as ended long ago."""
+    """What can be seen after three repairs; after none is a run there before what it waits for,
+    which would count as ended long ago."""
     for _ in range(3):
-        await store.find(RunQuery(lapsed=True))
+        await store.maintain(None, 100)
         seen = {one.id: one for one in (await store.find(RunQuery())).items}
         assert all(seen.keys() >= set(one.after) for one in seen.values())
     return set(seen)
@@ -328,7 +328,7 @@ async def test_a_firing_that_was_cut_off(
     [again] = await store.fire([fired])
     advanced = step == "_bring_to_life"
     assert again.done is not advanced
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     assert [held.id for held in await claim_runs(store, CLAIM)] == [fired.runs[0].id]
 
 
@@ -430,7 +430,7 @@ async def test_a_sweep_also_cancels_what_a_slot_replaces(
     Death(monkeypatch, jobs, "commit")
     with pytest.raises(StoreUnavailable):
         await store.fire([second])
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     found = await get_runs(store, [first.runs[0].id, second.runs[0].id])
     assert [found[one.runs[0].id].state for one in (first, second)] == [
         State.CANCELLED,
@@ -456,7 +456,7 @@ async def test_a_firing_that_arrives_when_its_plan_is_too_old_is_taken_back(
         Death(monkeypatch, jobs, "_take_back")
         with pytest.raises(StoreUnavailable):
             await store.fire([stale])
-        await store.find(RunQuery(lapsed=True))
+        await store.maintain(None, 100)
     else:
         assert await store.fire([stale]) == [Fired(False)]
     assert (await store.find(RunQuery())).items == []
@@ -481,7 +481,7 @@ async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
     monkeypatch.setattr(jobs, "reserve", reserve)
     [fired] = await store.fire([firing_of(made, clock)])
     assert fired.done is False
-    await store.find(RunQuery(lapsed=True))
+    await store.maintain(None, 100)
     assert (await store.find(RunQuery())).items == []
 
 
