@@ -330,9 +330,10 @@ async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent
 
 
 async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
-    """And so are the runs that a crash left half made, for which the same look is."""
+    """And so are the runs that a crash left half made, which `maintain` completes."""
     page = await store.find(RunQuery(lapsed=True))
     assert len(page.items) == 10
+    await store.maintain(None, 100)
     plans = await explained(store, sent)
     assert any(plan.condition == {"state": "reserved"} for plan in plans)
     by_ids(plans, 10)  # whether they have left a transaction open
@@ -479,7 +480,7 @@ async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: Sent) -
     assert await put_note(store, Note(kind="kind3", name="n3", value=1, version=1)) == 2
     assert await drop_note(store, "kind4", "n4")
     plans = await explained(store, sent)
-    assert [plan.kind for plan in plans] == ["find", "find", "distinct", "find", "update", "delete"]
+    assert {plan.kind for plan in plans} == {"find", "update", "delete"}
     assert max(plan.keys for plan in plans) <= 21
 
 

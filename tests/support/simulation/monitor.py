@@ -125,6 +125,7 @@ class Monitor:
     _starts: Counter[str] = field(default_factory=Counter)
     _stopped: Counter[str] = field(default_factory=Counter)
     _next_turn: dict[str, float] = field(default_factory=dict)
+    _began_as_suspect: set[tuple[str, int]] = field(default_factory=set)
     _revived: Counter[str] = field(default_factory=Counter)
     _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
     _first: dict[str, datetime] = field(default_factory=dict)
@@ -212,6 +213,8 @@ class Monitor:
         if beside and held:
             self.fail("suspects", f"{run.id} began on {author} beside {beside}")
         self.counted["suspect began"] += suspect
+        if suspect:
+            self._began_as_suspect.add((run.id, token))
         early = self._next_turn.get(author, 0.0) - self.last_began[author]
         if suspect and held and early > 0:
             self.fail("turns", f"{run.id} began on {author} {early} s before its turn")
@@ -235,7 +238,8 @@ class Monitor:
         self._stopped[run_id] += outcome == "stopped"
         now = asyncio.get_running_loop().time()
         took = now - handling.began_at
-        if took >= 1 and self._is_suspect(run_id, token):
+        # A run that began as any other may have become a suspect since: its worker froze.
+        if took >= 1 and (run_id, token) in self._began_as_suspect:
             self._next_turn[handling.author] = now + took
         if outcome == "returned":
             self._returned.add((run_id, token))
