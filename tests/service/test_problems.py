@@ -111,6 +111,7 @@ async def test_a_body_that_is_no_object_is_told_as_a_whole(api: Api) -> None:
 
 
 FAULTS: list[tuple[dict[str, Any], set[str]]] = [
+    ({**WEBHOOK, "schedule": None, "every": "1h", "timezone": "Q/Q"}, {"timezone"}),
     ({}, {"endpoint", "schedule"}),
     ({"schedule": "nope"}, {"endpoint", "schedule"}),
     ({"endpoint": "nope"}, {"endpoint", "schedule"}),
@@ -150,6 +151,12 @@ async def test_every_wrong_field_is_told_at_once(
 
 
 EDITS: list[tuple[dict[str, Any], set[str]]] = [
+    (
+        {"schedule": "99 * * * *", "endpoint": "ftp://x", "timezone": "Q/Q", "priority": 99},
+        {"schedule", "endpoint", "timezone", "priority"},
+    ),
+    ({"schedule": "99 * * * *", "priority": 99}, {"schedule", "priority"}),
+    ({"endpoint": "ftp://x", "priority": 99}, {"endpoint", "priority"}),
     ({"timeout": "2h", "payload": {"a": 1}}, {"timeout", "payload"}),
     ({"concurrencyKey": "smtp"}, {"concurrencyKey"}),
     ({"executionType": "AT_MOST_ONCE", "retryAttempts": 1}, {"retryAttempts"}),

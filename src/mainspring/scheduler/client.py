@@ -233,18 +233,22 @@ class Client:
         read it: if it was edited since, `JobChanged` is raised (a slot that fired is no edit)."""
 
         def edit(job: Job, now: datetime) -> Job:
-            return edit_job(
-                job,
-                changes,
-                self._registry,
-                self.webhooks,
-                self._timezone,
-                now,
-                handlers_elsewhere=not self.workers,
-            )
+            return self.edited(job, now, changes)
 
         return await self._call(
             self._running().operations.edit(job_id_of(id), edit, expected_version=expected_version)
+        )
+
+    def edited(self, job: Job, now: datetime, changes: Mapping[str, Any]) -> Job:
+        """The job that `update_job` would store for these changes. Does not read the store."""
+        return edit_job(
+            job,
+            changes,
+            self._registry,
+            self.webhooks,
+            self._timezone,
+            now,
+            handlers_elsewhere=not self.workers,
         )
 
     async def rotate_secret(

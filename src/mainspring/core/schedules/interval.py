@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from mainspring.core.durations import humanize
 from mainspring.core.schedules.base import Schedule, in_utc, iso, moment
+from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
 __all__ = ["Interval"]
@@ -48,7 +49,8 @@ class Interval(Schedule):
             )
 
     def in_zone(self, timezone: str) -> Self:
-        """Real time needs no zone, so none contradicts it; a naive `start` or `end` is placed."""
+        """Any zone is accepted, for an interval needs none; a naive `start` or `end` is placed."""
+        zone_named(timezone)  # an unknown one is a mistake all the same
         return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
 
     def bind(self, key: str, anchor: datetime) -> Self:

@@ -322,9 +322,12 @@ async def update_job(
     for _ in range(MAX_EDIT_TRIES):
         job = await service.client.get_job(id)
         _check_if_match(job, if_match)
-        if faults := document_faults(body, job):
-            raise ApiError.of_fields(*faults)
+        faults = document_faults(body, job)
         changes = job_changes(job, body)
+        if faults:  # the client gets the library's errors beside them, as for a new job
+            with _named_fields(body, faults):
+                service.client.edited(job, service.client.store_time(), changes)
+            raise ApiError.of_fields(*faults)
         if secret is not None:  # in the same edit as the others: all is done, or nothing
             changes["signing_secret"] = secret
         with _named_fields(body), contextlib.suppress(JobChanged):
