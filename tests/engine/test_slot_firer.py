@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainspring import Event, Scheduler
-from mainspring.core.model import Job, Page
+from mainspring.core.model import Job, Page, replace
 from mainspring.engine.slots import plan
 from mainspring.errors import StoreError
 from mainspring.stores.memory import MemoryStore
@@ -75,6 +75,35 @@ def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
             assert store.due_queries - before <= 2 * 20 + 2
 
     run_virtual(main)
+
+
+def test_a_job_that_cannot_be_read_delays_no_other_slot() -> None:
+    """It stays due, and is the first that a query for due jobs gives."""
+
+    class DamagedStore(MemoryStore):
+        async def jobs(self, query: JobQuery) -> Page[Job]:
+            page = await super().jobs(query)
+            damaged = [
+                replace(job, unreadable="damaged") if job.id == "aaa" else job for job in page.items
+            ]
+            return replace(page, items=damaged)
+
+    ran: list[float] = []
+
+    async def main() -> None:
+        scheduler = Scheduler(DamagedStore(VirtualClock()), clock=VirtualClock(), inline=True)
+
+        async def work() -> None:
+            ran.append(asyncio.get_running_loop().time())
+
+        for name in ("aaa", *(f"job{n}" for n in range(20))):
+            scheduler.job("1m", id=name)(work)
+        async with scheduler:
+            await asyncio.sleep(90)
+
+    run_virtual(main)
+    assert len(ran) == 20
+    assert max(ran) - min(ran) < 0.1
 
 
 class RefusingStore(MemoryStore):

@@ -217,7 +217,7 @@ class SlotFirer:
             page: Page[Job] = await self._engine.store.jobs(JobQuery(due=moment, limit=asked))
             myself = self._live_workers.myself()
             fit = [job for job in page.items if self._can_fire(job, myself)]
-            if fit or len(page.items) < asked:
+            if len(fit) >= limit or len(page.items) < asked:
                 return fit[:limit]
             asked *= 2
 

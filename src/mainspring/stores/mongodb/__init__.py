@@ -10,14 +10,14 @@
     keys.py       dedupe keys: who holds one
     reserved.py   runs that are half made, and how anyone makes them whole
     limits.py     concurrency: who may take a place
-    partition.py      others who claim, and which runs are left to them
+    claim_partition.py      others who claim, and which runs are left to them
     changes.py    commit
     reads.py      get, find, counts, jobs
     upkeep.py     prune
     rows.py       values to documents and back
     schema.py     collections, indexes, opening a database
     database.py   what all of the above work on
-    times.py      the servers' clock
+    server_clock.py      the servers' clock
     address.py    what a URL names
     faults.py     MongoDB's errors in our words
 
