@@ -12,10 +12,10 @@ A reserved run counts only for the batch that marked it. It may be left from a p
 true, and the slot may be part of a gap by now, or overlap. Where such a run is found in step 1, the
 job's document holds the whole new run under `made`, and step 3 puts that in its place.
 
-A plan holds until a moment (`valid_until`), but a write cannot be guarded by time (server_clock.py), and
-one that was sent in time may arrive when its sender has long been frozen. So the server stamps the
-second step (`fired_at`), and if it came too late, whoever would take the third puts the job back to
-what it was `before` instead.
+A plan holds until a moment (`valid_until`), but a write cannot be guarded by time
+(server_clock.py), and one that was sent in time may arrive when its sender has long been frozen. So
+the server stamps the second step (`fired_at`), and if it came too late, whoever would take the
+third puts the job back to what it was `before` instead.
 
 A crash before the second step leaves reserved runs, which the next firing of the slot replaces or
 a sweep deletes; the job has not moved. A crash after it leaves the third step to whoever fires,
