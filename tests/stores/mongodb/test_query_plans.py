@@ -232,7 +232,7 @@ async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> 
 
 
 async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, sent: Sent) -> None:
-    assert await claim.next_due(store._db, _claim(1, HOUR), 0.01) is not None
+    assert await claim.next_due(store._db, _claim(1, HOUR)) is not None
     [plan] = of(await explained(store, sent), "find")
     assert plan.given == 1
     assert plan.keys <= SEEKS

@@ -415,15 +415,12 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
 # -- next_due -------------------------------------------------------------------------------
 
 
-async def next_due(db: Database, claim: Claim, back: float) -> datetime | None:
-    """When the next run falls due, of those that were not due `back` seconds ago: the claim that
-    took nothing began then, and did not see what fell due since. One seek for each lane and
-    priority."""
-    since = int(back * 1_000_000)
+async def next_due(db: Database, claim: Claim) -> datetime | None:
+    """One seek for each lane and priority."""
     lanes = await _lanes(db, claim)
     earliest = None
     for part in chunks(lanes, WALKS // len(PRIORITIES)):
-        walk = db.runs.find(coming_runs(db, part, since), {"run_at": 1}).sort("run_at", 1).limit(1)
+        walk = db.runs.find(coming_runs(db, part), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if not is_moment(run.get("run_at")):
                 continue  # damaged, and behind all that are not
@@ -432,10 +429,10 @@ async def next_due(db: Database, claim: Claim, back: float) -> datetime | None:
     return read_moment(earliest)
 
 
-def coming_runs(db: Database, lanes: Sequence[Document], since_us: int = 0) -> Document:
+def coming_runs(db: Database, lanes: Sequence[Document]) -> Document:
     return {
         "state": "pending",
         "lane": {"$in": list(lanes)},
         "priority": {"$in": PRIORITIES},
-        "$expr": {"$gt": ["$run_at", {"$subtract": [db.time.now, since_us]}]},
+        "$expr": {"$gt": ["$run_at", db.time.now]},
     }

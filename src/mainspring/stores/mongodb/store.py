@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from mainspring.core import transitions
-from mainspring.core.clock import Clock, SystemClock
+from mainspring.core.clock import Clock
 from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
@@ -56,7 +56,6 @@ from mainspring.stores.url_redaction import without_password
 
 __all__ = ["MongoStore"]
 
-_CLOCK = SystemClock()
 _ALONE = (
     "MongoDB has transactions on a replica set or a sharded cluster only, and this server stands"
     " alone (a replica set of one member is enough)"
@@ -139,7 +138,6 @@ class MongoStore:
 
     async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
-        began = _CLOCK.monotonic()
         taking = claims.claim(session.db, claim, session.partition, session.doubts)
         work = asyncio.create_task(taking)
         try:
@@ -151,8 +149,7 @@ class MongoStore:
             if runs:
                 return Claimed(runs)
             with translating():
-                took = _CLOCK.monotonic() - began
-                return Claimed([], await claims.next_due(session.db, claim, took))
+                return Claimed([], await claims.next_due(session.db, claim))
         except asyncio.CancelledError:
             back = asyncio.create_task(self._give_back(session.db, work))
             session.unheard.add(back)
