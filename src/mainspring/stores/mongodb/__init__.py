@@ -1,28 +1,26 @@
-"""`mongodb://…`: the store for many machines, on a replica set or a sharded cluster.
+"""`mongodb://host/database`: for many machines, on a replica set, a sharded cluster or one server.
 
-    store.py      the Store's methods
-    wakeups.py    hints between clients, through a small capped collection
-    transactions.py  a handler's transaction, and the clients for it
-    firing.py     jobs, and the firing of their slots
-    claims.py     claim, next_due
-    renewals.py   renew
-    adding.py     add
-    keys.py       dedupe keys: who holds one
-    reserved.py   runs that are half made, and how anyone makes them whole
-    limits.py     concurrency: who may take a place
-    claim_partition.py      others who claim, and which runs are left to them
-    changes.py    commit
-    reads.py      get, find, counts, jobs
-    upkeep.py     prune
-    rows.py       values to documents and back
-    schema.py     collections, indexes, opening a database
-    database.py   what all of the above work on
-    server_clock.py      the servers' clock
-    address.py    what a URL names
-    faults.py     MongoDB's errors in our words
-
-Dependencies point from the top of the list down. docs/decisions/0006-mongodb-store.md says why
-it is as it is.
+store.py                the methods of the seam
+notifier.py             hints between clients, through a small capped collection
+claim.py                selects due runs and takes them
+claim_partition.py      divides lanes between clients that claim at the same time
+concurrency.py          limits: how many runs of a job may run
+renew.py                renew
+insert.py               add
+dedupe.py               which run holds a dedupe key
+two_phase.py            completes runs that a crash left half made
+jobs.py                 jobs, and the firing of their slots
+commit.py               commit
+notes.py                notes
+queries.py              find, counts, jobs
+prune.py                deletes old runs and expired notes
+handler_transaction.py  `ctx.transaction()`
+codec.py                values to documents and back
+collections.py          the collections and the clock, which all of the above use
+schema.py               collections and indexes
+server_clock.py         the clock of the server that holds the data
+url.py                  servers, database and prefix in a URL
+errors.py               MongoDB's errors as errors of Mainspring
 """
 
 from mainspring.stores.mongodb.store import MongoStore

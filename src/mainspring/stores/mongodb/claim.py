@@ -6,7 +6,7 @@ the index, by priority and time. A claim
 1. steps from lane to lane, one key each, and keeps those it may take from, or the part of them
    that is dealt to it where others claim too (claim_partition.py);
 2. walks the heads of these lanes together, as far as it takes runs;
-3. reserves places for runs of limited jobs (limits.py);
+3. reserves places for runs of limited jobs (concurrency.py);
 4. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
    it has read them whole in step 2, and need not read again what it took as it was.
 

@@ -37,7 +37,7 @@ class Database:
     prefix: str
     time: ServerTime
     sightings: dict[str, dict[tuple[str, ObjectId], float]] = field(default_factory=dict)
-    """Since when this client has seen others' reservations, by limit (limits.py)."""
+    """Since when this client has seen others' reservations, by limit (concurrency.py)."""
 
     @property
     def runs(self) -> Collection:

@@ -2,7 +2,7 @@
 
 A unique index cannot do this on a sharded collection, and a key may outlive its run. So:
 
-1. The run is written down half made (reserved.py).
+1. The run is written down half made (two_phase.py).
 2. Its key is made to point at it, by compare-and-set on the key's version.
 3. The run becomes what it is to be.
 

@@ -1,6 +1,6 @@
 """Add: runs inserted once each, and one for each dedupe key; a workflow whole or not at all.
 
-A run that waits for others of the same batch is its follower. It is reserved (reserved.py) before
+A run that waits for others of the same batch is its follower. It is reserved (two_phase.py) before
 they are there and comes to life after them, by whoever gets to it: so none is left behind where a
 client dies, and none is ever seen without what it waits for, which would count as long gone.
 """

@@ -3,7 +3,7 @@
 A batch of slots fires in three steps, each of a few commands whatever the size of the batch. The
 second step decides:
 
-1. The runs are inserted as reserved (reserved.py), marked with the id of this batch.
+1. The runs are inserted as reserved (two_phase.py), marked with the id of this batch.
 2. Each job advances by compare-and-set on its version, and its document says what it fired:
    `firing: {by, runs, replaces, made}`. `by` is the id of the batch.
 3. The runs that a slot replaces are cancelled, and the reserved runs become visible.

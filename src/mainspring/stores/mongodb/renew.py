@@ -1,7 +1,7 @@
 """Renew: leases extended by the servers' clock, for those that still hold their runs.
 
 A valid lease is extended as it stands. One that has lapsed may have lost its place under a limit
-to another run, so it must find room first (limits.py).
+to another run, so it must find room first (concurrency.py).
 """
 
 from __future__ import annotations
