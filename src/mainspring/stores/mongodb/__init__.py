@@ -21,6 +21,8 @@ schema.py               collections and indexes
 server_clock.py         the clock of the server that holds the data
 url.py                  servers, database and prefix in a URL
 errors.py               MongoDB's errors as errors of Mainspring
+
+docs/decisions/0006-mongodb-store.md says why it is built so.
 """
 
 from mainspring.stores.mongodb.store import MongoStore

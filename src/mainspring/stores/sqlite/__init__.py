@@ -22,7 +22,7 @@
     files.py                the files beside the database, created for their owner only
     errors.py               SQLite's errors as errors of Mainspring
 
-Imports point down this list.
+docs/decisions/0002-sqlite-store.md says why it is built so.
 """
 
 from mainspring.stores.sqlite.store import SqliteStore
