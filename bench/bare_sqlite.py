@@ -73,7 +73,7 @@ def us() -> int:
 def database(path: Path | str) -> Iterator[sqlite3.Connection]:
     """A connection as the store makes it, on a file with the store's schema."""
     path = Path(path)
-    connection = schema.connect(path)
+    connection = schema.connect(path, create=True)
     lock = FileLock(path.with_name(path.name + "-lock"), 5)
     schema.migrate(connection, path, lock)
     try:
