@@ -43,7 +43,7 @@ def _nothing_is_set_aside() -> AbstractContextManager[Any]:
         found = dict(await self._open_session().reader.read(codec.runs_one_by_one, list(seqs)))
         return [found[seq] for seq in seqs if found[seq].unreadable is None]
 
-    return patch.object(SqliteStore, "_readable", readable)
+    return patch.object(SqliteStore, "_keep_readable", readable)
 
 
 def _overwrites_what_was_not_read() -> AbstractContextManager[Any]:
@@ -57,7 +57,7 @@ def _later_slots_wait_for_ever() -> AbstractContextManager[Any]:
 def _never_comes_back() -> AbstractContextManager[Any]:
     async def leave(self: SqliteStore, limit: int) -> None: ...
 
-    return patch.object(SqliteStore, "_bring_back", leave)
+    return patch.object(SqliteStore, "_release_set_aside", leave)
 
 
 def _versions_start_at_one() -> AbstractContextManager[Any]:

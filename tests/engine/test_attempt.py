@@ -13,7 +13,7 @@ import pytest
 
 from mainspring import Backoff, GiveUp, Retry, RunContext, State
 from mainspring.core.model import Outcome
-from tests.support.engine import Heard, ended, until
+from tests.support.engine import EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 
 
@@ -219,7 +219,7 @@ async def test_which_errors_are_tried_again(
 
 async def test_retry_after_sets_the_wait_and_counts_as_a_failure(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler, "run.retrying")
+    recorder = EventRecorder(scheduler, "run.retrying")
 
     @scheduler.job(retries=1, retry_delay="1h")
     async def busy() -> None:
@@ -227,7 +227,7 @@ async def test_retry_after_sets_the_wait_and_counts_as_a_failure(make: Make) -> 
 
     async with scheduler:
         done = await ended(scheduler, await busy.enqueue())
-    [event] = heard.events
+    [event] = recorder.events
     assert event.run is not None
     wait = event.run.run_at - event.run.attempts[-1].finished_at
     assert wait == timedelta(milliseconds=20)
@@ -276,7 +276,7 @@ async def test_only_the_newest_twenty_attempts_are_kept(make: Make) -> None:
 
 async def test_progress_is_stored_while_it_runs_and_stays(make: Make) -> None:
     scheduler = make(lease="1s")
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     go = asyncio.Event()
 
     @scheduler.job()
@@ -287,7 +287,7 @@ async def test_progress_is_stored_while_it_runs_and_stays(make: Make) -> None:
 
     async with scheduler:
         run = await long.enqueue()
-        event = await heard.until("run.progress")
+        event = await recorder.until("run.progress")
         assert event.run is not None
         assert event.run.progress is not None
         assert event.run.progress.message == "one of three"

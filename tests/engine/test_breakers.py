@@ -10,13 +10,13 @@ from mainspring.core.transitions import request_cancel
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import Heard, Weather, ended, opened
+from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened
 from tests.support.scheduler_fixtures import Make
 
 
 async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
     scheduler = make(workers=1)
-    heard = Heard(scheduler, "breaker.*")
+    recorder = EventRecorder(scheduler, "breaker.*")
     healthy, tried = False, 0
 
     @scheduler.job(breaker=Breaker(failures=3, reset="300ms"))
@@ -33,7 +33,7 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
         runs = await call.enqueue_many([{}] * 3)
         for run in runs:
             await ended(scheduler, run)
-        await heard.until("breaker.opened")
+        await recorder.until("breaker.opened")
         assert (await scheduler.job_health("call")).breaker == "open"
         waiting = await call.enqueue_many([{}] * 4)
         assert (await ended(scheduler, await other.enqueue())).result == 1
@@ -42,15 +42,15 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
             stored = await scheduler.get_run(run.id)
             assert (stored.state, stored.attempt, stored.attempts) == (State.PENDING, 0, ())
         assert tried == 3
-        await heard.until("breaker.opened", 2)  # one probe, which failed
+        await recorder.until("breaker.opened", 2)  # one probe, which failed
         assert tried == 4
         healthy = True
-        await heard.until("breaker.closed")
+        await recorder.until("breaker.closed")
         done = [await ended(scheduler, run) for run in waiting]
         assert [run.state for run in done].count(State.FAILED) == 1
         assert all(run.attempt == 1 for run in done)
         assert (await scheduler.job_health("call")).breaker == "closed"
-    assert heard.names == [
+    assert recorder.names == [
         *("breaker.opened", "breaker.half_open") * 2,
         "breaker.closed",
     ]
@@ -78,7 +78,7 @@ def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() 
 
 async def test_successes_between_keep_it_closed(make: Make) -> None:
     scheduler = make(workers=1)
-    heard = Heard(scheduler, "breaker.*")
+    recorder = EventRecorder(scheduler, "breaker.*")
 
     @scheduler.job(breaker=2)
     async def call(ok: bool) -> None:
@@ -87,12 +87,12 @@ async def test_successes_between_keep_it_closed(make: Make) -> None:
     async with scheduler:
         for ok in (False, True, False, True, False):
             await ended(scheduler, await call.enqueue(ok=ok))
-    assert heard.names == []
+    assert recorder.names == []
 
 
 async def test_a_cancelled_probe_closes_nothing(make: Make) -> None:
     scheduler = make(workers=2)
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job(breaker=Breaker(failures=1, reset="100ms"))
     async def call(wait: bool) -> None:
@@ -103,22 +103,22 @@ async def test_a_cancelled_probe_closes_nothing(make: Make) -> None:
     async with scheduler:
         await ended(scheduler, await call.enqueue(wait=False))
         probe = await call.enqueue(wait=True)
-        await heard.until("breaker.half_open")
-        await heard.until("run.started", 2)
+        await recorder.until("breaker.half_open")
+        await recorder.until("run.started", 2)
         await scheduler.cancel(probe.id)
         assert (await ended(scheduler, probe)).state is State.CANCELLED
-        assert "breaker.closed" not in heard.names
+        assert "breaker.closed" not in recorder.names
         await ended(scheduler, await call.enqueue(wait=False))
-        await heard.until("breaker.half_open", 2)
-        await heard.until("breaker.opened", 2)
+        await recorder.until("breaker.half_open", 2)
+        await recorder.until("breaker.opened", 2)
 
 
 async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
     make: Make, place: str | Store
 ) -> None:
-    weather, store = Weather(), opened(place)
-    scheduler = make(FaultyStore(store, weather), workers=1)
-    heard = Heard(scheduler)
+    faults, store = SwitchableFaults(), opened(place)
+    scheduler = make(FaultyStore(store, faults), workers=1)
+    recorder = EventRecorder(scheduler)
     go = asyncio.Event()
 
     @scheduler.job(breaker=Breaker(failures=1, reset="100ms"))
@@ -130,13 +130,13 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
     async with scheduler:
         await ended(scheduler, await call.enqueue(wait=False))
         probe = await call.enqueue(wait=True)
-        await heard.until("run.started", 2)
+        await recorder.until("run.started", 2)
         running = await scheduler.get_run(probe.id)
-        weather.foul = {"find"}  # so that the worker learns of it by its refused commit alone
+        faults.failing = {"find"}  # so that the worker learns of it by its refused commit alone
         assert await store.commit([request_cancel(running, "elsewhere")]) == [True]
         go.set()
         await asyncio.sleep(0.05)
-        weather.foul = set()
+        faults.failing = set()
         assert (await ended(scheduler, probe)).state is State.CANCELLED
         assert (await scheduler.job_health("call")).breaker != "closed"
-    assert "breaker.closed" not in heard.names
+    assert "breaker.closed" not in recorder.names

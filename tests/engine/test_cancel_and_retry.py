@@ -14,13 +14,13 @@ from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
 async def test_cancel_a_pending_run(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job()
     async def never() -> None:
@@ -31,7 +31,7 @@ async def test_cancel_a_pending_run(make: Make) -> None:
         assert await scheduler.cancel(run.id, reason="changed my mind") is True
         done = await ended(scheduler, run)
         assert (done.state, done.reason, done.attempts) == (State.CANCELLED, "changed my mind", ())
-        event = await heard.until("run.cancelled")
+        event = await recorder.until("run.cancelled")
         assert event.run == done
         assert await scheduler.cancel(run.id) is False
 
@@ -104,7 +104,7 @@ async def test_cancel_a_running_thread(make: Make) -> None:
 
 async def test_cancel_between_two_tries(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job(retries=5, retry_delay="1h")
     async def shaky() -> None:
@@ -112,7 +112,7 @@ async def test_cancel_between_two_tries(make: Make) -> None:
 
     async with scheduler:
         run = await shaky.enqueue()
-        await heard.until("run.retrying")
+        await recorder.until("run.retrying")
         assert await scheduler.cancel(run.id)
         done = await ended(scheduler, run)
     assert (done.state, done.attempt) == (State.CANCELLED, 1)
@@ -120,7 +120,7 @@ async def test_cancel_between_two_tries(make: Make) -> None:
 
 async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job()
     async def quick() -> None:
@@ -132,9 +132,9 @@ async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(mak
             took = await scheduler.cancel(run.id)
             done = await ended(scheduler, run)
             assert (done.state is State.CANCELLED) is took
-    told = len(heard.of("run.cancelled")) + len(heard.of("run.succeeded"))
+    told = len(recorder.of("run.cancelled")) + len(recorder.of("run.succeeded"))
     assert told == 30
-    assert "ownership.lost" not in heard.names
+    assert "ownership.lost" not in recorder.names
 
 
 class CancelledOnTheWay(MemoryStore):
@@ -150,7 +150,7 @@ class CancelledOnTheWay(MemoryStore):
 async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(make: Make) -> None:
     """Not when the lease lapses: nobody works on such a run."""
     scheduler = make(CancelledOnTheWay(), lease="10m")
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job(start_deadline="1ms")
     async def late() -> None:
@@ -159,7 +159,7 @@ async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(mak
     async with scheduler:
         done = await ended(scheduler, await late.enqueue())
         assert (done.state, done.reason) == (State.CANCELLED, "in between")
-        await heard.until("run.cancelled")
+        await recorder.until("run.cancelled")
 
 
 async def test_cancel_from_another_scheduler_reaches_the_worker(file: str) -> None:
@@ -269,10 +269,10 @@ async def test_retry_of_a_cancelled_run(make: Make) -> None:
             await asyncio.sleep(600)
         return 1
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         run = await work.enqueue()
-        await heard.until("run.started")
+        await recorder.until("run.started")
         await scheduler.cancel(run.id)
         await ended(scheduler, run)
         await scheduler.retry(run.id)

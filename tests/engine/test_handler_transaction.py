@@ -24,7 +24,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store, StoreInfo
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
 from mainspring.testing.store_calls import put_job
-from tests.support.engine import Heard, ended, opened
+from tests.support.engine import EventRecorder, ended, opened
 from tests.support.scheduler_fixtures import Make
 
 SOON: dict[str, Any] = {"retry_delay": "20ms"}
@@ -60,16 +60,16 @@ async def test_the_block_completes_the_run(make: Make, place: str | Store) -> No
             write(session, to)
             ctx.result = {"to": to}
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         done = await ended(scheduler, await send.enqueue("ada"))
-        await heard.until("run.succeeded")
+        await recorder.until("run.succeeded")
     assert (done.state, done.result, done.attempt) == (State.SUCCEEDED, {"to": "ada"}, 1)
     assert "sending" in done.attempts[0].log[0]
     assert effects(place) == ["ada"]
     assert told == [{"to": "ada"}]
-    assert len(heard.of("run.succeeded")) == 1
-    assert "ownership.lost" not in heard.names
+    assert len(recorder.of("run.succeeded")) == 1
+    assert "ownership.lost" not in recorder.names
 
 
 async def test_plain_handlers_use_with(make: Make, place: str | Store) -> None:
@@ -279,7 +279,7 @@ async def test_a_transaction_expires_after_a_third_of_the_lease(
 
 
 async def test_an_answer_that_was_lost_is_found_again(make: Make, place: str | Store) -> None:
-    """The commit went through and nobody heard: told once, done once."""
+    """The commit went through and nobody recorder: told once, done once."""
     store = opened(place)
     scheduler = make(FaultyStore(store, ScriptedFaults({"transaction": [None, "after"]})))
     told = []
@@ -290,13 +290,13 @@ async def test_an_answer_that_was_lost_is_found_again(make: Make, place: str | S
             write(session, "sent")
             ctx.result = ctx.attempt
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         done = await ended(scheduler, await send.enqueue())
-        await heard.until("run.succeeded")
+        await recorder.until("run.succeeded")
     assert (done.state, done.result, done.attempt) == (State.SUCCEEDED, 1, 1)
     assert (effects(place), told) == (["sent"], [1])
-    assert "ownership.lost" not in heard.names
+    assert "ownership.lost" not in recorder.names
 
 
 @pytest.mark.parametrize("step", [["before"], [None, "before"]], ids=["begin", "commit"])
@@ -334,7 +334,7 @@ async def test_many_at_once_and_a_long_run_beside_them(make: Make, place: str | 
     async def beside() -> None:
         await over.wait()
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         long = await beside.enqueue()
         runs = await send.enqueue_many([{"n": n} for n in range(8)])
@@ -344,7 +344,7 @@ async def test_many_at_once_and_a_long_run_beside_them(make: Make, place: str | 
     assert {(run.state, run.failures, run.lapses) for run in done} == {(State.SUCCEEDED, 0, 0)}
     assert sorted(effects(place), key=int) == [f"{n}" for n in range(8)]
     assert (kept.state, kept.attempt) == (State.SUCCEEDED, 1)
-    assert "ownership.lost" not in heard.names
+    assert "ownership.lost" not in recorder.names
 
 
 async def test_followers_are_released_with_the_result(make: Make, place: str | Store) -> None:
@@ -361,10 +361,10 @@ async def test_followers_are_released_with_the_result(make: Make, place: str | S
     async def second(ctx: RunContext) -> int:
         return int(ctx.results["first"]) * 6
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         await first.enqueue()
-        event = await heard.until("run.succeeded", where=lambda e: e.job_id == "second")
+        event = await recorder.until("run.succeeded", where=lambda e: e.job_id == "second")
     assert event.run is not None
     assert event.run.result == 42
 

@@ -13,7 +13,7 @@ from mainspring.core.events import EVENTS
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore
-from tests.support.engine import Heard, Weather, ended, opened, until
+from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, until
 from tests.support.scheduler_fixtures import Make
 
 
@@ -104,7 +104,7 @@ async def test_failing_hooks_and_listeners_are_harmless(
 
 async def test_listeners_by_pattern_sync_and_async_and_unsubscribed(make: Make) -> None:
     scheduler = make()
-    everything, runs = Heard(scheduler), Heard(scheduler, "run.*")
+    everything, runs = EventRecorder(scheduler), EventRecorder(scheduler, "run.*")
     one: list[Event] = []
     gone: list[Event] = []
     loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ async def test_listeners_by_pattern_sync_and_async_and_unsubscribed(make: Make) 
 
 async def test_an_error_event_carries_the_error(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job(retries=1, retry_delay="1ms")
     async def fail() -> None:
@@ -149,7 +149,7 @@ async def test_an_error_event_carries_the_error(make: Make) -> None:
 
     async with scheduler:
         await ended(scheduler, await fail.enqueue())
-    [retrying], [failed] = heard.of("run.retrying"), heard.of("run.failed")
+    [retrying], [failed] = recorder.of("run.retrying"), recorder.of("run.failed")
     assert isinstance(retrying.error, KeyError)
     assert isinstance(failed.error, KeyError)
     assert failed.run is not None
@@ -158,9 +158,9 @@ async def test_an_error_event_carries_the_error(make: Make) -> None:
 
 async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
     """One life with everything in it. What each event says is tested beside its feature."""
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), lease="1s", poll="50ms")
-    heard = Heard(scheduler)
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), lease="1s", poll="50ms")
+    recorder = EventRecorder(scheduler)
     healthy = False
 
     @scheduler.job(retries=1, retry_delay="1ms", breaker=Breaker(failures=2, reset="100ms"))
@@ -179,26 +179,26 @@ async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
     async def tick() -> None: ...
 
     async with scheduler:
-        await heard.until("leader.elected")
+        await recorder.until("leader.elected")
         await scheduler.add_job("extra", handler=shaky)
         await scheduler.update_job("extra", description="more")
         await scheduler.remove_job("extra")
         await ended(scheduler, await shaky.enqueue())
-        await heard.until("breaker.opened")
+        await recorder.until("breaker.opened")
         healthy = True
         await ended(scheduler, await shaky.enqueue())
-        await heard.until("breaker.closed")
+        await recorder.until("breaker.closed")
         run = await long.enqueue()
-        await heard.until("run.progress")
+        await recorder.until("run.progress")
         await scheduler.cancel(run.id)
         await ended(scheduler, run)
         lost = await long.enqueue()
-        await heard.until("run.started", where=lambda e: bool(e.run and e.run.id == lost.id))
-        weather.foul = {"*"}
-        await heard.until("ownership.lost")
-        weather.foul = set()
-        await heard.until("run.rescued")
-        await heard.until("schedule.missed")
+        await recorder.until("run.started", where=lambda e: bool(e.run and e.run.id == lost.id))
+        faults.failing = {"*"}
+        await recorder.until("ownership.lost")
+        faults.failing = set()
+        await recorder.until("run.rescued")
+        await recorder.until("schedule.missed")
         await scheduler.cancel(lost.id)
         await scheduler.stop()
         # What is due when nobody is there comes too late.
@@ -208,5 +208,5 @@ async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
         await asyncio.sleep(0.01)
         await scheduler.start()
         await ended(scheduler, expired)
-    missing = EVENTS - set(heard.names)
+    missing = EVENTS - set(recorder.names)
     assert missing == set()

@@ -21,7 +21,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Held, Renewed, Store
 from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
 from mainspring.testing.store_calls import get_runs
-from tests.support.engine import Heard, Weather, ended, opened, steal
+from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, steal
 from tests.support.scheduler_fixtures import Make
 
 
@@ -34,12 +34,12 @@ async def test_a_handler_that_blocks_its_loop_keeps_its_lease(make: Make) -> Non
         ran.append(1)
         time.sleep(2.5)  # noqa: ASYNC251 - that is what it is about
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         run = await rude.enqueue()
         done = await ended(scheduler, run)
     assert (done.state, done.attempt, done.lapses, ran) == (State.SUCCEEDED, 1, 0, [1])
-    assert "run.rescued" not in heard.names
+    assert "run.rescued" not in recorder.names
 
 
 async def test_a_run_whose_worker_died_is_rescued(make: Make, second_client: Store) -> None:
@@ -53,10 +53,10 @@ async def test_a_run_whose_worker_died_is_rescued(make: Make, second_client: Sto
         assert stolen.id == run.id
     worker = make(lease="1s")
     worker.job(concurrency=1)(_answer)
-    heard = Heard(worker)
+    recorder = EventRecorder(worker)
     async with worker:
         done = await ended(worker, run)
-        event = await heard.until("run.rescued")
+        event = await recorder.until("run.rescued")
     assert event.run is not None
     assert event.run.state is State.PENDING
     assert (done.state, done.result, done.attempt, done.failures, done.lapses) == (
@@ -89,7 +89,7 @@ async def test_a_run_that_cannot_be_written_does_not_hold_up_the_rescue_of_other
     store = _OneLocked()
     worker = Scheduler(store, lease="1s")
     worker.job()(_answer)
-    heard = Heard(worker)
+    recorder = EventRecorder(worker)
     async with Scheduler(store, workers=0) as producer:
         producer.job()(_answer)
         runs = await producer.enqueue_many("_answer", [None] * 5)
@@ -98,7 +98,7 @@ async def test_a_run_that_cannot_be_written_does_not_hold_up_the_rescue_of_other
     async with worker:
         others = [await ended(worker, run) for run in runs if run.id != store.locked]
         assert {run.state for run in others} == {State.SUCCEEDED}
-        assert len(heard.of("run.rescued")) == 4
+        assert len(recorder.of("run.rescued")) == 4
         assert (await worker.get_run(store.locked)).state is State.RUNNING
         store.locked = ""
         assert (await ended(worker, runs[2])).state is State.SUCCEEDED
@@ -107,16 +107,16 @@ async def test_a_run_that_cannot_be_written_does_not_hold_up_the_rescue_of_other
 async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> None:
     worker = make(queues=["elsewhere"])  # keeps, but claims nothing of this queue
     worker.job()(_answer)
-    heard = Heard(worker)
+    recorder = EventRecorder(worker)
     async with worker:
         run = await worker.enqueue("_answer")
         for lapse in range(1, 5):
             [stolen] = await steal(second_client, "_answer", lease=0.05 if lapse <= 2 else 1.0)
             if lapse > 2:  # from here on a worker records the begin first
                 assert await second_client.commit([transitions.beginning(stolen)]) == [True]
-            await heard.until("run.rescued", lapse)
+            await recorder.until("run.rescued", lapse)
         done = await ended(worker, run)
-        failed = await heard.until("run.failed")
+        failed = await recorder.until("run.failed")
     assert (done.state, done.reason, done.attempt, done.lapses) == (State.FAILED, "poison", 4, 4)
     assert done.error is not None
     assert "dead" in done.error
@@ -166,10 +166,10 @@ async def test_an_at_most_once_run_that_never_began_is_given_again(
         await steal(second_client, "_answer")
     worker = make(lease="1s")
     worker.job(delivery="at_most_once")(_answer)
-    heard = Heard(worker)
+    recorder = EventRecorder(worker)
     async with worker:
         done = await ended(worker, run)
-        await heard.until("run.rescued")
+        await recorder.until("run.rescued")
     assert (done.state, done.result, done.attempt, done.lapses) == (State.SUCCEEDED, 42, 1, 0)
     assert [a.outcome for a in done.attempts] == [Outcome.SUCCEEDED]
     assert done.token == 2
@@ -208,7 +208,7 @@ async def test_a_cancel_that_comes_before_the_begin_is_recorded_ends_the_run_unb
                     await store.commit([transitions.request_cancel(run, "asked")])
             return await store.commit(changes)
 
-    scheduler = make(CancelsFirst(store, Weather()))
+    scheduler = make(CancelsFirst(store, SwitchableFaults()))
 
     @scheduler.job(delivery="at_most_once")
     async def once(ctx: RunContext) -> None:
@@ -237,9 +237,9 @@ async def test_a_worker_that_lost_its_lease_stops_and_overwrites_nothing(
 ) -> None:
     """The store is away for longer than the lease: the handler is stopped before it lapses,
     another worker takes the run, and the first one's outcome is dropped."""
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), lease="1s")
-    heard = Heard(scheduler)
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), lease="1s")
+    recorder = EventRecorder(scheduler)
     began, stopped = asyncio.Event(), asyncio.Event()
 
     @scheduler.job()
@@ -255,12 +255,12 @@ async def test_a_worker_that_lost_its_lease_stops_and_overwrites_nothing(
     async with scheduler:
         run = await work.enqueue()
         await began.wait()
-        weather.foul = {"renew"}
-        event = await heard.until("ownership.lost")
+        faults.failing = {"renew"}
+        event = await recorder.until("ownership.lost")
         assert event.run is not None
         assert event.run.id == run.id
         await asyncio.wait_for(stopped.wait(), 10)
-        weather.foul = set()
+        faults.failing = set()
         done = await ended(scheduler, run)
     assert (done.state, done.result, done.attempt, done.lapses) == (State.SUCCEEDED, 2, 2, 1)
     assert [a.outcome for a in done.attempts] == [Outcome.LOST, Outcome.SUCCEEDED]
@@ -268,9 +268,9 @@ async def test_a_worker_that_lost_its_lease_stops_and_overwrites_nothing(
 
 async def test_an_outcome_that_comes_too_late_is_dropped(make: Make, place: str | Store) -> None:
     """A sync handler can't be stopped; by the time it ends, the run is another's."""
-    weather = Weather()
-    slow = make(FaultyStore(opened(place), weather), lease="1s", workers=2)
-    heard = Heard(slow)
+    faults = SwitchableFaults()
+    slow = make(FaultyStore(opened(place), faults), lease="1s", workers=2)
+    recorder = EventRecorder(slow)
     go = threading.Event()
 
     @slow.job()
@@ -282,16 +282,16 @@ async def test_an_outcome_that_comes_too_late_is_dropped(make: Make, place: str 
 
     async with slow:
         run = await work.enqueue()
-        await heard.until("run.started")
-        weather.foul = {"renew"}
-        await heard.until("ownership.lost")
-        weather.foul = set()
+        await recorder.until("run.started")
+        faults.failing = {"renew"}
+        await recorder.until("ownership.lost")
+        faults.failing = set()
         done = await ended(slow, run)
         go.set()
         await asyncio.sleep(0.1)
         assert await slow.get_run(run.id) == done
     assert (done.state, done.result) == (State.SUCCEEDED, "fresh")
-    assert len(heard.of("run.succeeded")) == 1
+    assert len(recorder.of("run.succeeded")) == 1
 
 
 def test_a_lease_is_renewed_when_it_is_no_longer_young() -> None:
@@ -373,7 +373,7 @@ def test_a_renewal_that_the_store_cannot_take_does_not_cost_others_their_leases(
 
     async def main() -> None:
         scheduler = Scheduler(Picky(VirtualClock()), inline=True, clock=VirtualClock(), lease="6s")
-        heard = Heard(scheduler)
+        recorder = EventRecorder(scheduler)
 
         @scheduler.job()
         async def work(ctx: RunContext, kind: str) -> int:
@@ -388,7 +388,9 @@ def test_a_renewal_that_the_store_cannot_take_does_not_cost_others_their_leases(
             done = [await scheduler.wait(run.id, 300) for run in runs]
         assert [run.result for run in done] == [1, 1, 2, 1]
         assert [run.progress is None for run in done] == [False, True, True, False]
-        assert [event.run and event.run.id for event in heard.of("ownership.lost")] == [runs[2].id]
+        assert [event.run and event.run.id for event in recorder.of("ownership.lost")] == [
+            runs[2].id
+        ]
 
     run_virtual(main)
 

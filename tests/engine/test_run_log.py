@@ -16,7 +16,7 @@ from mainspring import Breaker, RunContext
 from mainspring.engine.store_retry import OPERATIONS, reason_of
 from mainspring.errors import StoreUnavailable
 from tests.support import isolated_jobs
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -166,8 +166,8 @@ async def test_a_failure_that_opens_the_breaker_names_no_earlier_time(
         raise ValueError("no figures")
 
     async with scheduler:
-        heard = Heard(scheduler, "run.retrying")
+        recorder = EventRecorder(scheduler, "run.retrying")
         await report.enqueue()
-        await heard.until("run.retrying")
+        await recorder.until("run.retrying")
     [told] = [r.getMessage() for r in on(info, logging.WARNING) if "attempt 1 f" in r.getMessage()]
     assert "attempt 1 failed, which opened its circuit breaker; next attempt once" in told

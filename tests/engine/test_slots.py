@@ -16,7 +16,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import Weather
+from tests.support.engine import SwitchableFaults
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -706,7 +706,7 @@ async def test_a_follower_answers_to_few_hints(world: World) -> None:
     class Following(Counted):
         who = "follower"
 
-    fair = Weather()
+    fair = SwitchableFaults()
     leader = world.scheduler(Counted(world.store, fair))
     follower = world.scheduler(Following(world.store, fair), workers=0)
     noop = leader.job(id="noop")(_nothing)

@@ -16,7 +16,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed, Store
 from mainspring.testing import FaultyStore, ScriptedFaults
 from mainspring.testing.store_calls import get_runs
-from tests.support.engine import LONG, Heard, Weather, ended, opened, until
+from tests.support.engine import LONG, EventRecorder, SwitchableFaults, ended, opened, until
 from tests.support.scheduler_fixtures import Make
 
 
@@ -26,9 +26,9 @@ async def test_one_method_fails_for_a_while(
     make: Make, place: str | Store, method: str, error: str
 ) -> None:
     """Nothing is lost and nothing runs twice, also where the answer alone was lost."""
-    weather = Weather()
-    weather.error = error
-    scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="2s")
+    faults = SwitchableFaults()
+    faults.error = error
+    scheduler = make(FaultyStore(opened(place), faults), poll="20ms", lease="2s")
     ran: list[str] = []
 
     @scheduler.job("100ms", overlap="allow", misfire="all")
@@ -38,14 +38,14 @@ async def test_one_method_fails_for_a_while(
     @scheduler.job()
     async def work(ctx: RunContext) -> None:
         ran.append(ctx.run_id)
-        while method == "renew" and not weather.met:
+        while method == "renew" and not faults.met:
             await asyncio.sleep(0.01)
 
     async with scheduler:
         runs = await work.enqueue_many([{}] * 5)
-        weather.foul = {method}
-        await until(lambda: weather.met.get(method, 0) >= 1, f"a failing {method}")
-        weather.foul = set()
+        faults.failing = {method}
+        await until(lambda: faults.met.get(method, 0) >= 1, f"a failing {method}")
+        faults.failing = set()
         runs += await work.enqueue_many([{}] * 5)
         for run in runs:
             done = await ended(scheduler, run)
@@ -61,9 +61,9 @@ async def test_one_method_fails_for_a_while(
 async def test_an_outage_is_said_once_and_ends_by_itself(
     make: Make, place: str | Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
-    heard = Heard(scheduler)
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), poll="20ms")
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job()
     async def work() -> int:
@@ -72,20 +72,20 @@ async def test_an_outage_is_said_once_and_ends_by_itself(
     async with scheduler:
         await ended(scheduler, await work.enqueue())
         with caplog.at_level(logging.WARNING, "mainspring"):
-            weather.foul = {"*"}
-            await heard.until("scheduler.error")
-            await until(lambda: sum(weather.met.values()) > 6)
+            faults.failing = {"*"}
+            await recorder.until("scheduler.error")
+            await until(lambda: sum(faults.met.values()) > 6)
             with pytest.raises(StoreUnavailable):
                 await work.enqueue()
             health = await scheduler.health()
             assert health.status == "degraded"
             assert health.store != "ok"
-            weather.foul = set()
+            faults.failing = set()
             assert (await ended(scheduler, await work.enqueue())).result == 1
             await until(lambda: "answers again" in caplog.text)
         assert (await scheduler.health()).status == "healthy"
     assert caplog.text.count("the store failed") == 1
-    assert len(heard.of("scheduler.error")) == 1
+    assert len(recorder.of("scheduler.error")) == 1
 
 
 class Forbidden(MemoryStore):
@@ -119,17 +119,17 @@ async def test_an_outcome_that_is_refused_for_a_while_is_kept_and_sent_again(
 async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(
     make: Make, place: str | Store
 ) -> None:
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), wait_for_store=0)
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), wait_for_store=0)
 
     @scheduler.job(run_on_start=True)
     async def work() -> None: ...
 
     for method in ("open", "now", "put_jobs", "add"):
-        weather.foul = {method}
+        faults.failing = {method}
         with pytest.raises(StoreUnavailable):
             await scheduler.start()
-    weather.foul = set()
+    faults.failing = set()
     async with scheduler:
         [run] = (await scheduler.list_runs()).items
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
@@ -138,22 +138,22 @@ async def test_a_start_without_a_store_fails_clearly_and_can_be_repeated(
 async def test_a_stop_while_the_store_is_away_comes_to_an_end(
     make: Make, place: str | Store
 ) -> None:
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), lease="1s")
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), lease="1s")
     go = asyncio.Event()
 
     @scheduler.job()
     async def work() -> None:
         await go.wait()
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     await scheduler.start()
     run = await work.enqueue()
-    await heard.until("run.started")
-    weather.foul = {"*"}
+    await recorder.until("run.started")
+    faults.failing = {"*"}
     go.set()
     await asyncio.wait_for(scheduler.stop(timeout="1s"), 15)
-    weather.foul = set()
+    faults.failing = set()
     async with scheduler:
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
 
@@ -179,16 +179,16 @@ async def test_a_store_that_is_away_at_the_start_is_waited_for(
 async def test_a_store_that_stays_away_is_waited_for_no_longer_than_said(
     make: Make, place: str | Store
 ) -> None:
-    weather = Weather()
-    weather.foul = {"open"}
-    store = FaultyStore(opened(place), weather)
+    faults = SwitchableFaults()
+    faults.failing = {"open"}
+    store = FaultyStore(opened(place), faults)
     with pytest.raises(StoreUnavailable, match="open failed"):
         await make(store, wait_for_store="250ms").start()
-    assert weather.met["open"] == 2
+    assert faults.met["open"] == 2
     with pytest.raises(StoreUnavailable):
         await make(store, wait_for_store=0).start()
-    assert weather.met["open"] == 3
-    weather.foul = set()
+    assert faults.met["open"] == 3
+    faults.failing = set()
     async with make(store):
         pass
 
@@ -266,8 +266,8 @@ async def test_an_idle_worker_polls_rarely_and_finds_runs_without_a_hint(make: M
 
 
 async def test_waiting_for_a_run_outlasts_an_outage(make: Make, place: str | Store) -> None:
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), poll="20ms")
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), poll="20ms")
     begun, gate = asyncio.Event(), asyncio.Event()
 
     @scheduler.job(id="work")
@@ -280,9 +280,9 @@ async def test_waiting_for_a_run_outlasts_an_outage(make: Make, place: str | Sto
         run = await scheduler.enqueue("work")
         waiting = asyncio.create_task(scheduler.wait(run.id))
         await begun.wait()
-        weather.foul = {"find"}
-        await until(lambda: weather.met.get("find", 0) >= 1, "a failing find")
-        weather.foul = set()
+        faults.failing = {"find"}
+        await until(lambda: faults.met.get("find", 0) >= 1, "a failing find")
+        faults.failing = set()
         gate.set()
         async with asyncio.timeout(LONG):
             assert (await waiting).result == "done"
@@ -292,8 +292,8 @@ async def test_health_recovers_when_no_lease_is_left_to_renew(
     make: Make, place: str | Store
 ) -> None:
     """A lease that could not be renewed is lost, and there may be none to renew ever after."""
-    weather = Weather()
-    scheduler = make(FaultyStore(opened(place), weather), poll="20ms", lease="1s")
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), poll="20ms", lease="1s")
 
     @scheduler.job(id="long", delivery="at_most_once")
     async def long() -> None:
@@ -301,9 +301,9 @@ async def test_health_recovers_when_no_lease_is_left_to_renew(
 
     async with scheduler:
         run = await scheduler.enqueue("long")
-        weather.foul = {"renew"}
+        faults.failing = {"renew"}
         await ended(scheduler, run)
-        weather.foul = set()
+        faults.failing = set()
         async with asyncio.timeout(LONG):
             while (await scheduler.health()).failing:
                 await asyncio.sleep(0.01)

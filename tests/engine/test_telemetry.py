@@ -20,7 +20,7 @@ from mainspring.errors import Snooze
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from tests.support import isolated_jobs
-from tests.support.engine import Heard, Weather
+from tests.support.engine import EventRecorder, SwitchableFaults
 from tests.support.webhook_endpoint import ALLOW, Endpoint, response, serving
 
 Ended = Callable[[], list[ReadableSpan]]
@@ -165,8 +165,8 @@ async def test_every_way_an_attempt_can_end(ended: Ended) -> None:
 
 
 async def test_an_attempt_that_lost_its_lease_says_so(ended: Ended) -> None:
-    weather = Weather()
-    scheduler = Scheduler(FaultyStore(MemoryStore(), weather), lease="1s", poll="50ms")
+    faults = SwitchableFaults()
+    scheduler = Scheduler(FaultyStore(MemoryStore(), faults), lease="1s", poll="50ms")
     began = asyncio.Event()
 
     @scheduler.job()
@@ -178,9 +178,9 @@ async def test_an_attempt_that_lost_its_lease_says_so(ended: Ended) -> None:
     async with scheduler:
         run = await scheduler.enqueue("stubborn")
         await began.wait()
-        weather.foul = {"renew"}
-        await Heard(scheduler).until("ownership.lost")
-        weather.foul = set()
+        faults.failing = {"renew"}
+        await EventRecorder(scheduler).until("ownership.lost")
+        faults.failing = set()
         await scheduler.wait(run.id, 30)
     spans = ended()
     assert [told(span, "outcome") for span in spans] == ["lost", "succeeded"]

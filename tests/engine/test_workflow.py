@@ -14,7 +14,7 @@ from mainspring.engine import sweeper
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -57,7 +57,7 @@ async def test_a_diamond_runs_in_order_and_hands_results_on(make: Make) -> None:
 
 async def test_what_comes_after_a_failure_is_skipped(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     ran = diamond(scheduler, fail="left")
     async with scheduler:
         root = await scheduler.trigger("extract")
@@ -65,7 +65,7 @@ async def test_what_comes_after_a_failure_is_skipped(make: Make) -> None:
             name: await scheduler.wait(f"{name}@{root.id}", 10)
             for name in ("left", "right", "join", "report")
         }
-        await heard.until("run.skipped", 2)
+        await recorder.until("run.skipped", 2)
     assert sorted(name for name, _ in ran) == ["extract", "left", "right"]
     assert done["left"].state is State.FAILED
     assert done["right"].state is State.SUCCEEDED
@@ -112,9 +112,9 @@ async def test_scheduled_workflows_share_their_slot(make: Make) -> None:
     @scheduler.job(after=tick)
     async def tock() -> None: ...
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
-        event = await heard.until("run.succeeded", where=lambda e: e.job_id == "tock")
+        event = await recorder.until("run.succeeded", where=lambda e: e.job_id == "tock")
         await scheduler.pause_job("tick")
         run = event.run
         assert run is not None

@@ -18,7 +18,7 @@ from mainspring.errors import (
 )
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import new_signing_secret
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -45,9 +45,9 @@ async def test_the_same_job_at_each_start_changes_nothing() -> None:
     job = await program(first)
     await first.stop()
     second = Scheduler(store)
-    heard = Heard(second, "job.*")
+    recorder = EventRecorder(second, "job.*")
     assert await program(second) == job
-    assert job.id not in [event.job_id for event in heard.events]
+    assert job.id not in [event.job_id for event in recorder.events]
     with pytest.raises(JobExists, match="replace=True"):
         await second.add_job("greet-ada", handler="greet", payload={"name": "Ada"})
     await second.stop()
@@ -105,10 +105,10 @@ async def test_a_moment_that_has_come_meanwhile_is_no_error_at_the_next_start(ma
 
     async with scheduler:
         soon = await scheduler.now() + timedelta(seconds=2)
-        heard = Heard(scheduler, "run.succeeded")
+        recorder = EventRecorder(scheduler, "run.succeeded")
         given: dict[str, Any] = {"handler": handler, "schedule": at(soon), "replace": True}
         await scheduler.add_job("once", **given)
-        await heard.until("run.succeeded")
+        await recorder.until("run.succeeded")
         job = await scheduler.add_job("once", **given)
         assert job.next_run_at is None
         assert len((await scheduler.list_runs(job="once")).items) == 1

@@ -14,7 +14,7 @@ from mainspring import Run, RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -194,7 +194,7 @@ async def test_runs_without_a_worker_for_them_stay(make: Make) -> None:
 async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
     scheduler = make()
     go = asyncio.Event()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
 
     @scheduler.job()
     async def work(n: int) -> int:
@@ -207,7 +207,7 @@ async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
         again = await queue.enqueue(n=2)
         assert (first.duplicate, again.duplicate, again.id) == (False, True, first.id)
         assert again.payload == {"n": 1}
-        await heard.until("run.started")
+        await recorder.until("run.started")
         running = await queue.enqueue(n=3)
         assert (running.id, running.state) == (first.id, State.RUNNING)
         other = await work.options(dedupe_key="welcome:43").enqueue(n=4)
@@ -217,7 +217,7 @@ async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
         fresh = await queue.enqueue(n=5)  # free again once its run has ended
         assert (fresh.duplicate, fresh.id != first.id) == (False, True)
         assert (await ended(scheduler, fresh)).result == 5
-    assert len(heard.of("run.enqueued")) == 3
+    assert len(recorder.of("run.enqueued")) == 3
 
 
 async def test_dedupe_for_holds_the_key_past_the_end(make: Make) -> None:

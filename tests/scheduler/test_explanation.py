@@ -13,7 +13,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -26,9 +26,9 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
         await release.wait()
 
     async with scheduler:
-        heard = Heard(scheduler, "run.started")
+        recorder = EventRecorder(scheduler, "run.started")
         first = await one_at_a_time.enqueue()
-        await heard.until("run.started")
+        await recorder.until("run.started")
         second = await one_at_a_time.enqueue()
         why = await scheduler.explain_run(second.id)
         assert why == "its concurrency limit is reached: 1 run is running, 1 may"
@@ -55,9 +55,9 @@ def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
         async def limited() -> None: ...
 
         async with scheduler:
-            heard = Heard(scheduler, "run.started")
+            recorder = EventRecorder(scheduler, "run.started")
             await busy.enqueue()
-            await heard.until("run.started")
+            await recorder.until("run.started")
             await limited.enqueue()
             lease = timedelta(milliseconds=1)
             claim = Claim(worker="dead", handlers=frozenset({"limited"}), limit=1, lease=lease)
@@ -83,9 +83,9 @@ async def test_a_limit_over_several_jobs_names_its_key(make: Make) -> None:
     for name in ("a", "b"):
         scheduler.job(id=name, concurrency=1, concurrency_key="printer")(work)
     async with scheduler:
-        heard = Heard(scheduler, "run.started")
+        recorder = EventRecorder(scheduler, "run.started")
         await scheduler.enqueue("a")
-        await heard.until("run.started")
+        await recorder.until("run.started")
         why = await scheduler.explain_run((await scheduler.enqueue("b")).id)
         assert why is not None
         assert "with the key 'printer'" in why
@@ -150,9 +150,9 @@ async def test_a_retry_that_is_to_come_and_a_follower_say_what_they_wait_for(mak
         raise ValueError("no network")
 
     async with scheduler:
-        heard = Heard(scheduler, "run.retrying")
+        recorder = EventRecorder(scheduler, "run.retrying")
         run = await shaky.enqueue()
-        await heard.until("run.retrying")
+        await recorder.until("run.retrying")
         follower = await shaky.options(after=[run.id]).enqueue()
         why = await scheduler.explain_run(run.id)
         assert why is not None
@@ -226,10 +226,10 @@ async def test_a_breaker_of_another_process_reads_unknown(make: Make, file: str)
         @scheduler.job(id="plain")
         async def plain() -> None: ...
 
-    heard = Heard(worker, "breaker.opened")
+    recorder = EventRecorder(worker, "breaker.opened")
     async with worker, looking:
         await worker.enqueue("call")
-        await heard.until("breaker.opened")
+        await recorder.until("breaker.opened")
         assert (await worker.job_health("call")).breaker == "open"
         assert (await looking.job_health("call")).breaker == "unknown"
         assert (await looking.job_health("plain")).breaker == "none"

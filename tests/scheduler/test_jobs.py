@@ -25,13 +25,13 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobWrite, RunQuery, Store
 from mainspring.testing.store_calls import put_job
 from mainspring.webhooks.service import Webhooks
-from tests.support.engine import Heard, ended, opened, states
+from tests.support.engine import EventRecorder, ended, opened, states
 from tests.support.scheduler_fixtures import Make
 
 
 async def test_add_update_remove(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler, "job.*")
+    recorder = EventRecorder(scheduler, "job.*")
 
     @scheduler.job()
     async def greet(ctx: RunContext, name: str, loud: bool = False) -> str:
@@ -78,7 +78,7 @@ async def test_add_update_remove(make: Make) -> None:
         for call in (scheduler.get_job, scheduler.trigger, scheduler.remove_job):
             with pytest.raises(JobNotFound, match="no job 'greet-ada'"):
                 await call("greet-ada")
-    assert [event.name for event in heard.events] == [
+    assert [event.name for event in recorder.events] == [
         *("job.created", "job.created"),
         *("job.updated",) * 3,
         "job.removed",
@@ -207,10 +207,10 @@ async def test_a_clock_that_was_set_back_makes_no_run_older_than_its_job(make: M
         job = await scheduler.add_job("ahead", handler="work", schedule="100ms")
         assert job.schedule is not None
         ahead = replace(job, created_at=job.created_at + timedelta(hours=1))
-        heard = Heard(scheduler, "run.succeeded")
+        recorder = EventRecorder(scheduler, "run.succeeded")
         assert await put_job(scheduler.store, ahead)
         assert (await ended(scheduler, await scheduler.trigger("ahead"))).result == "done"
-        await heard.until("run.succeeded", 2)  # and a slot
+        await recorder.until("run.succeeded", 2)  # and a slot
 
 
 async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None:

@@ -18,7 +18,7 @@ from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, NotStarted
 from mainspring.stores.protocol import Store
 from mainspring.testing.store_calls import get_runs
-from tests.support.engine import Heard, ended, until
+from tests.support.engine import EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 
 
@@ -121,10 +121,10 @@ async def test_use_before_start_and_after_stop_says_what_to_do(make: Make) -> No
 
 async def test_two_stops_at_once(make: Make) -> None:
     scheduler = make()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         await asyncio.gather(scheduler.stop(), scheduler.stop(), scheduler.stop())
-    assert heard.names.count("scheduler.stopped") == 1
+    assert recorder.names.count("scheduler.stopped") == 1
 
 
 async def test_a_waiter_is_told_that_the_scheduler_stops(make: Make) -> None:

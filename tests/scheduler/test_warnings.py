@@ -12,7 +12,7 @@ from mainspring import Misfire, Scheduler, State, at
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs
-from tests.support.engine import Heard, ended
+from tests.support.engine import EventRecorder, ended
 
 
 @pytest.mark.parametrize("given", ["redis://localhost", "bogus", None, 1, "false"])
@@ -50,10 +50,10 @@ async def test_a_moment_in_the_past_is_told_and_recorded_as_missed(
     store = MemoryStore()
     when = datetime(2001, 1, 1, tzinfo=UTC)
     scheduler = await started_with(store, when)
-    heard = Heard(scheduler, "schedule.missed")
+    recorder = EventRecorder(scheduler, "schedule.missed")
     with caplog.at_level(logging.WARNING, "mainspring"):
         async with scheduler:
-            event = await heard.until("schedule.missed")
+            event = await recorder.until("schedule.missed")
             [run] = (await scheduler.list_runs(job="once")).items
     assert (run.state, run.reason, run.scheduled_at) == (State.SKIPPED, "misfire", when)
     assert event.data == {"first": when, "last": when, "count": 1}
@@ -75,9 +75,9 @@ async def test_a_moment_in_the_past_is_told_and_recorded_as_missed(
 async def test_a_moment_that_passed_while_the_program_started_still_runs() -> None:
     when = datetime.now(UTC) - timedelta(seconds=5)
     scheduler = await started_with(MemoryStore(), when, misfire=Misfire("skip", grace="1h"))
-    heard = Heard(scheduler, "run.succeeded")
+    recorder = EventRecorder(scheduler, "run.succeeded")
     async with scheduler:
-        run = (await heard.until("run.succeeded")).run
+        run = (await recorder.until("run.succeeded")).run
         assert run is not None
         assert (run.job_id, run.scheduled_at) == ("once", when)
 

@@ -15,7 +15,7 @@ from mainspring.testing import FaultyStore
 from mainspring.webhooks import WebhookSettings
 from mainspring.webhooks.vault import new_key
 from tests.service.routes.test_jobs import refused
-from tests.support.engine import Weather
+from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler
 
 ROUND: dict[str, Any] = {
@@ -45,15 +45,15 @@ async def test_a_job_that_was_made_is_known_again_by_what_was_asked(
 ) -> None:
     """Where the client chose the id, and the answer was lost."""
     inner = MemoryStore() if store == "memory" else open_store(f"sqlite:///{tmp_path}/jobs.db")
-    weather = Weather()
-    weather.error = "after"
+    faults = SwitchableFaults()
+    faults.error = "after"
     webhooks = WebhookSettings(secret_keys=[new_key()])
-    scheduler = sample_scheduler(FaultyStore(inner, weather), workers=0, webhooks=webhooks)
+    scheduler = sample_scheduler(FaultyStore(inner, faults), workers=0, webhooks=webhooks)
     api: Api = await make(scheduler)
-    weather.foul = {"put_jobs"}
+    faults.failing = {"put_jobs"}
     sent: dict[str, Any] = {"json": body, "headers": {"Idempotency-Key": "abc"}}
     await refused(api, "POST", "/api/jobs", 503, **sent)
-    weather.foul = set()
+    faults.failing = set()
     again = await api.post("/api/jobs", **sent)
     assert (again.status_code, again.json()["data"]["jobId"]) == (201, "mine")
     assert again.headers["idempotency-replayed"] == "true"

@@ -17,7 +17,7 @@ from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.service.routes.test_runs import finished
-from tests.support.engine import Weather
+from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -63,8 +63,8 @@ async def test_runs_are_counted_by_job_and_state(working: Api) -> None:
 
 
 async def test_running_leading_losing_and_rescuing_are_told(make: Make) -> None:
-    weather = Weather()
-    store: Any = FaultyStore(MemoryStore(), weather)
+    faults = SwitchableFaults()
+    store: Any = FaultyStore(MemoryStore(), faults)
     api: Api = await make(sample_scheduler(store, workers=2, lease="1s"))
     await api.scheduler.enqueue("forever")
 
@@ -73,10 +73,10 @@ async def test_running_leading_losing_and_rescuing_are_told(make: Make) -> None:
 
     await until(partial(comes, "mainspring_runs_running"))
     await until(partial(comes, "mainspring_leader"))
-    weather.foul.add("renew")
+    faults.failing.add("renew")
     await until(partial(comes, "mainspring_ownership_lost_total"))
     await until(partial(comes, 'mainspring_runs_rescued_total{job="forever"}'))
-    weather.foul.clear()
+    faults.failing.clear()
     await until(partial(comes, "mainspring_runs_running"))  # claimed again, and renewed
     assert (await scraped(api))["mainspring_ownership_lost_total"] == 1
     await api.scheduler.stop(graceful=False)
@@ -102,12 +102,12 @@ async def test_the_last_success_is_known_after_a_restart(make: Make, tmp_path: P
 async def test_a_store_that_is_away_does_not_hide_the_rest(make: Make) -> None:
     from mainspring.stores.memory import MemoryStore
     from mainspring.testing import FaultyStore
-    from tests.support.engine import Weather
+    from tests.support.engine import SwitchableFaults
 
-    weather = Weather()
-    store: Any = FaultyStore(MemoryStore(), weather)
+    faults = SwitchableFaults()
+    store: Any = FaultyStore(MemoryStore(), faults)
     api: Api = await make(sample_scheduler(store, workers=1))
-    weather.foul.add("counts")
+    faults.failing.add("counts")
     samples = await scraped(api)
     assert samples["mainspring_store_up"] == 0
     assert samples["mainspring_workers"] == 1

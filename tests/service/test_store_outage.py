@@ -18,7 +18,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.service.test_middleware import code, key
 from tests.service.test_server import until
-from tests.support.engine import Weather
+from tests.support.engine import SwitchableFaults
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import Standalone
 from tests.support.servers.runs import Run
@@ -29,19 +29,19 @@ from tests.support.service import until as come_true
 class Away:
     """A service whose store can go away, and the clock by which it remembers keys."""
 
-    def __init__(self, api: Api, weather: Weather) -> None:
-        self.api, self._weather = api, weather
+    def __init__(self, api: Api, faults: SwitchableFaults) -> None:
+        self.api, self._weather = api, faults
         self.clock = FakeClock()
         self.keys: Keys = api.app.state.service.keys
         self.keys._clock = self.clock
         self.keys._time = CarriedClock(self.clock)
 
     def go(self, seconds: float = FRESH + 1) -> None:
-        self._weather.foul = {"*"}
+        self._weather.failing = {"*"}
         self.clock.advance(seconds)
 
     def come(self) -> None:
-        self._weather.foul = set()
+        self._weather.failing = set()
 
     async def up(self, **options: Any) -> str | int:
         """What `/metrics` says of the store, or why it says nothing."""
@@ -56,10 +56,10 @@ class Away:
 
 @pytest.fixture
 async def away(make: Make, request: pytest.FixtureRequest) -> Away:
-    weather = Weather()
-    store: Any = FaultyStore(MemoryStore(), weather)
+    faults = SwitchableFaults()
+    store: Any = FaultyStore(MemoryStore(), faults)
     loopback = getattr(request, "param", False)
-    return Away(await make(sample_scheduler(store, workers=0), loopback=loopback), weather)
+    return Away(await make(sample_scheduler(store, workers=0), loopback=loopback), faults)
 
 
 async def test_a_key_known_before_the_outage_can_read_metrics(away: Away) -> None:

@@ -17,7 +17,7 @@ LONG = 60.0
 """Seconds after which a test gives up waiting. Generous, because the machine may be busy."""
 
 
-class Heard:
+class EventRecorder:
     """Every event of a scheduler, in order; a test awaits the one it needs."""
 
     def __init__(self, scheduler: Scheduler, pattern: str = "*") -> None:
@@ -49,16 +49,16 @@ class Heard:
                 await self._news.wait()
 
 
-class Weather:
-    """A plan for `FaultyStore` that a test turns foul and fair by hand."""
+class SwitchableFaults:
+    """A plan for `FaultyStore` that a test switches on and off."""
 
     def __init__(self) -> None:
-        self.foul: set[str] = set()
+        self.failing: set[str] = set()
         self.error: str = "before"
         self.met: dict[str, int] = {}
 
     def inject(self, method: str) -> Injection:
-        if method not in self.foul and "*" not in self.foul:
+        if method not in self.failing and "*" not in self.failing:
             return Injection()
         self.met[method] = self.met.get(method, 0) + 1
         return Injection(self.error)  # type: ignore[arg-type]

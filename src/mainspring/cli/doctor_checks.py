@@ -26,7 +26,7 @@ from mainspring.core.model import Job, State, replace
 from mainspring.engine.live_workers import (
     LiveWorker,
     find_workers,
-    queue_is_untaken,
+    lacks_only_queue,
     removal_command,
     why_no_worker,
     without_worker,
@@ -35,7 +35,7 @@ from mainspring.errors import MainspringError
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
-__all__ = ["Check", "all_checks"]
+__all__ = ["Check", "run_checks"]
 
 LATE = timedelta(seconds=60)
 """Due work that no worker takes for longer than this is reported."""
@@ -57,10 +57,10 @@ class Check:
         return asdict(self)
 
 
-async def all_checks(choice: StoreChoice) -> list[Check]:
+async def run_checks(choice: StoreChoice) -> list[Check]:
     clock = SystemClock()
     began = clock.now(), clock.monotonic()
-    checks = [*_versions()]
+    checks = [*_check_versions()]
     try:
         found = find_store(choice)
         check_exists(found)
@@ -69,42 +69,42 @@ async def all_checks(choice: StoreChoice) -> list[Check]:
         advice = error.advice if isinstance(error, CommandError) else _REACH
         return [*checks, Check("fail", "store", str(error), advice)]
     try:
-        checks += await _store_checks(found, clock)
+        checks += await _check_store(found, clock)
     except (MainspringError, OSError) as error:
         checks.append(Check("fail", "store", str(error), _REACH))
     finally:
         with contextlib.suppress(Exception):
             await found.store.close()
-    return [*checks, _steady(began, (clock.now(), clock.monotonic()))]
+    return [*checks, _check_clock_steady(began, (clock.now(), clock.monotonic()))]
 
 
 _REACH = "check the URL, the permissions and the disk; --store names another store"
 
 
-async def _store_checks(found: Found, clock: SystemClock) -> list[Check]:
+async def _check_store(found: Found, clock: SystemClock) -> list[Check]:
     store = found.store
     return [
-        await _reads(found, clock),
-        await _writes(store, clock),
-        await _store_clock(store, clock),
-        *_files(found),
-        *await _work(store, found.url),
+        await _check_reads(found, clock),
+        await _check_writes(store, clock),
+        await _check_store_clock(store, clock),
+        *_check_files(found),
+        *await _check_work(store, found.url),
     ]
 
 
 # This machine
 
 
-def _versions() -> Iterator[Check]:
+def _check_versions() -> Iterator[Check]:
     yield Check("ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield Check("ok", "mainspring", __version__)
     yield Check("ok", "sqlite", sqlite3.sqlite_version)
-    yield _tzdata()
+    yield _check_tzdata()
 
 
-def _tzdata() -> Check:
+def _check_tzdata() -> Check:
     """Python prefers the system's zones to the package's; outdated ones give wrong slots."""
-    system, folder = _system_tzdata()
+    system, folder = _find_system_tzdata()
     try:
         package = metadata.version("tzdata")
     except metadata.PackageNotFoundError:
@@ -120,7 +120,7 @@ def _tzdata() -> Check:
     return Check("ok", "tzdata", detail)
 
 
-def _system_tzdata() -> tuple[str, str]:
+def _find_system_tzdata() -> tuple[str, str]:
     """The version (empty if unknown) and the folder of the system's zones."""
     for folder in map(Path, zoneinfo.TZPATH):
         if (folder / "Europe").is_dir():
@@ -131,7 +131,7 @@ def _system_tzdata() -> tuple[str, str]:
     return "", ""
 
 
-def _steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
+def _check_clock_steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
     """Whether wall time and monotonic time advanced equally during the checks."""
     wall = (ended[0] - began[0]).total_seconds()
     drift = wall - (ended[1] - began[1])
@@ -144,7 +144,7 @@ def _steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Che
 # The store
 
 
-async def _reads(found: Found, clock: SystemClock) -> Check:
+async def _check_reads(found: Found, clock: SystemClock) -> Check:
     taken = []
     for _ in range(READS):
         sent = clock.monotonic()
@@ -157,7 +157,7 @@ async def _reads(found: Found, clock: SystemClock) -> Check:
     return Check("ok", "store", detail)
 
 
-async def _writes(store: Store, clock: SystemClock) -> Check:
+async def _check_writes(store: Store, clock: SystemClock) -> Check:
     """Take part in an election of its own and resign, which leaves nothing behind."""
     holder = f"doctor:{os.getpid()}"
     sent = clock.monotonic()
@@ -174,7 +174,7 @@ async def _writes(store: Store, clock: SystemClock) -> Check:
     return Check("ok", "store writes", detail)
 
 
-async def _store_clock(store: Store, clock: SystemClock) -> Check:
+async def _check_store_clock(store: Store, clock: SystemClock) -> Check:
     before = clock.now()
     reading = await store.now()
     after = clock.now()
@@ -190,7 +190,7 @@ async def _store_clock(store: Store, clock: SystemClock) -> Check:
     return Check("ok", "clock", detail)
 
 
-def _files(found: Found) -> Iterator[Check]:
+def _check_files(found: Found) -> Iterator[Check]:
     """Whether other users of this machine can read or stop an embedded store."""
     from mainspring.stores.sqlite.files import all_files, wide_open
     from mainspring.webhooks.vault import key_files
@@ -211,26 +211,26 @@ def _files(found: Found) -> Iterator[Check]:
 # The work
 
 
-async def _work(store: Store, url: str | None) -> list[Check]:
+async def _check_work(store: Store, url: str | None) -> list[Check]:
     now = await store.now()
     counts = await store.counts()
-    jobs = await _jobs(store)
+    jobs = await _read_all_jobs(store)
     running = _running_by_handler(jobs, counts.runs)
     workers = await find_workers(store)
     orphaned = without_worker([job for job in jobs if job.enabled], workers)
     return [
-        _workers(workers),
-        *_orphaned(orphaned if workers else [], workers, url),
-        *_untaken(counts.due, running, now),
-        await _unfired(store, now, {job.id for job in orphaned} if workers else set()),
-        await _lapsed(store, now),
-        await _deaf(store, now),
-        await _unreadable(store, jobs),
-        Check("ok", "jobs", _totals(jobs, counts.total)),
+        _check_workers(workers),
+        *_check_handlers(orphaned if workers else [], workers, url),
+        *_check_due_work(counts.due, running, now),
+        await _check_schedules(store, now, {job.id for job in orphaned} if workers else set()),
+        await _check_leases(store, now),
+        await _check_cancelled_runs(store, now),
+        await _check_records(store, jobs),
+        Check("ok", "jobs", _describe_totals(jobs, counts.total)),
     ]
 
 
-def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check]:
+def _check_due_work(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check]:
     late: list[tuple[str, Due]] = [
         (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > LATE
     ]
@@ -248,7 +248,7 @@ def _untaken(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check
         yield Check("ok", "due work", f"{waiting} due, none for longer than a minute")
 
 
-def _workers(workers: list[LiveWorker]) -> Check:
+def _check_workers(workers: list[LiveWorker]) -> Check:
     if not workers:
         return Check(
             "warn", "workers", "none is running", "start one: mainspring worker app:scheduler"
@@ -257,12 +257,12 @@ def _workers(workers: list[LiveWorker]) -> Check:
     return Check("ok", "workers", f"{len(workers)} running: {names}{_more(workers)}")
 
 
-def _orphaned(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:
+def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:
     """Jobs that no running worker can run: their code was renamed, their worker is down, or no
     worker takes their queue."""
     for job in jobs[:3]:
         detail = f"{why_no_worker(job, workers)}; it is not fired"
-        if queue_is_untaken(job, workers):
+        if lacks_only_queue(job, workers):
             advice = f"start a worker that takes queue {job.policy.queue!r}"
         else:
             advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
@@ -272,7 +272,7 @@ def _orphaned(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> It
         yield Check("warn", "handlers", f"and {more} without a worker")
 
 
-async def _unfired(store: Store, now: datetime, orphaned: set[str]) -> Check:
+async def _check_schedules(store: Store, now: datetime, orphaned: set[str]) -> Check:
     page = await store.jobs(JobQuery(due=now - LATE, limit=MANY + len(orphaned)))
     overdue = [job for job in page.items if job.unreadable is None and job.id not in orphaned]
     if not overdue:
@@ -282,7 +282,7 @@ async def _unfired(store: Store, now: datetime, orphaned: set[str]) -> Check:
     return Check("fail", "schedules", detail, "no worker is alive to fire them: start one")
 
 
-async def _lapsed(store: Store, now: datetime) -> Check:
+async def _check_leases(store: Store, now: datetime) -> Check:
     page = await store.find(RunQuery(lapsed=True, brief=True, limit=MANY))
     if not page.items:
         return Check("ok", "leases", "none has lapsed")
@@ -297,25 +297,27 @@ async def _lapsed(store: Store, now: datetime) -> Check:
     )
 
 
-async def _deaf(store: Store, now: datetime) -> Check:
+async def _check_cancelled_runs(store: Store, now: datetime) -> Check:
     """Runs that were cancelled and still run."""
     page = await store.find(RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000))
-    deaf = [run for run in page.items if run.cancel_requested]
-    if not deaf:
+    ignoring = [run for run in page.items if run.cancel_requested]
+    if not ignoring:
         return Check("ok", "running", f"{_many(page.items, 1000)} running, none ignores a cancel")
-    detail = f"{_many(deaf)} cancelled and still running: {deaf[0].id} of {deaf[0].job_id}"
+    detail = (
+        f"{_many(ignoring)} cancelled and still running: {ignoring[0].id} of {ignoring[0].job_id}"
+    )
     advice = 'a sync handler must check ctx.cancelled; isolation="process" can always be stopped'
     return Check("warn", "running", detail, advice)
 
 
-async def _unreadable(store: Store, jobs: list[Job]) -> Check:
+async def _check_records(store: Store, jobs: list[Job]) -> Check:
     """Records that this version cannot read. All jobs are checked, and of runs those that were set
     aside and the newest 1,000 of each state."""
     found = [f"job {job.id} ({job.unreadable})" for job in jobs if job.unreadable is not None]
-    looks = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
+    queries = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
     runs: dict[str, str | None] = {}
-    for look in looks:
-        page = await store.find(replace(look, limit=1000))
+    for query in queries:
+        page = await store.find(replace(query, limit=1000))
         runs |= {run.id: run.unreadable for run in page.items if run.unreadable is not None}
     found += [f"run {run_id} ({why})" for run_id, why in runs.items()]
     if not found:
@@ -328,7 +330,7 @@ async def _unreadable(store: Store, jobs: list[Job]) -> Check:
     return Check("fail", "records", detail, advice)
 
 
-async def _jobs(store: Store) -> list[Job]:
+async def _read_all_jobs(store: Store) -> list[Job]:
     jobs: list[Job] = []
     cursor = None
     while True:
@@ -346,7 +348,7 @@ def _running_by_handler(jobs: list[Job], runs: Any) -> dict[str, int]:
     return running
 
 
-def _totals(jobs: list[Job], total: Any) -> str:
+def _describe_totals(jobs: list[Job], total: Any) -> str:
     paused = sum(not job.enabled for job in jobs)
     held = ", ".join(f"{total(state)} {state}" for state in State if total(state))
     return f"{len(jobs)}{f' ({paused} paused)' if paused else ''}; runs: {held or 'none'}"

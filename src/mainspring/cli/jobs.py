@@ -83,14 +83,14 @@ def _note_orphans(
     output: Output, choice: StoreChoice, orphaned: list[Job], workers: list[LiveWorker]
 ) -> None:
     """Print which jobs no worker can run, and what to do."""
-    from mainspring.engine.live_workers import queue_is_untaken, removal_command, why_no_worker
+    from mainspring.engine.live_workers import lacks_only_queue, removal_command, why_no_worker
 
     if not workers:
         output.note("no worker is running: no job runs until one starts")
         return
     for job in orphaned[:MOST_ORPHANS]:
         why = why_no_worker(job, workers)
-        if queue_is_untaken(job, workers):
+        if lacks_only_queue(job, workers):
             output.note(f"{why}: start one that does")
         else:
             output.note(f"{why}; if its code is gone: {removal_command(job, choice.url)}")

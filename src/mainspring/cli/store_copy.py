@@ -13,7 +13,7 @@ from mainspring.cli.store_access import Found, StoreChoice, database_file, find_
 from mainspring.errors import StoreMissing
 
 if TYPE_CHECKING:
-    from mainspring.stores.copy import Look
+    from mainspring.stores.copy import StoreContents
     from mainspring.stores.protocol import Store
 
 __all__ = ["copy_stores"]
@@ -22,7 +22,7 @@ TOLD_EVERY = 100_000
 
 
 async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool) -> None:
-    from mainspring.stores.copy import copy, look
+    from mainspring.stores.copy import copy, read_contents
 
     here, there = _named(source, "FROM"), _named(target, "TO")
     if _place(source) == _place(target):
@@ -37,7 +37,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         ) from missing
     async with _opened(here.store):
         if dry_run:
-            seen = await look(here.store)
+            seen = await read_contents(here.store)
             already = await _holding(there.store)
             _tell(output, seen, source=here.name, target=there.name, already=already.total)
             return
@@ -84,7 +84,7 @@ def _key_of(source: str) -> str:
     return f"{variable}, or what is in {former if former.exists() else file}"
 
 
-def _tell(output: Output, seen: Look, *, source: str, target: str, already: int) -> None:
+def _tell(output: Output, seen: StoreContents, *, source: str, target: str, already: int) -> None:
     if output.as_json:
         runs = {str(state): count for state, count in sorted(seen.runs.items())}
         document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
@@ -127,14 +127,14 @@ def _place(url: str) -> object:
     return frozenset(hosts.split(",")), address.database, address.prefix
 
 
-async def _holding(store: Store) -> Look:
-    from mainspring.stores.copy import Look, look
+async def _holding(store: Store) -> StoreContents:
+    from mainspring.stores.copy import StoreContents, read_contents
 
     try:
         async with _opened(store, create=False):
-            return await look(store)
+            return await read_contents(store)
     except StoreMissing:
-        return Look()
+        return StoreContents()
 
 
 @contextlib.asynccontextmanager

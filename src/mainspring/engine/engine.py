@@ -164,7 +164,7 @@ class Engine:
                 self.leader.electing,
                 self.slot_firer.firing,
                 self.sweeper.sweeping,
-                self.live_workers.announcing,
+                self.live_workers.announce_periodically,
             ):
                 self._go(part)
             log.info("worker %s started", context.settings.worker_id)

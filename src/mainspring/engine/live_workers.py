@@ -26,7 +26,7 @@ __all__ = [
     "LiveWorker",
     "LiveWorkers",
     "find_workers",
-    "queue_is_untaken",
+    "lacks_only_queue",
     "removal_command",
     "why_no_worker",
     "without_worker",
@@ -81,13 +81,13 @@ def without_worker(jobs: Iterable[Job], workers: list[LiveWorker]) -> list[Job]:
     ]
 
 
-def queue_is_untaken(job: Job, workers: Iterable[LiveWorker]) -> bool:
+def lacks_only_queue(job: Job, workers: Iterable[LiveWorker]) -> bool:
     """Whether a job that none of the workers can run lacks only one that takes its queue."""
     return any(job.handler in worker.handlers for worker in workers)
 
 
 def why_no_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
-    if queue_is_untaken(job, workers):
+    if lacks_only_queue(job, workers):
         return f"no running worker takes queue {job.policy.queue!r} of job {job.id}"
     return f"no running worker has the handler {job.handler!r} of job {job.id}"
 
@@ -110,7 +110,7 @@ class LiveWorkers:
         self._store_url = store_url
         self._workers: list[LiveWorker] = []
         self._read_at: float | None = None
-        self._absent_since: dict[str, float] = {}
+        self._without_worker_since: dict[str, float] = {}
         self._not_fired: set[str] = set()
 
     @property
@@ -118,7 +118,7 @@ class LiveWorkers:
         """The ids of the jobs that are not fired, because no live worker has their handler."""
         return tuple(sorted(self._not_fired))
 
-    async def announcing(self) -> None:
+    async def announce_periodically(self) -> None:
         """Keep this worker's note fresh, and read those of the others."""
         await self._announce()
         await self._engine.retrying_store.repeat("jobs", self._warn_at_start)
@@ -143,15 +143,15 @@ class LiveWorkers:
         """Whether to fire a job that is due. True while it is not known who is alive. `myself` is
         made once for many jobs: it names all handlers."""
         if self._has_worker(job, myself) is not False:
-            self._absent_since.pop(job.id, None)
+            self._without_worker_since.pop(job.id, None)
             if job.id in self._not_fired:
                 self._not_fired.discard(job.id)
                 log.warning("job %s is fired again: a worker can run it", job.id)
             return True
         now = self._engine.clock.monotonic()
-        since = self._absent_since.get(job.id)
+        since = self._without_worker_since.get(job.id)
         if since is None:
-            self._absent(job, myself)
+            self._report_without_worker(job, myself)
             return True
         if now - since < GRACE_SECONDS:
             return True
@@ -201,7 +201,7 @@ class LiveWorkers:
         if ids := frozenset(self._not_fired):
             page = await self._engine.store.jobs(JobQuery(ids=ids, limit=len(ids)))
             for job_id in ids - {job.id for job in page.items if job.enabled}:
-                self._absent_since.pop(job_id, None)
+                self._without_worker_since.pop(job_id, None)
                 self._not_fired.discard(job_id)
 
     async def _warn_at_start(self) -> None:
@@ -210,18 +210,18 @@ class LiveWorkers:
             page = await self._engine.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
             myself = self.myself()
             for job in without_worker(page.items, [myself, *self._workers]):
-                if job.schedule is not None and job.id not in self._absent_since:
-                    self._absent(job, myself)
+                if job.schedule is not None and job.id not in self._without_worker_since:
+                    self._report_without_worker(job, myself)
             if (cursor := page.cursor) is None:
                 return
 
-    def _absent(self, job: Job, myself: LiveWorker) -> None:
-        self._absent_since[job.id] = self._engine.clock.monotonic()
-        if len(self._absent_since) > MOST_WARNINGS:
+    def _report_without_worker(self, job: Job, myself: LiveWorker) -> None:
+        self._without_worker_since[job.id] = self._engine.clock.monotonic()
+        if len(self._without_worker_since) > MOST_WARNINGS:
             return
         workers = [myself, *self._workers]
         why = why_no_worker(job, workers)
-        if queue_is_untaken(job, workers):
+        if lacks_only_queue(job, workers):
             log.warning("%s: start one that does", why)
         else:
             log.warning(

@@ -13,7 +13,7 @@ import pytest
 from mainspring import RunContext, State
 from mainspring.core.model import Outcome
 from tests.support import isolated_jobs
-from tests.support.engine import Heard, ended, until
+from tests.support.engine import EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 
 
@@ -219,11 +219,11 @@ async def test_hooks_hear_of_process_runs(make: Make) -> None:
     scheduler.job(isolation="process", on_error=lambda ctx, error: told.append(str(error)))(
         isolated_jobs.give_up
     )
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         await ended(scheduler, await scheduler.enqueue("add", {"a": 1, "b": 1}))
         await ended(scheduler, await scheduler.enqueue("give_up"))
-        await heard.until("run.failed")
+        await recorder.until("run.failed")
     assert told == ["start", "success 2", "GiveUp: hopeless"]
 
 

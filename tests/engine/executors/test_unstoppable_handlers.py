@@ -17,7 +17,7 @@ from mainspring.core.model import Outcome
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import Heard, Weather, ended
+from tests.support.engine import EventRecorder, SwitchableFaults, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -55,10 +55,10 @@ def test_a_lost_lease_is_told_once() -> None:
     """Also of a handler that was cancelled before, and does not end."""
 
     async def main() -> None:
-        weather, over = Weather(), asyncio.Event()
-        store = FaultyStore(MemoryStore(VirtualClock()), weather)
+        faults, over = SwitchableFaults(), asyncio.Event()
+        store = FaultyStore(MemoryStore(VirtualClock()), faults)
         scheduler = Scheduler(store, inline=True, clock=VirtualClock(), lease="6s", workers=2)
-        heard = Heard(scheduler)
+        recorder = EventRecorder(scheduler)
 
         @scheduler.job()
         async def stubborn(ctx: RunContext) -> int:
@@ -68,15 +68,15 @@ def test_a_lost_lease_is_told_once() -> None:
 
         async with scheduler:
             run = await stubborn.enqueue()
-            await heard.until("run.started")
+            await recorder.until("run.started")
             assert await scheduler.cancel(run.id)
             await asyncio.sleep(2)
-            weather.foul = {"renew"}
+            faults.failing = {"renew"}
             await asyncio.sleep(30)
-            assert len(heard.of("ownership.lost")) == 1
-            weather.foul = set()
+            assert len(recorder.of("ownership.lost")) == 1
+            faults.failing = set()
             await asyncio.sleep(30)
-            assert len(heard.of("ownership.lost")) == 1
+            assert len(recorder.of("ownership.lost")) == 1
             over.set()
 
     run_virtual(main)

@@ -13,7 +13,7 @@ from mainspring.service.api_keys import FRESH, Keys
 from mainspring.service.routes import events
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
-from tests.support.engine import Weather
+from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler
 
 
@@ -252,19 +252,19 @@ async def test_streams_without_a_key_end_when_the_first_key_is_made(
 async def test_streams_stay_open_while_the_store_is_away(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weather = Weather()
-    store = FaultyStore(MemoryStore(), weather)
+    faults = SwitchableFaults()
+    store = FaultyStore(MemoryStore(), faults)
     api: Api = await make(sample_scheduler(store, workers=0), loopback=False)
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
     monkeypatch.setattr(events, "FRESH", 0.0)
     made, text = await api.app.state.service.keys.create("mine", "read")
     client = Client(api, key=text)
     await client.begun()
-    weather.foul = {"notes"}
-    while weather.met.get("notes", 0) < 3:
+    faults.failing = {"notes"}
+    while faults.met.get("notes", 0) < 3:
         await asyncio.sleep(0.001)
     assert not client.task.done()
-    weather.foul = set()
+    faults.failing = set()
     await Keys(api.scheduler).revoke(made.id)
     await client.task
 

@@ -12,7 +12,7 @@ from mainspring.core.model import Note
 from mainspring.errors import InvalidSchedule
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
-from tests.support.engine import Weather
+from tests.support.engine import SwitchableFaults
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
 
 
@@ -362,15 +362,15 @@ async def test_a_create_that_the_store_failed_is_safe_to_send_again(
     make: Make, what: str, lost: str
 ) -> None:
     """Also where the job was made, and only the answer was lost."""
-    weather = Weather()
-    weather.error = lost
-    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
+    faults = SwitchableFaults()
+    faults.error = lost
+    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), faults), workers=0))
     headers = {"Idempotency-Key": "abc"}
-    weather.foul = {what}
+    faults.failing = {what}
     await refused(api, "POST", "/api/jobs", 503, json=PLAIN, headers=headers)
     made = (await api.ok("GET", "/api/jobs?search=example"))["data"]
     assert len(made) == (1 if (what, lost) == ("put_jobs", "after") else 0)
-    weather.foul = set()
+    faults.failing = set()
     again = [await api.ok("POST", "/api/jobs", json=PLAIN, headers=headers) for _ in range(2)]
     [stored] = (await api.ok("GET", "/api/jobs?search=example"))["data"]
     assert [one["data"]["jobId"] for one in again] == [stored["_id"]] * 2
@@ -381,13 +381,13 @@ async def test_a_create_that_was_done_is_not_refused_when_it_is_sent_again(
     make: Make, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
     """Its one time may be over by then."""
-    weather = Weather()
-    weather.error = "after"
-    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), weather), workers=0))
-    weather.foul = {"put_jobs"}
+    faults = SwitchableFaults()
+    faults.error = "after"
+    api: Api = await make(sample_scheduler(FaultyStore(MemoryStore(), faults), workers=0))
+    faults.failing = {"put_jobs"}
     sent = {"json": {**PLAIN, **given}, "headers": {"Idempotency-Key": "abc"}}
     await refused(api, "POST", "/api/jobs", 503, **sent)
-    weather.foul = set()
+    faults.failing = set()
 
     async def over(*given: Any, **more: Any) -> None:
         raise InvalidSchedule("it is over")

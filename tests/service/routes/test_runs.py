@@ -205,14 +205,14 @@ async def test_a_failed_attempt_is_told_while_its_run_goes_on(working: Api) -> N
 async def test_probes(make: Make) -> None:
     from mainspring.stores.memory import MemoryStore
     from mainspring.testing import FaultyStore
-    from tests.support.engine import Weather
+    from tests.support.engine import SwitchableFaults
     from tests.support.service import sample_scheduler
 
-    weather = Weather()
-    store: Any = FaultyStore(MemoryStore(), weather)
+    faults = SwitchableFaults()
+    store: Any = FaultyStore(MemoryStore(), faults)
     api: Api = await make(sample_scheduler(store, workers=1))
     assert (await api.get("/readyz")).status_code == 200
-    weather.foul.add("jobs")
+    faults.failing.add("jobs")
     away = await api.get("/readyz")
     assert (away.status_code, away.json()) == (503, {"status": "the store is away"})
     health = (await api.get("/api/observability/health")).json()
@@ -220,7 +220,7 @@ async def test_probes(make: Make) -> None:
     listed = await api.get("/api/jobs")
     assert listed.status_code == 503
     assert "retry-after" in listed.headers
-    weather.foul.clear()
+    faults.failing.clear()
 
     async def ready() -> bool:
         return (await api.get("/readyz")).status_code == 200
@@ -228,7 +228,7 @@ async def test_probes(make: Make) -> None:
     await until(ready)
     api.app.state.service.draining.set()
     assert (await api.get("/readyz")).status_code == 503
-    weather.foul.add("*")
+    faults.failing.add("*")
     assert (await api.get("/livez")).status_code == 200
 
 

@@ -25,7 +25,7 @@ from mainspring.stores.mongodb import handler_transaction
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from mainspring.testing.store_calls import get_runs
 from tests.support.effect_counts import effect_test
-from tests.support.engine import Heard
+from tests.support.engine import EventRecorder
 from tests.support.pages import DOCS, blocks
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
@@ -86,15 +86,15 @@ async def test_async_and_plain_handlers(url: str) -> None:
             database.effects.insert_one({"name": "plain"}, session=session)
             ctx.result = 3
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler:
         runs = [await job.enqueue() for job in (send, send_in_a_thread, plain)]
         ended = [await done(scheduler, run) for run in runs]
-        await heard.until("run.succeeded", 3)
+        await recorder.until("run.succeeded", 3)
     assert [(run.state, run.result) for run in ended] == [(State.SUCCEEDED, n) for n in (1, 2, 3)]
     assert effects(url) == ["async", "async in a thread", "plain"]
-    assert len(heard.of("run.succeeded")) == 3
-    assert "ownership.lost" not in heard.names
+    assert len(recorder.of("run.succeeded")) == 3
+    assert "ownership.lost" not in recorder.names
 
 
 async def test_those_who_write_the_same_document_all_come_through(url: str) -> None:
@@ -169,7 +169,7 @@ async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
                 inside.set()
                 await go.wait()
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     await other.open()
     async with scheduler:
         run = await send.enqueue()
@@ -179,7 +179,7 @@ async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
         assert await other.commit([rescue]) == [True]
         go.set()
         ended = await done(scheduler, run)
-        await heard.until("ownership.lost")
+        await recorder.until("ownership.lost")
     await other.close()
     assert (ended.state, ended.token, effects(url)) == (State.SUCCEEDED, 2, ["token 2"])
 
@@ -216,15 +216,15 @@ async def test_a_commit_whose_answer_was_lost_is_found(
             await write(session, f"attempt {ctx.attempt}")
             ctx.result = ctx.attempt
 
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     with commits(monkeypatch, fate):
         async with scheduler:
             run = await done(scheduler, await send.enqueue())
-            await heard.until("run.succeeded")
+            await recorder.until("run.succeeded")
     attempt = 1 if fate == "lost" else 2
     assert (run.state, run.attempt, run.failures) == (State.SUCCEEDED, attempt, 0)
     assert (effects(url), told) == ([f"attempt {attempt}"], [attempt])
-    assert len(heard.of("run.succeeded")) == 1
+    assert len(recorder.of("run.succeeded")) == 1
 
 
 async def test_a_commit_of_unknown_outcome_is_sent_again(
@@ -334,10 +334,10 @@ async def test_a_worker_killed_in_its_transaction_holds_up_no_rescue(url: str) -
     finally:
         victim.kill()
         await victim.wait()
-    heard = Heard(scheduler)
+    recorder = EventRecorder(scheduler)
     async with scheduler, asyncio.timeout(50):  # the server's own limit is 60 s, and more
         ended = [await done(scheduler, run) for run in (sent, *steps)]
-        await heard.until("run.rescued", 5)
+        await recorder.until("run.rescued", 5)
     assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 2)}
     assert effects(url) == ["sent"]
 

@@ -203,7 +203,7 @@ class RenewBeyondLimit(MemoryStore):
 class LeasesByWallClock(MemoryStore):
     """Whoever sets the clock forward ends every lease."""
 
-    def _move(self, step: timedelta) -> None:
+    def _follow_clock_step(self, step: timedelta) -> None:
         """Nothing is allowed for."""
 
 

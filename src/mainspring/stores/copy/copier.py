@@ -3,8 +3,8 @@
 A scheduler that starts on the copy goes on as if nothing had happened: tokens, attempts, versions,
 dedupe keys and slots are those of the original. It needs the methods of the protocol alone:
 
-1. `look` walks through the source, newest run first as pages come, and keeps nothing of it but
-   counts and the pages' cursors.
+1. `read_contents` reads through the source, newest run first as pages come. It keeps only counts
+   and the cursors of the pages.
 2. `copy` goes back along these cursors, so that the oldest run is written first: in a store that
    numbers its runs the order of lists is the same again. What is there already is compared and
    made equal, and never doubled: an interrupted copy is completed by the same call.
@@ -29,19 +29,19 @@ from mainspring.core import codec
 from mainspring.core.model import Job, Run, State, replace
 from mainspring.core.transitions import Change
 from mainspring.errors import CopyRefused, StoreUnavailable
-from mainspring.stores.copy.notes import copy_notes, refuse_strange_notes, verify_notes
+from mainspring.stores.copy.notes import copy_notes, refuse_foreign_notes, verify_notes
 from mainspring.stores.copy.reader import (
     PAGE,
-    all_jobs,
-    jobs_like,
-    page_of,
-    patiently,
+    find_jobs,
+    job_pages,
+    read_run_page,
+    retry_while_unavailable,
     runs_by_id,
 )
 from mainspring.stores.election import LEADER, elect
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
 
-__all__ = ["Copied", "Look", "copy", "look"]
+__all__ = ["CopyReport", "StoreContents", "copy", "read_contents"]
 
 LOCK_TERM = timedelta(seconds=30)
 
@@ -52,7 +52,7 @@ _COMPARED = tuple(
 
 
 @dataclass(slots=True)
-class Look:
+class StoreContents:
     """What a store holds, and where its pages of runs begin (newest first)."""
 
     jobs: int = 0
@@ -72,7 +72,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class Copied:
+class CopyReport:
     """What became of a copy: how much was written, was there already, was there and made equal."""
 
     jobs: int = 0
@@ -84,18 +84,20 @@ class Copied:
     secrets: int = 0
 
 
-async def look(store: Store) -> Look:
+async def read_contents(store: Store) -> StoreContents:
     """Count a store through, and refuse one whose runs are being worked on."""
-    await patiently(store.find, RunQuery(lapsed=True, limit=1))  # ends what is half made
+    await retry_while_unavailable(
+        store.find, RunQuery(lapsed=True, limit=1)
+    )  # ends what is half made
     await _refuse_leases(store)
-    seen = Look()
-    async for jobs in all_jobs(store):
+    seen = StoreContents()
+    async for jobs in job_pages(store):
         _refuse_unreadable("job", jobs)
         seen.jobs += len(jobs)
         seen.secrets += sum(map(_has_secrets, jobs))
     cursor: str | None = None
     while True:
-        runs, after = await page_of(store, cursor)
+        runs, after = await read_run_page(store, cursor)
         _refuse_unreadable("run", runs)
         if runs:
             seen.pages.append(cursor)
@@ -108,18 +110,18 @@ async def look(store: Store) -> Look:
 
 async def copy(
     source: Store, target: Store, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Copied:
+) -> CopyReport:
     """Copy everything. `progress` is told how many runs are over, and of how many."""
-    async with _alone(source, target) as still_alone:
-        seen = await look(source)
+    async with _exclusive_access(source, target) as keep_exclusive:
+        seen = await read_contents(source)
         await _refuse_leases(target)
-        await _refuse_strangers(source, target)
-        work = _Copy(source, target)
+        await _refuse_foreign_records(source, target)
+        work = _Copier(source, target)
         await work.copy_jobs()
         work.copied.notes = await copy_notes(source, target)
         for number, cursor in enumerate(reversed(seen.pages), start=1):
-            await still_alone()
-            runs, _ = await page_of(source, cursor)
+            await keep_exclusive()
+            runs, _ = await read_run_page(source, cursor)
             await work.copy_runs(runs[::-1])
             progress(min(number * PAGE, seen.total), seen.total)
         await work.copy_deferred()
@@ -135,34 +137,38 @@ def _has_secrets(job: Job) -> bool:
     return job.webhook is not None and bool(job.webhook.secret_headers or job.webhook.signing)
 
 
-class _Copy:
+class _Copier:
     """What a copy does, one page after the other."""
 
     def __init__(self, source: Store, target: Store) -> None:
         self._source = source
         self._target = target
         self._deferred: list[str] = []
-        self.copied = Copied()
+        self.copied = CopyReport()
         self.tokens = 0
 
     async def copy_jobs(self) -> None:
-        async for jobs in all_jobs(self._source):
+        async for jobs in job_pages(self._source):
             ids = frozenset(job.id for job in jobs)
             query = JobQuery(ids=ids, limit=len(ids))
-            there = {job.id: job for job in await patiently(jobs_like, self._target, query)}
+            there = {
+                job.id: job for job in await retry_while_unavailable(find_jobs, self._target, query)
+            }
             changed = [job for job in jobs if job.id in there and there[job.id] != job]
             for job in changed:
                 _refuse_newer(f"job {job.id}", "version", there[job.id].version, job.version)
-                await patiently(self._target.put_jobs, [JobWrite.drop(job.id)])
+                await retry_while_unavailable(self._target.put_jobs, [JobWrite.drop(job.id)])
             missing = [job for job in jobs if job.id not in there or job in changed]
-            await patiently(self._target.put_jobs, [JobWrite.add(job) for job in missing])
+            await retry_while_unavailable(
+                self._target.put_jobs, [JobWrite.add(job) for job in missing]
+            )
             self.copied.jobs += len(jobs)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:
         """Write a page, oldest first. Those whose key is another's now come last."""
         there = await runs_by_id(self._target, [run.id for run in runs])
         stale = [(there[run.id], run) for run in runs if run.id in there]
-        self.copied.mended += await self._mend(stale)
+        self.copied.mended += await self._correct(stale)
         refused = await self._add([run for run in runs if run.id not in there])
         await self._add_without_key([run for run in refused if run.finished])
         left = await self._add([run for run in refused if not run.finished])
@@ -185,10 +191,10 @@ class _Copy:
         """Add runs as they are; give those that were refused for their key."""
         if not runs:
             return []
-        added = await patiently(self._target.add, runs)
+        added = await retry_while_unavailable(self._target.add, runs)
         refused = [run for run, one in zip(runs, added, strict=True) if one.duplicate]
         pairs = zip(runs, added, strict=True)
-        await self._mend([(one.run, run) for run, one in pairs if not one.duplicate])
+        await self._correct([(one.run, run) for run, one in pairs if not one.duplicate])
         self.copied.written += len(runs) - len(refused)
         return refused
 
@@ -196,11 +202,11 @@ class _Copy:
         """Runs that are over, and whose key another holds by now: they keep its name only."""
         bare = [replace(run, dedupe_key=None, dedupe_until=None) for run in runs]
         await self._add(bare)
-        await self._mend(list(zip(bare, runs, strict=True)))
+        await self._correct(list(zip(bare, runs, strict=True)))
 
-    async def _mend(self, pairs: Sequence[tuple[Run, Run]]) -> int:
+    async def _correct(self, pairs: Sequence[tuple[Run, Run]]) -> int:
         """Make runs that are there equal to those they are copies of; how many were not."""
-        differ = [(kept, run, unlike) for kept, run in pairs if (unlike := _unlike(kept, run))]
+        differ = [(kept, run, unlike) for kept, run in pairs if (unlike := _differences(kept, run))]
         if not differ:
             return 0
         for kept, run, _ in differ:
@@ -209,10 +215,10 @@ class _Copy:
             Change(run.id, {"state": kept.state, "token": kept.token}, unlike)
             for kept, run, unlike in differ
         ]
-        await patiently(self._target.commit, changes)
+        await retry_while_unavailable(self._target.commit, changes)
         now = await runs_by_id(self._target, [run.id for _, run, _ in differ])
         for _, run, _ in differ:
-            if run.id not in now or _unlike(now[run.id], run):
+            if run.id not in now or _differences(now[run.id], run):
                 raise CopyRefused(
                     f"run {run.id} could not be made equal in the target: something else must be"
                     " using it"
@@ -220,7 +226,7 @@ class _Copy:
         return len(differ)
 
 
-def _unlike(kept: Run, run: Run) -> dict[str, Any]:
+def _differences(kept: Run, run: Run) -> dict[str, Any]:
     """The fields in which a copy is not what it should be, as they should be."""
     return {
         name: getattr(run, name)
@@ -239,7 +245,9 @@ def _same_value(kept: Run, run: Run, name: str) -> bool:
 
 
 @asynccontextmanager
-async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def _exclusive_access(
+    source: Store, target: Store
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """One copy at a time from or to a store, of two stores that are not the same, and no
     scheduler on either. Gives what has to be called now and then to keep it so."""
     me = f"copy:{uuid.uuid4().hex}"
@@ -263,12 +271,12 @@ async def _alone(source: Store, target: Store) -> AsyncIterator[Callable[[], Awa
                 )
             held.append((store, holder))
 
-        async def still_alone() -> None:
+        async def keep_exclusive() -> None:
             for store, holder in held:
                 if await _elect(store, _LOCK, holder, LOCK_TERM) is None:
                     raise CopyRefused("another copy has begun meanwhile: this one took too long")
 
-        yield still_alone
+        yield keep_exclusive
     finally:
         for store, holder in held:
             try:
@@ -284,14 +292,14 @@ async def _same_store(source: Store, target: Store, mine: str, other: str) -> bo
 
 
 async def _elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
-    return await patiently(elect, store, name, holder, ttl)
+    return await retry_while_unavailable(elect, store, name, holder, ttl)
 
 
 async def _refuse_leases(store: Store) -> None:
-    now = await patiently(store.now)
+    now = await retry_while_unavailable(store.now)
     cursor: str | None = None
     while True:
-        runs, cursor = await page_of(store, cursor, State.RUNNING)
+        runs, cursor = await read_run_page(store, cursor, State.RUNNING)
         held = [run for run in runs if run.lease_until is not None and run.lease_until > now]
         if held:
             last = max(run.lease_until for run in held if run.lease_until is not None)
@@ -303,24 +311,24 @@ async def _refuse_leases(store: Store) -> None:
             return
 
 
-async def _refuse_strangers(source: Store, target: Store) -> None:
+async def _refuse_foreign_records(source: Store, target: Store) -> None:
     """The target is empty, or holds nothing but what a copy before has brought there."""
-    async for jobs in all_jobs(target):
+    async for jobs in job_pages(target):
         ids = frozenset(job.id for job in jobs)
         query = JobQuery(ids=ids, limit=len(ids))
-        known = {job.id for job in await patiently(jobs_like, source, query)}
-        _refuse_stranger("job", ids - known)
-    await refuse_strange_notes(source, target)
+        known = {job.id for job in await retry_while_unavailable(find_jobs, source, query)}
+        _refuse_foreign("job", ids - known)
+    await refuse_foreign_notes(source, target)
     cursor: str | None = None
     while True:
-        runs, cursor = await page_of(target, cursor)
+        runs, cursor = await read_run_page(target, cursor)
         ids = frozenset(run.id for run in runs)
-        _refuse_stranger("run", ids - (await runs_by_id(source, ids)).keys())
+        _refuse_foreign("run", ids - (await runs_by_id(source, ids)).keys())
         if cursor is None:
             return
 
 
-def _refuse_stranger(kind: str, ids: frozenset[str]) -> None:
+def _refuse_foreign(kind: str, ids: frozenset[str]) -> None:
     if ids:
         raise CopyRefused(
             f"the target is not empty: {kind} {min(ids)} is there, and not in the source. Name an"
@@ -346,17 +354,17 @@ def _refuse_newer(what: str, number: str, there: int, here: int) -> None:
         )
 
 
-async def _verify(source: Store, target: Store, seen: Look, tokens: int) -> None:
-    here, there = await _counted(source), await _counted(target)
+async def _verify(source: Store, target: Store, seen: StoreContents, tokens: int) -> None:
+    here, there = await _count_runs(source), await _count_runs(target)
     if here != there or _by_state(here) != seen.runs or seen.tokens != tokens:
+        had, has, target_has = map(_describe_counts, (seen.runs, _by_state(here), _by_state(there)))
         raise CopyRefused(
-            f"the source has changed while it was copied (it had {_told(seen.runs)}, has"
-            f" {_told(_by_state(here))}; the target has {_told(_by_state(there))}). Stop what uses"
-            " it and copy again: that completes the copy"
+            f"the source has changed while it was copied (it had {had}, has {has}; the target has"
+            f" {target_has}). Stop what uses it and copy again: that completes the copy"
         )
     pairs = [
         (job, kept)
-        async for jobs in all_jobs(source)
+        async for jobs in job_pages(source)
         for job, kept in zip(jobs, await _same_jobs(target, jobs), strict=True)
         if job != kept
     ]
@@ -369,12 +377,12 @@ async def _verify(source: Store, target: Store, seen: Look, tokens: int) -> None
 
 async def _same_jobs(store: Store, jobs: Sequence[Job]) -> list[Job | None]:
     query = JobQuery(ids=frozenset(job.id for job in jobs), limit=len(jobs))
-    found = {job.id: job for job in await patiently(jobs_like, store, query)}
+    found = {job.id: job for job in await retry_while_unavailable(find_jobs, store, query)}
     return [found.get(job.id) for job in jobs]
 
 
-async def _counted(store: Store) -> Counter[tuple[str, State]]:
-    counts = await patiently(store.counts)
+async def _count_runs(store: Store) -> Counter[tuple[str, State]]:
+    counts = await retry_while_unavailable(store.counts)
     by_job = counts.runs.items()
     return Counter({(job, state): n for job, runs in by_job for state, n in runs.items() if n})
 
@@ -386,5 +394,5 @@ def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:
     return found
 
 
-def _told(runs: Mapping[State, int]) -> str:
+def _describe_counts(runs: Mapping[State, int]) -> str:
     return ", ".join(f"{runs[state]} {state}" for state in State if runs.get(state)) or "no runs"

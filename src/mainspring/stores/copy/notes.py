@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 from mainspring.core.model import Note, replace
 from mainspring.errors import CopyRefused
-from mainspring.stores.copy.reader import all_notes, patiently, same_notes
+from mainspring.stores.copy.reader import find_same_notes, note_pages, retry_while_unavailable
 from mainspring.stores.protocol import NoteWrite, Store
 
-__all__ = ["copy_notes", "refuse_strange_notes", "verify_notes"]
+__all__ = ["copy_notes", "refuse_foreign_notes", "verify_notes"]
 
 
 async def copy_notes(source: Store, target: Store) -> int:
     """Write those that are not there as they are; how many there are in all."""
     count = 0
-    async for notes in all_notes(source):
-        there = await same_notes(target, notes)
+    async for notes in note_pages(source):
+        there = await find_same_notes(target, notes)
         for note in notes:
             kept = there.get(note.name)
             if _same(note, kept):
@@ -34,15 +34,15 @@ async def copy_notes(source: Store, target: Store) -> int:
                 )
             version = kept.version if kept else 0
             write = NoteWrite.put(replace(note, version=version))
-            await patiently(target.put_notes, [write])
+            await retry_while_unavailable(target.put_notes, [write])
         count += len(notes)
     return count
 
 
-async def refuse_strange_notes(source: Store, target: Store) -> None:
-    async for notes in all_notes(target):
-        known = await same_notes(source, notes)
-        for note in _lasting(notes):
+async def refuse_foreign_notes(source: Store, target: Store) -> None:
+    async for notes in note_pages(target):
+        known = await find_same_notes(source, notes)
+        for note in _without_expiry(notes):
             if note.name not in known:
                 raise CopyRefused(
                     f"the target is not empty: {note.kind} {note.name} is there, and not in the"
@@ -51,9 +51,9 @@ async def refuse_strange_notes(source: Store, target: Store) -> None:
 
 
 async def verify_notes(source: Store, target: Store) -> None:
-    async for notes in all_notes(source):
-        there = await same_notes(target, notes)
-        for note in _lasting(notes):
+    async for notes in note_pages(source):
+        there = await find_same_notes(target, notes)
+        for note in _without_expiry(notes):
             if not _same(note, there.get(note.name)):
                 raise CopyRefused(
                     f"{note.kind} {note.name} has changed while it was copied. Stop what uses the"
@@ -65,5 +65,5 @@ def _same(note: Note, kept: Note | None) -> bool:
     return kept is not None and replace(kept, version=note.version) == note
 
 
-def _lasting(notes: Sequence[Note]) -> list[Note]:
+def _without_expiry(notes: Sequence[Note]) -> list[Note]:
     return [note for note in notes if note.expires_at is None]

@@ -14,13 +14,13 @@ from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
 __all__ = [
     "PAGE",
-    "all_jobs",
-    "all_notes",
-    "jobs_like",
-    "page_of",
-    "patiently",
+    "find_jobs",
+    "find_same_notes",
+    "job_pages",
+    "note_pages",
+    "read_run_page",
+    "retry_while_unavailable",
     "runs_by_id",
-    "same_notes",
 ]
 
 T = TypeVar("T")
@@ -33,40 +33,42 @@ LONGEST_PAUSE = 5.0
 """A store that is away is asked again for about 45 seconds: longer than a failover takes."""
 
 
-async def page_of(store: Store, cursor: str | None, *states: State) -> tuple[list[Run], str | None]:
+async def read_run_page(
+    store: Store, cursor: str | None, *states: State
+) -> tuple[list[Run], str | None]:
     query = RunQuery(cursor=cursor, limit=PAGE, states=frozenset(states) or None)
-    page = await patiently(store.find, query)
+    page = await retry_while_unavailable(store.find, query)
     return page.items, page.cursor
 
 
 async def runs_by_id(store: Store, ids: Iterable[str]) -> dict[str, Run]:
     """The runs of these ids that exist, in the order of the ids."""
     wanted = list(ids)
-    page = await patiently(store.find, RunQuery(ids=frozenset(wanted)))
+    page = await retry_while_unavailable(store.find, RunQuery(ids=frozenset(wanted)))
     found = {run.id: run for run in page.items}
     return {run_id: found[run_id] for run_id in wanted if run_id in found}
 
 
-async def jobs_like(store: Store, query: JobQuery) -> list[Job]:
+async def find_jobs(store: Store, query: JobQuery) -> list[Job]:
     return (await store.jobs(query)).items
 
 
-async def all_jobs(store: Store) -> AsyncIterator[list[Job]]:
+async def job_pages(store: Store) -> AsyncIterator[list[Job]]:
     cursor: str | None = None
     while True:
         query = JobQuery(cursor=cursor, limit=PAGE)
-        page = await patiently(store.jobs, query)
+        page = await retry_while_unavailable(store.jobs, query)
         if page.items:
             yield page.items
         if (cursor := page.cursor) is None:
             return
 
 
-async def all_notes(store: Store) -> AsyncIterator[list[Note]]:
+async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
     """Page by page, each of one kind. Terms of elections stay with the store that held them."""
     cursor: str | None = None
     while True:
-        page = await patiently(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
+        page = await retry_while_unavailable(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
         for kind, notes in groupby(page.items, key=lambda note: note.kind):
             if kind != TERMS:
                 yield list(notes)
@@ -74,14 +76,14 @@ async def all_notes(store: Store) -> AsyncIterator[list[Note]]:
             return
 
 
-async def same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:
+async def find_same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:
     """The notes of the same kind (it is one) and names, by name."""
     names = frozenset(note.name for note in notes)
     query = NoteQuery(kind=notes[0].kind, names=names, limit=len(names))
-    return {note.name: note for note in (await patiently(store.notes, query)).items}
+    return {note.name: note for note in (await retry_while_unavailable(store.notes, query)).items}
 
 
-async def patiently(operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+async def retry_while_unavailable(operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Everything here may be sent again: a store that is away is waited for."""
     for attempt in range(TRIES):
         try:

@@ -14,45 +14,45 @@ from mainspring.stores.protocol import NoteWrite
 
 __all__ = [
     "brief",
-    "handed_out",
-    "storable",
+    "copy_for_caller",
+    "round_trip",
     "storable_change",
     "storable_job",
     "storable_note",
-    "through_codec",
+    "storable_run",
 ]
 
 
-def through_codec(value: Any) -> Any:
+def round_trip(value: Any) -> Any:
     """What would come back from a store that outlives the process."""
     return codec.decode(codec.encode(value))
 
 
-def storable(run: Run) -> Run:
-    return replace(run, payload=through_codec(run.payload), duplicate=False)
+def storable_run(run: Run) -> Run:
+    return replace(run, payload=round_trip(run.payload), duplicate=False)
 
 
 def storable_job(job: Job) -> Job:
-    metadata = through_codec(dict(job.metadata))
-    return replace(job, payload=through_codec(job.payload), metadata=metadata)
+    metadata = round_trip(dict(job.metadata))
+    return replace(job, payload=round_trip(job.payload), metadata=metadata)
 
 
 def storable_note(write: NoteWrite) -> NoteWrite:
     if write.note is None:
         return write
-    return replace(write, note=replace(write.note, value=through_codec(write.note.value)))
+    return replace(write, note=replace(write.note, value=round_trip(write.note.value)))
 
 
 def storable_change(change: Change) -> Change:
     if "result" not in change.set:
         return change
-    return replace(change, set={**change.set, "result": through_codec(change.set["result"])})
+    return replace(change, set={**change.set, "result": round_trip(change.set["result"])})
 
 
 brief = RUN.without_long_fields
 
 
-def handed_out(run: Run) -> Run:
+def copy_for_caller(run: Run) -> Run:
     """The run with values of its own: what a handler does to its payload stays with it."""
     if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
         return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))

@@ -56,10 +56,10 @@ __all__ = ["MemoryStore"]
 _LimitKey = tuple[str, str]
 P = ParamSpec("P")
 T = TypeVar("T")
-_Doing = Coroutine[Any, Any, T]
+_Result = Coroutine[Any, Any, T]
 
 
-def _whole(method: Callable[P, _Doing[T]]) -> Callable[P, _Doing[T]]:
+def _atomic(method: Callable[P, _Result[T]]) -> Callable[P, _Result[T]]:
     """Nothing of another thread comes between, either: handlers commit in theirs."""
 
     @wraps(method)
@@ -108,10 +108,10 @@ class MemoryStore:
             self._wall_offset = self._steady.wall_offset_us()
         elif step := self._steady.step_from(self._wall_offset):
             self._wall_offset += step
-            self._move(timedelta(microseconds=step))
+            self._follow_clock_step(timedelta(microseconds=step))
         return self._clock.now()
 
-    def _move(self, step: timedelta) -> None:
+    def _follow_clock_step(self, step: timedelta) -> None:
         now = self._clock.now()
         for run in self._runs.values():
             moved = evaluation.fields_of_clock_step(run, step, now)
@@ -121,11 +121,11 @@ class MemoryStore:
             assert note.expires_at is not None
             self._notes[key] = replace(note, expires_at=note.expires_at + step)
 
-    @_whole
+    @_atomic
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._now()
         runs = [
-            records.storable(run) for run in runs
+            records.storable_run(run) for run in runs
         ]  # refused before the first is there, or not at all
         refused: set[str] = set()
         added = []
@@ -136,9 +136,9 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=records.handed_out(item.run)) for item in added]
+        return [replace(item, run=records.copy_for_caller(item.run)) for item in added]
 
-    @_whole
+    @_atomic
     async def claim(self, claim: Claim) -> Claimed:
         now = self._now()
         runs = self._runs.values()
@@ -146,10 +146,10 @@ class MemoryStore:
         chosen = evaluation.choose_claimed(runs, self._jobs, claim, now, used)
         for run in chosen:
             self._runs[run.id] = replace(run, **evaluation.fields_of_claim(run, claim, now))
-        taken = [records.handed_out(self._runs[run.id]) for run in chosen]
+        taken = [records.copy_for_caller(self._runs[run.id]) for run in chosen]
         return Claimed(taken, None if taken else evaluation.next_due(runs, claim, now))
 
-    @_whole
+    @_atomic
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         now = self._now()
         mine = []
@@ -163,7 +163,7 @@ class MemoryStore:
                 mine.append(Renewed(run.id, run.cancel_requested, run.reason))
         return mine
 
-    @_whole
+    @_atomic
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._now()
         changes = [records.storable_change(change) for change in changes]
@@ -171,9 +171,9 @@ class MemoryStore:
         self._waiters.wake()
         return done
 
-    @_whole
+    @_atomic
     async def find(self, query: RunQuery) -> Page[Run]:
-        hand_out = records.brief if query.brief else records.handed_out
+        hand_out = records.brief if query.brief else records.copy_for_caller
         if query.ids is not None:
             return Page([hand_out(run) for run in self._look_up(query.ids)])
         newest_first = reversed(self._runs.values())
@@ -187,7 +187,7 @@ class MemoryStore:
     async def counts(self, since: datetime | None = None) -> Counts:
         return evaluation.count_runs(self._runs.values(), since, self._now())
 
-    @_whole
+    @_atomic
     async def maintain(self, before: datetime | None, limit: int) -> int:
         if before is None:
             return 0
@@ -229,7 +229,7 @@ class MemoryStore:
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return evaluation.page_of_notes(self._notes.values(), query, self._now())
 
-    @_whole
+    @_atomic
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
         now = self._now()
         writes = [records.storable_note(write) for write in writes]
@@ -257,7 +257,7 @@ class MemoryStore:
         self._with_ttl.discard(key)
         return self._notes.pop(key, None) is not None
 
-    @_whole
+    @_atomic
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._now()
         fired: list[Fired] = []
@@ -332,7 +332,7 @@ class MemoryStore:
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(
-            records.handed_out(self._add(records.storable(run), now).run) for run in runs
+            records.copy_for_caller(self._add(records.storable_run(run), now).run) for run in runs
         )
         self._jobs[job.id] = replace(
             job,

@@ -5,7 +5,7 @@ never the backlog: not a million pending runs, nor a million that are due next y
 priority, nor those of a handler this worker lacks, nor those of a job at its limit.
 
 1. Step from lane to lane through the pending index (one seek each), with each lane's head.
-2. Keep the lanes that are due, that the claim names, and whose limit has room.
+2. Keep the lanes that are due, that the claim names, and whose limit allows another run.
 3. From the highest priority down, take each lane's earliest runs and merge them by `run_at`.
 """
 
@@ -22,7 +22,7 @@ from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite.codec import lane_parts
 from mainspring.stores.sqlite.row_batches import one_value, select
 
-__all__ = ["LANES_AFTER", "Room", "next_due", "next_runs", "room_for"]
+__all__ = ["LANES_AFTER", "FreeCapacity", "free_capacity", "next_due", "next_runs"]
 
 # One seek from each lane to the next, and one to the first run in it that the moment allows.
 _LANES = """
@@ -87,17 +87,17 @@ class _Lane:
     priority: int
 
 
-class Room:
+class FreeCapacity:
     """How many more runs each limited job may have."""
 
     def __init__(self, limits: Mapping[str, tuple[int, str]], used: Mapping[str, int]) -> None:
         self._limits = limits
         self._used = Counter(used)
 
-    def copy(self) -> Room:
-        return Room(self._limits, self._used)
+    def copy(self) -> FreeCapacity:
+        return FreeCapacity(self._limits, self._used)
 
-    def left(self, job: str) -> bool:
+    def allows(self, job: str) -> bool:
         limit, key = self._limits.get(job, (1, None))
         return key is None or self._used[key] < limit
 
@@ -111,13 +111,13 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
     if claim.limit <= 0:
         return []
     lanes = _due_lanes(connection, claim, now)
-    room = room_for(connection, (lane.job for lane in lanes), now)
+    free = free_capacity(connection, (lane.job for lane in lanes), now)
     taken: list[int] = []
     for _, level in groupby(lanes, key=lambda lane: lane.priority):
         wanted = claim.limit - len(taken)
         if wanted == 0:
             break
-        taken += _earliest(connection, claim, list(level), room, now, wanted)
+        taken += _earliest(connection, claim, list(level), free, now, wanted)
     return taken
 
 
@@ -151,19 +151,19 @@ def _takes(claim: Claim, lane: str) -> bool:
     )
 
 
-def room_for(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> Room:
-    """The room under the limits of these jobs, counted over running runs with valid leases."""
+def free_capacity(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> FreeCapacity:
+    """What the limits of these jobs still allow, counted over running runs with valid leases."""
     limited = sorted(set(jobs) - {""})
     if not limited:
-        return Room({}, {})
+        return FreeCapacity({}, {})
     rows = json.loads(one_value(connection, _LIMITS, (now, json.dumps(limited))))
-    return Room(
-        {job: _NO_ROOM if None in (most, key) else (most, key) for job, most, key, _ in rows},
+    return FreeCapacity(
+        {job: _NO_CAPACITY if None in (most, key) else (most, key) for job, most, key, _ in rows},
         {key: used for _, _, key, used in rows if key is not None},
     )
 
 
-_NO_ROOM = (0, "")
+_NO_CAPACITY = (0, "")
 """Under a limit that is damaged: nobody knows how many runs it allows, so none is claimed."""
 
 
@@ -186,7 +186,7 @@ def _earliest(
     connection: sqlite3.Connection,
     claim: Claim,
     level: list[_Lane],
-    room: Room,
+    free: FreeCapacity,
     now: int,
     wanted: int,
 ) -> list[int]:
@@ -195,24 +195,24 @@ def _earliest(
     Of lanes in the order of their heads only the first `wanted` can hold the earliest `wanted`
     runs. Where limits turn some of those away, later lanes may hold better ones: look at more.
     """
-    level = [lane for lane in level if room.left(lane.job)]
+    level = [lane for lane in level if free.allows(lane.job)]
     width = wanted
     while level:
         lanes = level[:width]
         texts = _heads(connection, claim, lanes, now, wanted)
         taken: list[tuple[int, _Lane]] = []
-        trial, turned_away = room.copy(), False
+        trial, over_limit = free.copy(), False
         for _, seq, at in sorted(row for text in texts for row in json.loads(text)):
             if len(taken) == wanted:
                 break
-            if trial.left(lanes[at].job):
+            if trial.allows(lanes[at].job):
                 trial.take(lanes[at].job)
                 taken.append((seq, lanes[at]))
             else:
-                turned_away = True
-        if not turned_away or width >= len(level):
+                over_limit = True
+        if not over_limit or width >= len(level):
             for _, lane in taken:
-                room.take(lane.job)
+                free.take(lane.job)
             return [seq for seq, _ in taken]
         width *= 2
     return []

@@ -20,7 +20,7 @@ from mainspring.stores.sqlite.codec import LANE_SQL, change_column
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
-__all__ = ["Written", "commit"]
+__all__ = ["EncodedChange", "commit"]
 
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
@@ -34,7 +34,7 @@ class _Shape:
     deletes: bool
 
 
-class Written(NamedTuple):
+class EncodedChange(NamedTuple):
     """A change as values of columns: the run's id, what is expected, what is set, and the change's
     own id (of a deletion, the moment at which no dedupe key may be held)."""
 
@@ -42,11 +42,11 @@ class Written(NamedTuple):
     change_id: int
     shape: _Shape
     values: list[Any]
-    careful: bool
+    applied_alone: bool
     """It may take a dedupe key again, or move to another lane: applied by itself."""
 
     @classmethod
-    def of(cls, change: Change) -> Written:
+    def of(cls, change: Change) -> EncodedChange:
         expect, put = change.expect, change.set
         shape = _shape(tuple(expect), tuple(put), change.deletes)
         values = [change.id, *expect.values(), *put.values(), change.change_id]
@@ -56,33 +56,33 @@ class Written(NamedTuple):
         return cls(change.id, change.change_id, shape, values, revives or shape.moves_lane)
 
 
-def commit(tx: Transaction, items: Sequence[Written]) -> list[bool]:
+def commit(tx: Transaction, items: Sequence[EncodedChange]) -> list[bool]:
     done = [False] * len(items)
-    for wave in waves(items, lambda item: item.id, lambda item: item.careful):
+    for wave in waves(items, lambda item: item.id, lambda item: item.applied_alone):
         by_shape: dict[_Shape, list[int]] = {}
         for at in wave:
             by_shape.setdefault(items[at].shape, []).append(at)
         for shape, places in by_shape.items():
             group = [items[at] for at in places]
-            for at, stands in zip(places, _apply(tx, shape, group), strict=True):
-                done[at] = stands
+            for at, applied in zip(places, _apply(tx, shape, group), strict=True):
+                done[at] = applied
     return done
 
 
-def _apply(tx: Transaction, shape: _Shape, group: Sequence[Written]) -> Sequence[bool]:
-    careful = group[0].careful
-    if careful and _key_taken(tx, group[0].id):
+def _apply(tx: Transaction, shape: _Shape, group: Sequence[EncodedChange]) -> Sequence[bool]:
+    applied_alone = group[0].applied_alone
+    if applied_alone and _key_taken(tx, group[0].id):
         return [False]
     rows = [item.values for item in group]
     if shape.deletes:
         rows = [[*values[:-1], tx.now] for values in rows]
     if bulk(tx.connection, shape.update, rows) == len(rows):
-        stand: Sequence[bool] = [True] * len(rows)
+        applied: Sequence[bool] = [True] * len(rows)
     else:
-        stand = _standing(tx, group)
-    if careful:
-        tx.changed(_RESTAMP, group[0].id)
-    return stand
+        applied = _find_applied(tx, group)
+    if applied_alone:
+        tx.changed(_UPDATE_LANE, group[0].id)
+    return applied
 
 
 def _key_taken(tx: Transaction, run_id: str) -> bool:
@@ -98,10 +98,10 @@ SELECT EXISTS (
 )
 FROM mainspring_runs AS run WHERE run.id = ? AND run.state IN ({", ".join("?" * len(FINISHED))})
 """
-_RESTAMP = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
+_UPDATE_LANE = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
 
 
-def _standing(tx: Transaction, group: Sequence[Written]) -> list[bool]:
+def _find_applied(tx: Transaction, group: Sequence[EncodedChange]) -> list[bool]:
     """Which changes were applied: the last one of its run, or a deletion of a run that is gone."""
     texts = select(tx.connection, _LAST_CHANGES, [(item.id,) for item in group])
     last = dict(row for text in texts for row in json.loads(text))

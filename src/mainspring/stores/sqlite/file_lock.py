@@ -36,7 +36,7 @@ class FileLock:
         self._database = database or path
         self._timeout = timeout
         self._fd: int | None = None
-        self._queued: _Queued | None = None
+        self._queued: _QueuedLock | None = None
 
     def open(self) -> None:
         if fcntl is not None:
@@ -54,7 +54,7 @@ class FileLock:
         return b"" if self._fd is None else os.pread(self._fd, _NOTE_SIZE, 0)
 
     def write_note(self, note: bytes) -> None:
-        """While the lock is held. What does not fit on the disk is left out."""
+        """Call it while the lock is held. A note that does not fit on the disk is not written."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, note.ljust(_NOTE_SIZE), 0)
@@ -62,14 +62,14 @@ class FileLock:
     def __enter__(self) -> None:
         if self._fd is None:
             return
-        if self._queued is not None and self._queued.left:
+        if self._queued is not None and self._queued.released:
             self._queued = None
         if self._queued is None:
-            if self._at_once(self._fd):
+            if self._try_lock(self._fd):
                 return
-            self._queued = _Queued(self._fd)
+            self._queued = _QueuedLock(self._fd)
         if not self._queued.wait(self._timeout):
-            if self._queued.left:  # it came and went just as we came back for it
+            if self._queued.released:  # it came and went just as we came back for it
                 self.__enter__()
                 return
             # The place in the kernel's queue is kept for the next try.
@@ -84,7 +84,7 @@ class FileLock:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @staticmethod
-    def _at_once(fd: int) -> bool:
+    def _try_lock(fd: int) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -92,12 +92,12 @@ class FileLock:
         return True
 
 
-class _Queued:
+class _QueuedLock:
     """Waits for the lock in a thread: the kernel's wait knows no time-out, and a process that
     was stopped while it held the lock must not hang this one for ever."""
 
     def __init__(self, fd: int) -> None:
-        self.left = False
+        self.released = False
         self._fd = fd
         self._guard = threading.Lock()
         self._taken = threading.Event()
@@ -107,7 +107,7 @@ class _Queued:
 
     def wait(self, timeout: float) -> bool:
         with self._guard:
-            if self.left:
+            if self.released:
                 return False
             self._awaited = True
         self._taken.wait(timeout)
@@ -119,7 +119,7 @@ class _Queued:
         """Nobody will come back: the file is closed here, or by the thread at its end."""
         with self._guard:
             self._abandoned = True
-            if self.left:
+            if self.released:
                 os.close(self._fd)
 
     def _main(self) -> None:
@@ -131,4 +131,4 @@ class _Queued:
                 self._taken.set()
             else:  # the turn has come, but nobody is there to use it
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
-                self.left = True
+                self.released = True

@@ -1,12 +1,12 @@
-"""A handler's transaction: a turn of the writer, in which the handler does the writing.
+"""`ctx.transaction()`: the writer thread runs it, and the handler writes in it.
 
-When its turn has come, the writer takes the file's lock, opens a connection for the handler,
-begins, and waits until the handler is done or its time is up. Then it records the completion of
-the run through the same connection and commits both. So a transaction never stands between the
-writer's own work and itself, and other processes wait for it as for any commit.
+Between two batches the writer takes the file's lock, opens a connection for the handler, begins,
+and waits until the handler has ended or the time is up. Then it records the completion of the run
+through the same connection and commits both. So a handler's transaction never waits for the writer
+while the writer waits for it, and other processes wait for it as for any commit.
 
-The connection is the handler's as long as its turn lasts. From then on it refuses: a statement
-that came late would be a transaction of its own, outside of everything.
+The handler may use the connection until its transaction ends. After that the connection refuses
+every statement: a late one would be a transaction of its own, without a fence.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["HandlerTransaction", "run_handler_transaction"]
 
 T = TypeVar("T")
 
-_ENDS_WITH_ITS_BLOCK = (
+_ENDED_BY_BLOCK_ONLY = (
     "the transaction is ended by the end of its block alone; inside it use SAVEPOINT, ROLLBACK TO"
     " and RELEASE"
 )
-_MINE = """
+_HELD_RUN = """
 SELECT 1 FROM mainspring_runs
 WHERE id = ? AND state = 'running' AND token = ? AND NOT cancel_requested
 """
@@ -60,7 +60,7 @@ class HandlerTransaction:
         self.held = held
         self.limit = limit.total_seconds()
         self.begun: Future[HandlerConnection] = Future()
-        self.ending: Future[changes.Written | None] = Future()
+        self.ending: Future[changes.EncodedChange | None] = Future()
         self.ended: Future[bool] = Future()
         self.ended.set_running_or_notify_cancel()  # who stops listening does not take it back
         self._ask = ask
@@ -73,7 +73,7 @@ class HandlerTransaction:
         return await self._answer(self.begun)
 
     async def commit(self, change: Change) -> bool:
-        self.ending.set_result(changes.Written.of(change))
+        self.ending.set_result(changes.EncodedChange.of(change))
         return await self._answer(self.ended)
 
     async def rollback(self) -> None:
@@ -88,7 +88,7 @@ class HandlerTransaction:
         return False  # nobody writes beside it
 
     def fail(self, error: BaseException) -> None:
-        """From the writer: there is no turn, or it has gone wrong."""
+        """Called by the writer: the transaction cannot begin, or it has failed."""
         if not self.begun.done():
             self.begun.set_exception(error)
         self.ended.set_exception(error)
@@ -98,7 +98,7 @@ class HandlerTransaction:
 
 
 def run_handler_transaction(
-    turn: HandlerTransaction, path: Path, clock: StoreClock, identity: FileIdentity
+    transaction: HandlerTransaction, path: Path, clock: StoreClock, identity: FileIdentity
 ) -> bool:
     """In the writer's thread, under the file's lock: whether the transaction was committed."""
     connection = connect(path, factory=HandlerConnection, check_same_thread=False)
@@ -107,10 +107,13 @@ def run_handler_transaction(
         connection.begin()
         identity.check()  # this connection has opened the path anew
         check_version(connection, path)
-        if connection.execute(_MINE, (turn.held.id, turn.held.token)).fetchone() is None:
+        if (
+            connection.execute(_HELD_RUN, (transaction.held.id, transaction.held.token)).fetchone()
+            is None
+        ):
             raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
-        turn.begun.set_result(connection)
-        completion = _awaited(turn)
+        transaction.begun.set_result(connection)
+        completion = _wait_for_end(transaction)
         connection.take_back()
         if completion is None:
             return False
@@ -124,11 +127,11 @@ def run_handler_transaction(
         connection.end()
 
 
-def _awaited(turn: HandlerTransaction) -> changes.Written | None:
+def _wait_for_end(transaction: HandlerTransaction) -> changes.EncodedChange | None:
     try:
-        return turn.ending.result(turn.limit)
+        return transaction.ending.result(transaction.limit)
     except TimeoutError:
-        raise TransactionExpired(f"it lasted longer than {turn.limit:g} s") from None
+        raise TransactionExpired(f"it lasted longer than {transaction.limit:g} s") from None
 
 
 class HandlerConnection(sqlite3.Connection):
@@ -177,10 +180,10 @@ class HandlerConnection(sqlite3.Connection):
                 if self._over and threading.get_ident() != self._writer:
                     raise self._refusal() from error
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
-                    raise InvalidState(_ENDS_WITH_ITS_BLOCK) from error
+                    raise InvalidState(_ENDED_BY_BLOCK_ONLY) from error
                 raise
 
-    def while_in_use(self, rows: Iterable[Any]) -> Iterator[Any]:
+    def rows_while_in_use(self, rows: Iterable[Any]) -> Iterator[Any]:
         """The rows of one statement, until the time is up: an interrupt reaches SQLite alone, and
         the time may go into making them."""
         for row in rows:
@@ -222,7 +225,7 @@ class HandlerConnection(sqlite3.Connection):
         return False
 
     def commit(self) -> None:
-        raise InvalidState(_ENDS_WITH_ITS_BLOCK)
+        raise InvalidState(_ENDED_BY_BLOCK_ONLY)
 
     rollback = close = commit
 
@@ -236,7 +239,7 @@ class _Cursor(sqlite3.Cursor):
 
     def executemany(self, statement: str, rows: Iterable[Any], /) -> Any:
         with self.connection.in_use():
-            return super().executemany(statement, self.connection.while_in_use(rows))
+            return super().executemany(statement, self.connection.rows_while_in_use(rows))
 
     # A fetch steps through the statement, and may take as long as its execution.
 

@@ -11,7 +11,7 @@ from mainspring.core.policy import Overlap
 from mainspring.stores.batching import turns, waves
 from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
 from mainspring.stores.sqlite.codec import LANE_SQL, SET_ASIDE, job_row, select_runs, to_us
-from mainspring.stores.sqlite.commit import Written, commit
+from mainspring.stores.sqlite.commit import EncodedChange, commit
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.runs import NewRun, add
 from mainspring.stores.sqlite.write_transaction import Transaction
@@ -49,7 +49,7 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
             _, was_limited = stored.get(items[at].id, (0, False))
             row = items[at].row
             if bool(was_limited) != (row is not None and row["concurrency"] is not None):
-                _restamp(tx, items[at].id)
+                _update_lanes(tx, items[at].id)
     return done
 
 
@@ -91,7 +91,7 @@ _PUT = (
 _DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
 
 
-def _restamp(tx: Transaction, job_id: str) -> None:
+def _update_lanes(tx: Transaction, job_id: str) -> None:
     """Move the job's live runs to the lanes that its limit, new or gone, gives them."""
     for state in ("waiting", "pending", "running"):  # each has an index of its own
         tx.changed(
@@ -137,7 +137,7 @@ def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) ->
         earlier = unfinished.get(firing.job_id, [])
         added, changes = overlapped(firing, earlier, tx.time)
         runs += map(NewRun.of, added)
-        done = commit(tx, [Written.of(change) for change in changes]) if changes else []
+        done = commit(tx, [EncodedChange.of(change) for change in changes]) if changes else []
         replaced.append(ended(earlier, changes, done))
         counts.append(len(added))
     stored = iter(add(tx, runs))

@@ -49,7 +49,7 @@ class Mailbox:
                 raise StoreError(CLOSED)
             self._queue.put(work)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Make the thread look around."""
         self._queue.put(None)
 

@@ -20,7 +20,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
-from mainspring.stores.sqlite.claim import next_due, next_runs, room_for
+from mainspring.stores.sqlite.claim import free_capacity, next_due, next_runs
 from mainspring.stores.sqlite.codec import (
     LANE_SQL,
     RUN_INSERT,
@@ -39,12 +39,12 @@ from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
 __all__ = [
+    "ClaimedRows",
     "NewRun",
-    "Taken",
     "add",
-    "bring_back",
     "claim",
     "prune",
+    "release_set_aside",
     "renew",
     "set_aside",
 ]
@@ -155,7 +155,7 @@ def _holds_key(run: Run, now: datetime) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedRows:
     """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
 
     seqs: Sequence[int] = ()
@@ -171,21 +171,21 @@ class Taken:
             return None
 
 
-def claim(tx: Transaction, items: Sequence[Claim]) -> list[Taken]:
+def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimedRows]:
     return [_claim(tx, item) for item in items]
 
 
-def _claim(tx: Transaction, claim: Claim) -> Taken:
+def _claim(tx: Transaction, claim: Claim) -> ClaimedRows:
     seqs = next_runs(tx.connection, claim, tx.now)
     if not seqs:
-        return Taken(next_due=next_due(tx.connection, claim, tx.now))
+        return ClaimedRows(next_due=next_due(tx.connection, claim, tx.now))
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
     try:
-        return Taken(seqs, tx.value(_BY_SEQS, chosen))
+        return ClaimedRows(seqs, tx.value(_BY_SEQS, chosen))
     except sqlite3.OperationalError as error:
         raise_unless_damage(error)
-        return Taken(seqs)
+        return ClaimedRows(seqs)
 
 
 _TAKE = """
@@ -209,13 +209,15 @@ WHERE seq = ? AND token = ? AND state = 'running'
 """
 
 
-def bring_back(tx: Transaction, items: Sequence[str]) -> list[bool]:
+def release_set_aside(tx: Transaction, items: Sequence[str]) -> list[bool]:
     """Let claims find these runs again, which were set aside or have a damaged lane, and which
     can be read. A lane holds nothing that is not in the run's other columns."""
-    return [bool(tx.changed(_BRING_BACK, run_id)) for run_id in items]
+    return [bool(tx.changed(_RELEASE_SET_ASIDE, run_id)) for run_id in items]
 
 
-_BRING_BACK = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND state = 'pending'"
+_RELEASE_SET_ASIDE = (
+    f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND state = 'pending'"
+)
 
 
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
@@ -248,7 +250,7 @@ def _if_held(tx: Transaction, run: list[Any] | None, row: tuple[Any, ...]) -> Re
     _, _, lease_until, job_id, cancel_requested, reason = run
     if lease_until is not None and lease_until <= tx.now:
         # Its lease had lapsed, and it is under a limit: another run may have its place.
-        if not room_for(tx.connection, [job_id], tx.now).left(job_id):
+        if not free_capacity(tx.connection, [job_id], tx.now).allows(job_id):
             return None
         tx.changed(_RENEW_LAPSED, until, progress, run_id)
     return Renewed(run_id, bool(cancel_requested), reason)

@@ -53,13 +53,13 @@ _open_here: set[Path] = set()
 _open_at_fork: set[Path] = set()
 
 
-def _remember_what_was_open() -> None:
+def _mark_open_files() -> None:
     """SQLite notes which locks a process holds in the memory of that process, and a fork copies
     the notes without the locks. A new connection to the same file would believe in them."""
     _open_at_fork.update(_open_here)
 
 
-os.register_at_fork(after_in_child=_remember_what_was_open)
+os.register_at_fork(after_in_child=_mark_open_files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,13 @@ class SqliteStore:
         return added
 
     async def claim(self, claim: Claim) -> Claimed:
-        [taken] = await self._write(writes.claim, [claim], wakes=False, undo=self._give_back)
+        [taken] = await self._write(writes.claim, [claim], wakes=False, undo=self._release_claimed)
         runs: list[Run] | None = taken.runs()
         if runs is None:
-            runs = await self._readable(taken.seqs)
+            runs = await self._keep_readable(taken.seqs)
         return Claimed(runs, None if taken.next_due is None else from_us(taken.next_due))
 
-    async def _readable(self, seqs: Sequence[int]) -> list[Run]:
+    async def _keep_readable(self, seqs: Sequence[int]) -> list[Run]:
         """Of claimed runs those that can be read, in order. The others are set aside; if that
         fails, their leases lapse and the next claim of them comes here again."""
         found = dict(await self._open_session().reader.read(runs_one_by_one, list(seqs)))
@@ -145,7 +145,7 @@ class SqliteStore:
         return [item for item in renewed if item is not None]
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        items = [committing.Written.of(change) for change in changes]
+        items = [committing.EncodedChange.of(change) for change in changes]
         done: list[bool] = await self._write(committing.commit, items)
         return done
 
@@ -160,15 +160,15 @@ class SqliteStore:
     async def maintain(self, before: datetime | None, limit: int) -> int:
         if before is None:  # a crash leaves nothing half done here
             return 0
-        await self._bring_back(max(limit, 1))
+        await self._release_set_aside(max(limit, 1))
         [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
         return int(count)
 
-    async def _bring_back(self, limit: int) -> None:
+    async def _release_set_aside(self, limit: int) -> None:
         """Let claims find runs again that were set aside and can be read by now."""
         page = await self.find(RunQuery(set_aside=True, limit=limit))
         readable = [run.id for run in page.items if run.unreadable is None]
-        await self._write(writes.bring_back, readable)
+        await self._write(writes.release_set_aside, readable)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._open_session().reader.read(queries.jobs, query)
@@ -228,13 +228,15 @@ class SqliteStore:
             )
         return self._session
 
-    def _give_back(self, result: list[writes.Taken]) -> None:
+    def _release_claimed(self, result: list[writes.ClaimedRows]) -> None:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
         session, runs = self._session, result[0].runs()
         if session is None or not runs:  # of what cannot be read the leases lapse
             return
         now = self._clock.now()
-        back = [committing.Written.of(transitions.released(run, now, began=False)) for run in runs]
+        back = [
+            committing.EncodedChange.of(transitions.released(run, now, began=False)) for run in runs
+        ]
         loop = asyncio.get_running_loop()
         session.writer.mailbox.put(
             Operation(committing.commit, back, loop, loop.create_future(), True)

@@ -53,10 +53,11 @@ __all__ = ["Writer"]
 log = logging.getLogger("mainspring")
 
 _GROUP_ITEMS = 2_000
-"""About as many items share a commit: some 30 ms, so that other processes get their turn."""
+"""How many items share a commit, roughly: they take about 30 ms, so that other processes do not
+wait long."""
 
 _POLL_SECONDS = 0.02
-_DOUBT_LOOK_SECONDS = 0.2
+_DOUBT_RECHECK_SECONDS = 0.2
 
 _GROWING = (runs.add, jobs.fire, jobs.put_jobs)
 """What a store that is short of space refuses, so that running work can be recorded."""
@@ -75,9 +76,9 @@ class Writer:
             path.with_name(path.name + "-reserve"), former=path.with_name(path.name + "-ballast")
         )
         self.identity = FileIdentity(path, clock, self._lock)
-        self._turns: deque[HandlerTransaction] = deque()
+        self._handler_transactions: deque[HandlerTransaction] = deque()
         self.mailbox = Mailbox()
-        self.notifier = Notifier(self.mailbox.nudge)
+        self.notifier = Notifier(self.mailbox.wake)
         self.opened: Future[None] = Future()
         self.opened.set_running_or_notify_cancel()  # who stops waiting does not stop the thread
         self.ended: Future[None] = Future()
@@ -86,19 +87,19 @@ class Writer:
         name = "mainspring-sqlite-writer"
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
-    def request_transaction(self, turn: HandlerTransaction) -> None:
+    def request_transaction(self, transaction: HandlerTransaction) -> None:
         """From any thread."""
-        self._turns.append(turn)
-        self.mailbox.nudge()
+        self._handler_transactions.append(transaction)
+        self.mailbox.wake()
         if self.ended.done():
-            self._refuse_turns()
+            self._refuse_handler_transactions()
 
-    def _refuse_turns(self) -> None:
+    def _refuse_handler_transactions(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                turn = self._turns.popleft()
-                if turn.begun.set_running_or_notify_cancel():
-                    turn.fail(StoreError(CLOSED))
+                transaction = self._handler_transactions.popleft()
+                if transaction.begun.set_running_or_notify_cancel():
+                    transaction.fail(StoreError(CLOSED))
 
     def _main(self) -> None:
         try:
@@ -112,12 +113,12 @@ class Writer:
         self._warn_of_wide_files()
         self.opened.set_result(None)
         while not self.mailbox.finished:
-            self._turn()
+            self._process_batch()
         self._close_connection()
         self._lock.close()
         self.notifier.notify()
         self.ended.set_result(None)
-        self._refuse_turns()
+        self._refuse_handler_transactions()
 
     def _close_connection(self) -> None:
         """The last connection that is closed puts the log into the file. It must not, if the file
@@ -157,78 +158,81 @@ class Writer:
                 " ".join(shlex.quote(str(file)) for file, _ in wide),
             )
 
-    def _turn(self) -> None:
+    def _process_batch(self) -> None:
         """Wait for work (or for the next look at other processes), and do it."""
-        group = self.mailbox.take(_GROUP_ITEMS, self._patience())
+        group = self.mailbox.take(_GROUP_ITEMS, self._wait_seconds())
         try:
-            outcomes = self._outcomes(group) if group else []
+            outcomes = self._execute_checked(group) if group else []
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
         if self.identity.in_doubt and not group:
-            self._look_at_the_file_again()
-        if any(work.wakes and error is None for work, _, error in outcomes) or self._others_wrote():
+            self._recheck_file()
+        if (
+            any(work.wakes and error is None for work, _, error in outcomes)
+            or self._other_process_wrote()
+        ):
             self.notifier.notify()
-        if self._turns and not self.mailbox.closed:
-            self._give_turn(self._turns.popleft())
+        if self._handler_transactions and not self.mailbox.closed:
+            self._run_handler_transaction(self._handler_transactions.popleft())
 
-    def _patience(self) -> float | None:
-        if self._turns:
+    def _wait_seconds(self) -> float | None:
+        if self._handler_transactions:
             return 0
         if self.notifier.awaited:
             return _POLL_SECONDS
-        return _DOUBT_LOOK_SECONDS if self.identity.in_doubt else None
+        return _DOUBT_RECHECK_SECONDS if self.identity.in_doubt else None
 
-    def _look_at_the_file_again(self) -> None:
+    def _recheck_file(self) -> None:
         """Reads are refused as long as the file is in doubt, so the end of it must be noticed
         without a write."""
         with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
             self.identity.check_content(self._connection)
 
-    def _give_turn(self, turn: HandlerTransaction) -> None:
-        """Let a handler write. What was queued meanwhile comes before the next one's turn, so
-        that a renewal waits for one transaction at most."""
-        if not turn.begun.set_running_or_notify_cancel():
+    def _run_handler_transaction(self, transaction: HandlerTransaction) -> None:
+        """Let one handler write. The operations that were queued meanwhile come before the next
+        handler's transaction, so that a renewal waits for one transaction at most."""
+        if not transaction.begun.set_running_or_notify_cancel():
             return
         try:
             with self._lock:
                 self.identity.check_content(self._connection)
-                done = run_handler_transaction(turn, self._path, self.clock, self.identity)
+                done = run_handler_transaction(transaction, self._path, self.clock, self.identity)
         except BaseException as error:  # the handler's side must not hang
-            turn.fail(translated(error, self._path))
+            transaction.fail(translated(error, self._path))
             return
-        turn.ended.set_result(done)
+        transaction.ended.set_result(done)
         if done:
             self.notifier.notify()
 
-    def _outcomes(self, group: list[Operation]) -> list[Outcome]:
+    def _execute_checked(self, group: list[Operation]) -> list[Outcome]:
         self.identity.check_files()
         if self._reserve.is_held():
-            return self._attempted(group)
-        return self._without_growth(group)
+            return self._execute(group)
+        return self._execute_without_growth(group)
 
-    def _without_growth(self, group: list[Operation]) -> list[Outcome]:
+    def _execute_without_growth(self, group: list[Operation]) -> list[Outcome]:
         """Space is short: what is left of it is for the work that runs already."""
-        error = translated(_full(), self._path)
+        error = translated(_disk_full_error(), self._path)
         refused: list[Outcome] = [(work, None, error) for work in group if work.run in _GROWING]
         rest = [work for work in group if work.run not in _GROWING]
-        return refused + (self._attempted(rest) if rest else [])
+        return refused + (self._execute(rest) if rest else [])
 
-    def _attempted(self, group: list[Operation]) -> list[Outcome]:
+    def _execute(self, group: list[Operation]) -> list[Outcome]:
         only_claims = all(work.run is runs.claim for work in group)
-        if only_claims and not self.identity.in_doubt and (idle := self._nothing_due(group)):
+        if only_claims and not self.identity.in_doubt and (idle := self._answer_idle_claims(group)):
             return idle
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:
             if is_full(raised) and self._reserve.drop():
-                return self._without_growth(group)
+                return self._execute_without_growth(group)
             error = translated(raised, self._path)
         if len(group) == 1 or isinstance(error, StoreUnavailable):
             return [(work, None, error) for work in group]
-        return [outcome for work in group for outcome in self._attempted([work])]
+        return [outcome for work in group for outcome in self._execute([work])]
 
-    def _nothing_due(self, claims: list[Operation]) -> list[Outcome] | None:
+    def _answer_idle_claims(self, claims: list[Operation]) -> list[Outcome] | None:
         """The answers of claims that find nothing due; None if one of them may find something. It
         needs no write lock, so that idle workers cost the busy ones nothing."""
         if self.clock.stepped():
@@ -237,15 +241,15 @@ class Writer:
         answers: list[Outcome] = []
         try:
             for work in claims:
-                if any(self._anything_due(claim, now) for claim in work.items):
+                if any(self._is_anything_due(claim, now) for claim in work.items):
                     return None
                 coming = [next_due(self._connection, claim, now) for claim in work.items]
-                answers.append((work, [runs.Taken(next_due=at) for at in coming], None))
+                answers.append((work, [runs.ClaimedRows(next_due=at) for at in coming], None))
         except sqlite3.Error:
             return None  # the claim itself meets the error and reports it
         return answers
 
-    def _anything_due(self, claim: Claim, now: int) -> bool:
+    def _is_anything_due(self, claim: Claim, now: int) -> bool:
         return bool(next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now))
 
     def _transact(self, group: list[Operation]) -> list[Any]:
@@ -267,7 +271,7 @@ class Writer:
             self.identity.check_content(self._connection)
         return results
 
-    def _others_wrote(self) -> bool:
+    def _other_process_wrote(self) -> bool:
         if not self.notifier.awaited:
             return False
         try:
@@ -280,7 +284,7 @@ class Writer:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
 
-def _full() -> sqlite3.Error:
+def _disk_full_error() -> sqlite3.Error:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
     return error
