@@ -61,7 +61,7 @@ def test_version(run: Run) -> None:
         (("jobs", "list", "--limit", "0"), "--limit"),
         (("jobs", "show"), "missing argument 'JOB'"),
         (("jobs", "list", "--store", "sqlite:///a", "--app", "b:c"), "--store or --app, not both"),
-        (("jobs", "list", "--store", "redis://x"), "no store is known for redis://"),
+        (("jobs", "list", "--store", "redis://x"), "there is no store for redis://"),
         (("jobs", "list", "--store", "mainspring.db"), "named by a URL"),
         (("jobs", "list", "--store", "memory://"), "no command can reach it"),
         (("enqueue", "x", "--app", "app:forgetful"), "no command can reach it"),

@@ -96,7 +96,7 @@ def names(folder: Path) -> set[str]:
         (HERE, "sqlite:///./mainspring.db", "FROM and TO are the same store"),
         (HERE, "memory://", "TO is memory://"),
         ("memory://", HERE, "FROM is memory://"),
-        (HERE, "redis://here", "no store is known for redis://"),
+        (HERE, "redis://here", "there is no store for redis://"),
         (HERE, "copy.db", "a store is named by a URL"),
         (HERE, "sqlite:///no/folder/x.db", "does not exist"),
     ],

@@ -42,7 +42,7 @@ def test_a_scheduler(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])
 def test_a_store(url: str) -> None:
-    with pytest.raises(InvalidInput, match=r"known are sqlite:///|names no file"):
+    with pytest.raises(InvalidInput, match=r"supported are sqlite:///|names no file"):
         Scheduler(url)
 
 

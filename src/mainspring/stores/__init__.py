@@ -1,4 +1,4 @@
-"""Stores by URL: `open_store("sqlite:///jobs.db")`."""
+"""Makes the store that a URL names: `open_store("sqlite:///jobs.db")`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _KNOWN = "sqlite:///path (sqlite:////absolute/path), mongodb://host/database and
 
 
 def open_store(url: str, clock: Clock | None = None) -> Store:
-    """The store a URL names. It is not opened yet: `await store.open()` does that."""
+    """Make the store that a URL names. It is not open yet: `await store.open()` opens it."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise InvalidInput(
-            f"a store is named by a URL, not {without_password(url)!r}; known are {_KNOWN}"
+            f"a store is named by a URL, not {without_password(url)!r}; supported are {_KNOWN}"
         )
     if scheme == "memory":
         from mainspring.stores.memory import MemoryStore
@@ -36,5 +36,5 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
             raise InvalidInput(
                 f"{scheme}:// needs the driver: pip install 'mainspring[mongodb]' ({error})"
             ) from error
-        return MongoStore(url)  # its servers have clocks of their own
-    raise InvalidInput(f"no store is known for {scheme}://; known are {_KNOWN}")
+        return MongoStore(url)  # its servers have their own clocks
+    raise InvalidInput(f"there is no store for {scheme}://; supported are {_KNOWN}")

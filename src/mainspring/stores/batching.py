@@ -1,4 +1,4 @@
-"""Which items of a batch a store can handle in one step."""
+"""Splits a batch into parts that a store can write in one statement each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def waves(
     key: Callable[[T], str],
     alone: Callable[[T], bool] = lambda item: False,
 ) -> Iterator[list[int]]:
-    """Positions that can be handled together, in order: no key twice, and some items alone."""
+    """Yield positions that one statement can write, in order. No part has a key twice, and an item
+    for which `alone` is true is a part by itself. All items stay in order."""
     wave: dict[str, int] = {}
     for at, item in enumerate(items):
         if wave and (alone(item) or key(item) in wave):
@@ -31,8 +32,8 @@ def waves(
 
 
 def turns(items: Sequence[T], key: Callable[[T], str]) -> list[list[int]]:
-    """Positions that can be handled together where only items of one key are in order: the first
-    item of each key, then the second of each, and so on."""
+    """Positions that one statement can write, where only items of the same key must stay in order:
+    the first item of each key, then the second item of each, and so on."""
     groups: list[list[int]] = []
     earlier: Counter[str] = Counter()
     for at, item in enumerate(items):

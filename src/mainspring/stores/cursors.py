@@ -1,4 +1,4 @@
-"""Cursors of pages of runs and notes, as clients send them back."""
+"""Makes the cursors of pages of runs and notes, and checks cursors that clients send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = 2**63 - 1
 
 
 def cursor_number(part: object, cursor: object) -> int:
-    """The number in a cursor, or in a part of one. `InvalidInput` for what no page has given."""
+    """The number in a cursor, or in a part of one. Raises `InvalidInput` where it is no number."""
     if not isinstance(part, str) or _NUMBER.fullmatch(part) is None or abs(int(part)) > _LARGEST:
         raise cursor_error(cursor)
     return int(part)
@@ -30,12 +30,12 @@ def cursor_error(cursor: object) -> InvalidInput:
 
 
 def note_cursor(note: Note) -> str:
-    """The cursor of a page of notes that ends with this one."""
+    """The cursor of a page whose last note is this one."""
     return json.dumps([note.kind, note.name])
 
 
 def read_note_cursor(cursor: str) -> list[str]:
-    """The kind and the name in it."""
+    """The kind and the name of the last note of the page before. Raises `InvalidInput`."""
     try:
         found = json.loads(cursor)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Elects one holder of a name at a time: a note that expires by the store's clock.
+"""Elects one holder of a name at a time, by a note that expires by the store's clock.
 
-Any number of clients may stand for the same name (the leader of a cluster, a copy that must be
-alone). The store's clock alone decides when a term is over: a client that finds no live note takes
-the name by compare-and-set, for which it needs no clock.
+Any number of clients may compete for one name: the leader of a cluster, or a copy that must be the
+only one. The store's clock alone decides when a term has ended. A client that finds no live note
+takes the name by compare-and-set, and needs no clock for it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TERMS = "mainspring.term"
 async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
     """Become or stay the holder of `name` for `ttl`: the number of the term, or None.
 
-    The number grows whenever the holder changes. `ttl` zero resigns. It may be called again after
-    an error: a term that was begun or renewed is found by its holder.
+    The number grows whenever the holder changes. A `ttl` of zero resigns. After an error the caller
+    may call again: a term that was begun or renewed is recognised by its holder.
     """
     query = NoteQuery(kind=TERMS, names=frozenset({name}), limit=1)
     term = next(iter((await store.notes(query)).items), None)

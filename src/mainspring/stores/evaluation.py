@@ -1,7 +1,7 @@
-"""Queries, claims and counts over values in memory.
+"""Evaluates queries, claims and counts over values in memory.
 
-For stores whose database cannot search: the memory store, a file, a bucket of objects. Every
-function is pure, and does what the docstrings of `protocol.py` say.
+Stores whose database cannot search use it: the memory store, a file, a bucket of objects. Every
+function is pure and follows the docstrings of `protocol.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def is_claimable(run: Run, claim: Claim) -> bool:
-    """Whether such a claim may take the run once it is due, limits permitting."""
+    """Whether the claim may take the run when it is due and no limit forbids it."""
     return (
         run.state is State.PENDING
         and run.unreadable is None
@@ -52,13 +52,13 @@ def is_claimable(run: Run, claim: Claim) -> bool:
 
 
 UsedCapacity = Counter[tuple[str, str]]
-"""How many runs have a valid lease, by what limits count."""
+"""How many runs have a valid lease, for each job or key that a limit counts by."""
 
 
 def choose_claimed(
     runs: Iterable[Run], jobs: Mapping[str, Job], claim: Claim, now: datetime, used: UsedCapacity
 ) -> list[Run]:
-    """The due runs that the claim takes, in order: no job exceeds its limit with them."""
+    """The due runs that the claim takes, in order. With them no job exceeds its limit."""
     due = [run for run in runs if run.run_at <= now and is_claimable(run, claim)]
     used = used.copy()
     chosen: list[Run] = []
@@ -74,13 +74,13 @@ def choose_claimed(
 
 
 def next_due(runs: Iterable[Run], claim: Claim, now: datetime) -> datetime | None:
-    """When the next run that such a claim could take falls due."""
+    """When the next run that the claim could take falls due."""
     times = (run.run_at for run in runs if run.run_at > now and is_claimable(run, claim))
     return min(times, default=None)
 
 
 def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:
-    """What a claim sets."""
+    """The fields that a claim sets on a run."""
     return {
         "state": State.RUNNING,
         "token": run.token + 1,
@@ -138,12 +138,12 @@ def may_be_deleted(run: Run, now: datetime) -> bool:
 
 
 def _holds_on(run: Run, now: datetime) -> bool:
-    """Whether it keeps its dedupe key after it has finished."""
+    """Whether a finished run still keeps its dedupe key."""
     return run.dedupe_until is not None and run.dedupe_until > now
 
 
 def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
-    """The runs that `overlapped` needs."""
+    """The runs of earlier slots that have not finished: what `overlapped` takes."""
     return [
         run
         for run in runs
@@ -152,8 +152,8 @@ def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
 
 
 def fields_of_clock_step(run: Run, step: timedelta, now: datetime) -> dict[str, Any]:
-    """What changes when somebody has set the wall clock by `step`: leases and retries last as long
-    as they were meant to, and what was due stays due."""
+    """The fields of a run that change when the wall clock was set by `step`. Leases and retry
+    delays keep their length, and a run that was due stays due."""
     fields: dict[str, Any] = {}
     before = now - step
     retries = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
@@ -171,8 +171,8 @@ def fields_of_clock_step(run: Run, step: timedelta, now: datetime) -> dict[str, 
 def page_of_runs(
     runs: Iterable[Run], query: RunQuery, now: datetime, numbers: Mapping[str, int]
 ) -> Page[Run]:
-    """`runs` are all runs, newest first. `numbers` has a number for each id, which grows
-    from run to run: the cursor of a page is that of its last run."""
+    """The page of a query. `runs` are all runs, newest first. `numbers` has a number for each id,
+    which grows from run to run: the cursor of a page is the number of its last run."""
     if query.ids is not None:
         return Page([run for run in runs if run.id in query.ids])
     before = None if query.cursor is None else cursor_number(query.cursor, query.cursor)

@@ -1,4 +1,4 @@
-"""Those who wait for a hint, on one event loop."""
+"""Lets tasks of one event loop wait for a hint that something has changed in the store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ __all__ = ["Waiters"]
 
 
 class Waiters:
-    """In the order they came: a set would wake them by address, and no simulation replay.
+    """The tasks that wait. They are woken in the order in which they came, so that a simulation
+    replays exactly; a set would wake them by their addresses.
 
-    A wake-up that finds nobody waiting is kept for the next: who waits in a loop is away for a
-    moment each time, and would learn of it only by its next poll.
+    A wake-up that finds no task waiting is kept for the next one: a task that waits in a loop is
+    busy between two waits, and would otherwise notice the change only at its next poll.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class Waiters:
         self._missed = False
 
     async def wait(self, timeout: float) -> bool:
-        """True once woken, False when the time is up."""
+        """Wait for `wake`: True when it was called, False after `timeout` seconds."""
         if self._missed:
             self._missed = False
             return True

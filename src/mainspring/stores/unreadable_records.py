@@ -1,8 +1,8 @@
-"""The log of records that this version cannot read: damaged ones, or written by a newer version.
+"""Logs each record that this version cannot read: damaged, or written by a newer version.
 
-A store gives such a run or job with `unreadable` set and with every field that can still be read
-(`stores/codec.py` reads it). No worker starts it, no store overwrites or deletes it, and all other
-records are used as before.
+A store returns such a run or job with `unreadable` set and with every field that it can still read
+(`stores/codec.py` reads it). No worker starts the run, and no store overwrites or deletes the
+record. All other records are used as before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["report"]
 log = logging.getLogger("mainspring")
 
 MOST_REPORTED = 1000
-"""Records that are named in the log, in one process."""
+"""How many records one process names in its log."""
 
 _reported: set[tuple[str, str]] = set()
 _guard = Lock()
 
 
 def report(record: Run | Job) -> None:
-    """Log a record that cannot be read, once in a process."""
+    """Log a record that cannot be read. A process logs each record once."""
     kind = "run" if isinstance(record, Run) else "job"
     with _guard:
         if (kind, record.id) in _reported or len(_reported) >= MOST_REPORTED:

@@ -1,4 +1,4 @@
-"""URLs of stores as they may be shown: in messages, logs and on a screen."""
+"""Removes passwords from store URLs before they are shown in messages, logs or on a screen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _SECRET = re.compile(r"(?i)password|passphrase|secret|token|authMechanismPropert
 
 
 def without_password(url: str) -> str:
-    """Whatever could be a password is left out, also where it was not escaped as it should be:
-    all between the user's name and the last `@`, and the values of options that carry secrets."""
+    """The URL without anything that could be a password, also if the password was not escaped:
+    everything between the user's name and the last `@`, and the values of secret options."""
     head, separator, rest = url.partition("://")
     if not separator:
         head, rest = "", url

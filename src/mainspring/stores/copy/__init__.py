@@ -1,8 +1,8 @@
-"""`mainspring store copy`: everything from one store to another, with the protocol alone.
+"""`mainspring store copy`: copies everything from one store to another.
 
-copy.py       read_contents, copy, and what stands in the way of it
-notes.py      the same for API keys and other notes
-reading.py    stores read through, page by page
+copier.py    copies jobs and runs, and refuses stores that are in use
+notes.py     copies API keys and other notes
+reader.py    reads a store page by page, and waits for one that is unavailable
 """
 
 from mainspring.stores.copy.copier import CopyReport, StoreContents, copy, read_contents

@@ -1,18 +1,17 @@
-"""From one store to another: every job, note and run, as they are.
+"""Copies every job, note and run from one store to another, unchanged.
 
-A scheduler that starts on the copy goes on as if nothing had happened: tokens, attempts, versions,
-dedupe keys and slots are those of the original. It needs the methods of the protocol alone:
+A scheduler that starts on the copy continues where the original stopped: tokens, attempts,
+versions, dedupe keys and slots are the same. The copy uses only the store protocol:
 
 1. `read_contents` reads through the source, newest run first as pages come. It keeps only counts
    and the cursors of the pages.
-2. `copy` goes back along these cursors, so that the oldest run is written first: in a store that
-   numbers its runs the order of lists is the same again. What is there already is compared and
-   made equal, and never doubled: an interrupted copy is completed by the same call.
-3. At the end both stores are counted, and every job is compared.
+2. `copy` reads these pages backwards and writes the oldest run first, so that a store that numbers
+   its runs lists them in the same order. A run that is already in the target is compared and
+   corrected, never written twice: the same call completes an interrupted copy.
+3. At the end it counts both stores and compares every job.
 
-A run that is running is not copied from under its worker: as long as a lease is valid, or a
-scheduler leads, the copy is refused. A run whose lease has lapsed is copied as it is, and rescued
-over there as it would have been here.
+It refuses to copy while a lease is valid or a scheduler is the leader, so that no worker loses a
+run. A run whose lease has lapsed is copied as it is; a worker on the target rescues it.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ _COMPARED = tuple(
 
 @dataclass(slots=True)
 class StoreContents:
-    """What a store holds, and where its pages of runs begin (newest first)."""
+    """How much a store holds, and the cursors of its pages of runs (newest first)."""
 
     jobs: int = 0
     runs: Counter[State] = field(default_factory=Counter)
     tokens: int = 0
     secrets: int = 0
-    """Jobs with secrets, which open with the key of the store they come from."""
+    """Jobs with secrets. Only the encryption key of the source can decrypt those."""
     pages: list[str | None] = field(default_factory=list)
 
     @property
@@ -73,7 +72,8 @@ class StoreContents:
 
 @dataclass(slots=True)
 class CopyReport:
-    """What became of a copy: how much was written, was there already, was there and made equal."""
+    """The result of a copy: how many runs were written, were there already (`there`), and were
+    there but had to be corrected (`mended`)."""
 
     jobs: int = 0
     notes: int = 0
@@ -85,7 +85,7 @@ class CopyReport:
 
 
 async def read_contents(store: Store) -> StoreContents:
-    """Count a store through, and refuse one whose runs are being worked on."""
+    """Count what a store holds. Raises `CopyRefused` while a worker holds a run."""
     await retry_while_unavailable(
         store.find, RunQuery(lapsed=True, limit=1)
     )  # ends what is half made
@@ -111,7 +111,7 @@ async def read_contents(store: Store) -> StoreContents:
 async def copy(
     source: Store, target: Store, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> CopyReport:
-    """Copy everything. `progress` is told how many runs are over, and of how many."""
+    """Copy everything. Calls `progress` with how many runs are copied, and of how many."""
     async with _exclusive_access(source, target) as keep_exclusive:
         seen = await read_contents(source)
         await _refuse_leases(target)
@@ -138,7 +138,7 @@ def _has_secrets(job: Job) -> bool:
 
 
 class _Copier:
-    """What a copy does, one page after the other."""
+    """Copies page by page, and counts what it has done."""
 
     def __init__(self, source: Store, target: Store) -> None:
         self._source = source
@@ -165,7 +165,7 @@ class _Copier:
             self.copied.jobs += len(jobs)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:
-        """Write a page, oldest first. Those whose key is another's now come last."""
+        """Write a page of runs, oldest first. Defers live runs whose dedupe key is held."""
         there = await runs_by_id(self._target, [run.id for run in runs])
         stale = [(there[run.id], run) for run in runs if run.id in there]
         self.copied.mended += await self._correct(stale)
@@ -177,7 +177,7 @@ class _Copier:
         self.copied.there += len(there)
 
     async def copy_deferred(self) -> None:
-        """Live runs whose key was held when their turn came: its holder has been mended since."""
+        """Add the live runs whose dedupe key was held before: its holder is corrected by now."""
         for at in range(0, len(self._deferred), PAGE):
             ids = self._deferred[at : at + PAGE]
             runs = await runs_by_id(self._source, ids)
@@ -188,7 +188,7 @@ class _Copier:
                 )
 
     async def _add(self, runs: Sequence[Run]) -> list[Run]:
-        """Add runs as they are; give those that were refused for their key."""
+        """Add runs as they are; return those that were refused because of their dedupe key."""
         if not runs:
             return []
         added = await retry_while_unavailable(self._target.add, runs)
@@ -199,13 +199,14 @@ class _Copier:
         return refused
 
     async def _add_without_key(self, runs: Sequence[Run]) -> None:
-        """Runs that are over, and whose key another holds by now: they keep its name only."""
+        """Add finished runs whose dedupe key another run holds by now: without the key first, then
+        corrected, because a finished run may name a key that it no longer holds."""
         bare = [replace(run, dedupe_key=None, dedupe_until=None) for run in runs]
         await self._add(bare)
         await self._correct(list(zip(bare, runs, strict=True)))
 
     async def _correct(self, pairs: Sequence[tuple[Run, Run]]) -> int:
-        """Make runs that are there equal to those they are copies of; how many were not."""
+        """Make runs in the target equal to those of the source; return how many differed."""
         differ = [(kept, run, unlike) for kept, run in pairs if (unlike := _differences(kept, run))]
         if not differ:
             return 0
@@ -227,7 +228,7 @@ class _Copier:
 
 
 def _differences(kept: Run, run: Run) -> dict[str, Any]:
-    """The fields in which a copy is not what it should be, as they should be."""
+    """The fields in which a copy differs, with the values of the source."""
     return {
         name: getattr(run, name)
         for name in _COMPARED
@@ -237,19 +238,19 @@ def _differences(kept: Run, run: Run) -> dict[str, Any]:
 
 
 def _same_value(kept: Run, run: Run, name: str) -> bool:
-    """A value with a NaN in it is not equal to itself."""
+    """Compares the encoded values, because a NaN does not equal itself."""
     return codec.encode(getattr(kept, name)) == codec.encode(getattr(run, name))
 
 
-# -- what stands in the way -----------------------------------------------------------------
+# -- reasons to refuse ----------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def _exclusive_access(
     source: Store, target: Store
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """One copy at a time from or to a store, of two stores that are not the same, and no
-    scheduler on either. Gives what has to be called now and then to keep it so."""
+    """Take a lock in both stores. Refuses if a scheduler works on one, if another copy uses one, or
+    if both are the same store. Yields a function that renews the locks."""
     me = f"copy:{uuid.uuid4().hex}"
     for store, name in ((source, "source"), (target, "target")):
         if await _elect(store, LEADER, me, timedelta(seconds=5)) is None:
@@ -282,11 +283,11 @@ async def _exclusive_access(
             try:
                 await elect(store, _LOCK, holder, timedelta())
             except StoreUnavailable:
-                continue  # it lapses by itself
+                continue  # the lock expires by itself
 
 
 async def _same_store(source: Store, target: Store, mine: str, other: str) -> bool:
-    """Whether the target's lock is free once ours on the source is."""
+    """Whether releasing the lock in the source also frees the one in the target."""
     await _elect(source, _LOCK, mine, timedelta())
     return await _elect(target, _LOCK, other, timedelta(seconds=1)) is not None
 
@@ -312,7 +313,7 @@ async def _refuse_leases(store: Store) -> None:
 
 
 async def _refuse_foreign_records(source: Store, target: Store) -> None:
-    """The target is empty, or holds nothing but what a copy before has brought there."""
+    """Refuse a target that holds anything that is not in the source."""
     async for jobs in job_pages(target):
         ids = frozenset(job.id for job in jobs)
         query = JobQuery(ids=ids, limit=len(ids))
@@ -337,7 +338,7 @@ def _refuse_foreign(kind: str, ids: frozenset[str]) -> None:
 
 
 def _refuse_unreadable(kind: str, records: Sequence[Job] | Sequence[Run]) -> None:
-    """A copy of what cannot be read would be a copy of half of it."""
+    """Refuse records that cannot be read: their copies would be incomplete."""
     for record in records:
         if record.unreadable is not None:
             raise CopyRefused(

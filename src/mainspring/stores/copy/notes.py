@@ -1,9 +1,9 @@
-"""Notes: API keys, idempotency records, what a program keeps of its own.
+"""Copies notes: API keys, idempotency records, and notes that programs keep.
 
-Their versions begin anew, and a copy raises one only where the source has raised its own. So a note
-that differs and is no younger over there was changed over there: a key revoked on the copy must not
-be opened again by copying once more. One that expires is gone by the clock of each store; about
-those the two sides may differ.
+The versions of copied notes start at 1, and another copy raises a version only where the note has
+changed in the source. So a note that differs and whose version in the target is not lower was
+changed in the target. The copy is refused then: an API key that was revoked in the target must not
+become valid again. Notes that expire may differ, because each store expires them by its own clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["copy_notes", "refuse_foreign_notes", "verify_notes"]
 
 
 async def copy_notes(source: Store, target: Store) -> int:
-    """Write those that are not there as they are; how many there are in all."""
+    """Write the notes that the target lacks; return how many the source has."""
     count = 0
     async for notes in note_pages(source):
         there = await find_same_notes(target, notes)

@@ -1,4 +1,4 @@
-"""Reading a store through, page by page, and waiting for one that is away."""
+"""Reads a store page by page, and repeats calls while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 T = TypeVar("T")
 
 PAGE = 200
-"""Runs at a time. With payloads, results and logs as large as they may be, that is 400 MB."""
+"""Runs in a page. With the largest allowed payloads, results and logs a page takes 400 MB."""
 
 TRIES = 12
 LONGEST_PAUSE = 5.0
-"""A store that is away is asked again for about 45 seconds: longer than a failover takes."""
+"""The tries take about 45 seconds in all, which is longer than a failover takes."""
 
 
 async def read_run_page(
@@ -65,7 +65,8 @@ async def job_pages(store: Store) -> AsyncIterator[list[Job]]:
 
 
 async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
-    """Page by page, each of one kind. Terms of elections stay with the store that held them."""
+    """Yield the notes page by page, each page of one kind. Leaves out the terms of elections, which
+    belong to their store."""
     cursor: str | None = None
     while True:
         page = await retry_while_unavailable(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
@@ -77,14 +78,14 @@ async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
 
 
 async def find_same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:
-    """The notes of the same kind (it is one) and names, by name."""
+    """The notes that have the kind (all have the same) and the names of these notes, by name."""
     names = frozenset(note.name for note in notes)
     query = NoteQuery(kind=notes[0].kind, names=names, limit=len(names))
     return {note.name: note for note in (await retry_while_unavailable(store.notes, query)).items}
 
 
 async def retry_while_unavailable(operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Everything here may be sent again: a store that is away is waited for."""
+    """Call `operation` again while the store is unavailable. Every call here may be repeated."""
     for attempt in range(TRIES):
         try:
             return await operation(*arguments)

@@ -1,4 +1,4 @@
-"""`memory://`: a dict. For tests and simulation, and the model that other stores are held to."""
+"""`memory://`: keeps everything in dicts, for tests and simulation."""
 
 from mainspring.stores.memory.store import MemoryStore
 

@@ -1,5 +1,8 @@
-"""Values as the memory store keeps them, and as it hands them out: none shares a payload with its
-caller, and each payload is what a store that outlives the process would give back."""
+"""Copies values on their way into and out of the memory store.
+
+No stored value shares a payload with its caller. Each payload passes through the codec, so that it
+comes back as a store on disk would return it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ __all__ = [
 
 
 def round_trip(value: Any) -> Any:
-    """What would come back from a store that outlives the process."""
+    """The value as a store on disk would return it."""
     return codec.decode(codec.encode(value))
 
 
@@ -53,7 +56,7 @@ brief = RUN.without_long_fields
 
 
 def copy_for_caller(run: Run) -> Run:
-    """The run with values of its own: what a handler does to its payload stays with it."""
+    """The run with its own payload and result, so that a handler can change no stored run."""
     if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
         return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))
     return run

@@ -1,7 +1,8 @@
-"""`memory://`: a dict. For tests and simulation, and the model that other stores are held to.
+"""`memory://`: keeps everything in dicts, for tests and simulation.
 
-Every method does its work without an `await` in the middle, so each is atomic on its loop.
-It is the plainest correct reading of the protocol; nothing in it is fast on purpose.
+Tests compare other stores with it, so it is the simplest correct implementation of the protocol,
+and nothing in it is optimised. No method awaits in the middle of its work, so each is atomic on its
+event loop.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _Result = Coroutine[Any, Any, T]
 
 
 def _atomic(method: Callable[P, _Result[T]]) -> Callable[P, _Result[T]]:
-    """Nothing of another thread comes between, either: handlers commit in theirs."""
+    """Make a method atomic between threads, too: handlers commit in their own threads."""
 
     @wraps(method)
     async def locked(*given: P.args, **more: P.kwargs) -> T:
@@ -71,20 +72,19 @@ def _atomic(method: Callable[P, _Result[T]]) -> Callable[P, _Result[T]]:
 
 
 class MemoryStore:
-    """`data` is what handlers keep by their transactions: a dict, for tests and simulation."""
+    """`data` holds what handlers write in their transactions."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._steady = SteadyClock(self._clock)
         self._wall_offset: int | None = None
         self._runs: dict[str, Run] = {}
-        self._number: dict[str, int] = {}  # in which order they came, for cursors
+        self._number: dict[str, int] = {}  # the order in which runs were added, for cursors
         self._numbers = count(1)
         self._last_change: dict[str, int] = {}
         self._jobs: dict[str, Job] = {}
         self._notes: dict[tuple[str, str], Note] = {}
         self._with_ttl: set[tuple[str, str]] = set()
-        # A dict keeps its order, which a set of futures does not: a seed must replay exactly.
         self._waiters = Waiters()
         self.data: dict[Any, Any] = {}
         self._guard = Lock()
@@ -93,7 +93,7 @@ class MemoryStore:
         """Nothing to connect to."""
 
     async def close(self) -> None:
-        """What was kept stays, so that a restart can be simulated."""
+        """The data stays, so that a test can simulate a restart."""
 
     def info(self) -> StoreInfo:
         return StoreInfo(kind="memory", location="memory://", shared=False)
@@ -102,8 +102,8 @@ class MemoryStore:
         return self._now()
 
     def _now(self) -> datetime:
-        """The wall clock's time. When somebody has set it, leases, notes with a ttl and retries are
-        moved along: they last as long as they were meant to."""
+        """The wall clock's time. When somebody has set that clock, leases, notes with a ttl and
+        retries move with it, so that they keep their length."""
         if self._wall_offset is None:
             self._wall_offset = self._steady.wall_offset_us()
         elif step := self._steady.step_from(self._wall_offset):
@@ -124,9 +124,7 @@ class MemoryStore:
     @_atomic
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._now()
-        runs = [
-            records.storable_run(run) for run in runs
-        ]  # refused before the first is there, or not at all
+        runs = [records.storable_run(run) for run in runs]  # a bad payload refuses all runs
         refused: set[str] = set()
         added = []
         for run in runs:
@@ -181,7 +179,7 @@ class MemoryStore:
         return replace(page, items=[hand_out(run) for run in page.items])
 
     def _look_up(self, ids: Iterable[str]) -> list[Run]:
-        # In the order of the ids: that of a set differs between processes, and a seed must replay.
+        # Sorted, because the order of a set differs between processes, and a seed must replay.
         return [self._runs[run_id] for run_id in sorted(ids) if run_id in self._runs]
 
     async def counts(self, since: datetime | None = None) -> Counts:
@@ -243,7 +241,7 @@ class MemoryStore:
             return None
         if write.note is None:
             return 0 if self._drop_note(key) else None
-        # The number of a note that has expired grows on: no writer meets the same version twice.
+        # The version grows also after the note has expired: no writer sees one version twice.
         version = (stored.version if stored else 0) + 1
         note = replace(write.note, version=version)
         self._with_ttl.discard(key)
@@ -261,7 +259,7 @@ class MemoryStore:
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         now = self._now()
         fired: list[Fired] = []
-        broken: set[str] = set()  # the jobs whose chain of firings did not hold
+        broken: set[str] = set()  # jobs one of whose firings was refused
         for firing in firings:
             one = Fired(False) if firing.job_id in broken else self._fire(firing, now)
             if not one.done:
@@ -344,10 +342,10 @@ class MemoryStore:
 
 
 class MemoryTransaction:
-    """A handler's writes, committed together with its run's completion.
+    """Commits a handler's writes together with the completion of its run.
 
-    The handler writes to a copy of the store's data. The first of two overlapping transactions to
-    commit wins; the other is aborted, as in a database."""
+    The handler writes to a copy of the store's data. Of two overlapping transactions the first to
+    commit wins, and the other is aborted, as in a database."""
 
     def __init__(self, store: MemoryStore, held: Held) -> None:
         self._store = store

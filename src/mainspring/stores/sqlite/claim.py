@@ -1,10 +1,12 @@
-"""The claim: which due runs come next.
+"""Selects the due runs that a claim takes.
 
-Its cost follows the number of lanes that have pending runs and the number of runs it takes,
-never the backlog: not a million pending runs, nor a million that are due next year at a high
-priority, nor those of a handler this worker lacks, nor those of a job at its limit.
+The cost depends on the number of lanes that have pending runs and on the number of runs that the
+claim takes. It does not grow with the backlog: not with a million pending runs, nor with a million
+that are due next year at a high priority, nor with runs of a handler that this worker lacks, nor
+with runs of a job at its limit.
 
-1. Step from lane to lane through the pending index (one seek each), with each lane's head.
+1. Step from lane to lane through the pending index (one seek each), and read each lane's earliest
+   `run_at`, its head.
 2. Keep the lanes that are due, that the claim names, and whose limit allows another run.
 3. From the highest priority down, take each lane's earliest runs and merge them by `run_at`.
 """
@@ -24,7 +26,7 @@ from mainspring.stores.sqlite.row_batches import one_value, select
 
 __all__ = ["LANES_AFTER", "FreeCapacity", "free_capacity", "next_due", "next_runs"]
 
-# One seek from each lane to the next, and one to the first run in it that the moment allows.
+# One seek from each lane to the next, and one to the first run in it before or after a time.
 _LANES = """
 WITH RECURSIVE lanes (lane) AS (
     SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
@@ -43,7 +45,7 @@ WITH RECURSIVE lanes (lane) AS (
 SELECT json_group_array(json_array(lane, head)) FROM heads
 WHERE typeof(lane) = 'text' AND head < 253402300800000000
 """
-"""A moment that is text, a blob or beyond the year 9999 is damage, and behind all others."""
+"""A `run_at` that is text, a blob or later than the year 9999 is damaged. It sorts last."""
 _LANES_DUE = _LANES.format("<=")
 LANES_AFTER = _LANES.format(">")
 _LIMITS = """
@@ -58,9 +60,9 @@ SELECT json_group_array(json_array(
 FROM mainspring_jobs AS job
 WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
 """
-# Only by `run_at`: behind it the index is in the order of `seq` by itself. Asked for that too,
-# SQLite sorts all that share a `run_at`: a million runs that were enqueued at once.
-# With excluded jobs it walks past their runs: 10 ms for 10,000 of them.
+# Ordered by `run_at` alone: within one `run_at` the index is in the order of `seq` anyway. If the
+# query named `seq` too, SQLite would sort all runs that share a `run_at`: a million runs that were
+# enqueued at once. With excluded jobs it steps over their runs: 10 ms for 10,000 of them.
 _EARLIEST_OF_ONE = """
 SELECT json_group_array(json_array(run_at, seq, 0)) FROM (
     SELECT run_at, seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
@@ -88,7 +90,7 @@ class _Lane:
 
 
 class FreeCapacity:
-    """How many more runs each limited job may have."""
+    """How many more runs each job with a limit may start."""
 
     def __init__(self, limits: Mapping[str, tuple[int, str]], used: Mapping[str, int]) -> None:
         self._limits = limits
@@ -122,13 +124,14 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[in
 
 
 def next_due(connection: sqlite3.Connection, claim: Claim, now: int) -> int | None:
-    """When the next run that the claim could take falls due: later than now."""
+    """When the next run that the claim could take falls due, if that is later than now."""
     lanes = json.loads(one_value(connection, LANES_AFTER, (now,)))
     return min((at for lane, at in lanes if _takes(claim, lane)), default=None)
 
 
 def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
-    """Those the claim may take from: the highest priority first, then the earliest head."""
+    """The lanes that the claim may take runs from: the highest priority first, then the earliest
+    head."""
     lanes = []
     for name, head in json.loads(one_value(connection, _LANES_DUE, (now,))):
         parts = lane_parts(name)
@@ -164,7 +167,7 @@ def free_capacity(connection: sqlite3.Connection, jobs: Iterable[str], now: int)
 
 
 _NO_CAPACITY = (0, "")
-"""Under a limit that is damaged: nobody knows how many runs it allows, so none is claimed."""
+"""Stands for a limit that is damaged. It is unknown how many runs it allows, so none is claimed."""
 
 
 def _heads(
@@ -192,8 +195,9 @@ def _earliest(
 ) -> list[int]:
     """The earliest runs of these lanes (all of one priority), as far as their limits allow.
 
-    Of lanes in the order of their heads only the first `wanted` can hold the earliest `wanted`
-    runs. Where limits turn some of those away, later lanes may hold better ones: look at more.
+    The lanes are in the order of their heads, so only the first `wanted` lanes can hold the
+    earliest `wanted` runs. Where limits refuse some of those, later lanes may hold earlier runs:
+    then it reads twice as many lanes.
     """
     level = [lane for lane in level if free.allows(lane.job)]
     width = wanted

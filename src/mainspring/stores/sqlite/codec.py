@@ -1,8 +1,8 @@
-"""Runs and jobs as rows, made from the tables of `stores/codec.py`.
+"""Converts runs and jobs to rows and back, by the tables of `stores/codec.py`.
 
-Each field of a run is a column. Payload, result, progress, upstream ids and attempts are columns
-of JSON text. A job has columns for what queries look at, and one JSON list for the rest.
-A page of rows comes as one JSON text, in one step (row_batches.py says why).
+Each field of a run is a column. Payload, result, progress, upstream ids and attempts are columns of
+JSON text. A job has columns for the fields that queries use, and one JSON list for the rest. A page
+of rows is read as one JSON text, in one step (row_batches.py says why).
 """
 
 from __future__ import annotations
@@ -73,12 +73,13 @@ def span_us(span: timedelta) -> int:
 
 
 def lane_of(run: Run, limited: bool) -> str:
-    """Runs of one lane are claimed by the same claims, under the same limit and priority."""
+    """The lane of a run. The same claims may take all runs of a lane, under one limit and one
+    priority."""
     job = run.job_id if limited else ""
     lane = _SEPARATOR.join((run.queue, run.handler, job, str(run.priority)))
     if lane.count(_SEPARATOR) != 3:
         raise InvalidInput(
-            "the character 0x1F is in no queue, handler or job:"
+            "a queue, handler or job name may not contain the character 0x1F:"
             f" {run.queue!r}, {run.handler!r}, {run.job_id!r}"
         )
     return lane
@@ -93,12 +94,12 @@ LANE_SQL = """
 
 
 SET_ASIDE = _SEPARATOR * 3 + "0"
-"""The lane of pending runs that could not be read: no handler has an empty name, so no claim
-takes from it."""
+"""The lane of pending runs that could not be read. No handler has an empty name, so no claim takes
+runs from it."""
 
 
 def lane_parts(lane: str) -> tuple[str, str, str, int] | None:
-    """Queue, handler, job (empty where it has no limit), priority; None where it is damaged."""
+    """Queue, handler, job (empty if it has no limit) and priority; None if the lane is damaged."""
     try:
         queue, handler, job, priority = lane.split(_SEPARATOR)
         return queue, handler, job, int(priority)
@@ -106,7 +107,7 @@ def lane_parts(lane: str) -> tuple[str, str, str, int] | None:
         return None
 
 
-# -- kinds of values that rows hold in their own form ---------------------------------------
+# -- values that rows store in a special form -----------------------------------------------
 
 
 def progress_text(progress: Progress | None) -> str | None:
@@ -116,15 +117,15 @@ def progress_text(progress: Progress | None) -> str | None:
 
 
 def _detail_text(value: Any) -> str:
-    """With a comma before it. It was bounded, and made plain JSON, where it was given;
-    only what looks like a tag of the codec takes its slower way."""
+    """The detail of an attempt, with a comma before it. It is plain JSON of limited size already,
+    so only a value that looks like a tag of the codec needs the slower encoder."""
     text = msgspec.json.encode(value).decode()
     return "," + (codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text)
 
 
-# An attempt is a list of its fields in order; the last one, `detail`, is left out while it is None.
-# Every run that ends is written here, mostly with one attempt: text made so takes half as long as
-# by a JSON encoder.
+# An attempt is a list of its fields in order; the last one, `detail`, is left out if it is None.
+# Every run that ends is written here, mostly with one attempt. Formatting the text like this takes
+# half as long as a JSON encoder.
 _PARTS = ATTEMPT.adapted(
     text={"write": _quoted},
     outcome={"write": {outcome: f'"{outcome}"' for outcome in Outcome}.__getitem__},
@@ -188,8 +189,8 @@ _JSON_FIELDS = tuple(f.name for f in _FIELDS if f.kind.name in _JSON_KINDS)
 _JSON = tuple(f'"{name}"' for name in _JSON_FIELDS)
 _INSERTED = (*_PLAIN[1:], "lane", *_JSON)
 
-# The JSON columns are pasted as they are: SQLite need not parse them, and Python reads the
-# whole page in one pass of its C decoder.
+# The JSON columns are inserted unchanged: SQLite need not parse them, and Python reads the whole
+# page in one pass of its C decoder.
 RUN_SELECT = (
     f"SELECT group_concat(json_array({', '.join(_PLAIN)})"
     + "".join(f" || ',' || coalesce({name}, 'null')" for name in _JSON)
@@ -204,7 +205,7 @@ BRIEF_SELECT = (
     )
     + ") FROM mainspring_runs"
 )
-"""The same for lists: payload, result and attempts are not even read from the disk."""
+"""The same for lists. Payload, result and attempts are not read from the disk."""
 
 RUN_INSERT = (
     f"INSERT INTO mainspring_runs ({', '.join(_INSERTED)}) SELECT * FROM (VALUES ",
@@ -219,11 +220,11 @@ run_row = compile_row(
     (*_PLAIN[1:], "lane", *_JSON_FIELDS),
     {"lane": "lane", "payload": "payload"},
 )
-"""The run, its lane and its payload (encoded already) as `_INSERTED` names the columns."""
+"""Makes the row of a run, its lane and its encoded payload, in the order of `_INSERTED`."""
 
 
 class _Moments(dict[int | None, datetime | None]):
-    """The runs of a page share many moments: each is made once."""
+    """Makes each time once, because the runs of a page share many of them."""
 
     def __missing__(self, us: int) -> datetime:
         made = self[us] = from_us(us)
@@ -239,8 +240,8 @@ _run = compile_reader(
 
 
 def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]:
-    """What `RUN_SELECT` (or `BRIEF_SELECT`) gave, as (seq, run), in no order that can be relied
-    on. Raises where any of the runs cannot be read."""
+    """Decode what `RUN_SELECT` (or `BRIEF_SELECT`) returned, as (seq, run), in no fixed order.
+    Raises if any of the runs cannot be read."""
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
@@ -254,8 +255,8 @@ def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]
 def select_runs(
     connection: sqlite3.Connection, where: str, *parameters: Any, brief: bool = False
 ) -> list[tuple[int, Run]]:
-    """The runs that the rest of a statement chooses, as (seq, run), in no order. Runs that cannot
-    be read are given with `unreadable` set."""
+    """The runs that `where` selects, as (seq, run), in no fixed order. Runs that cannot be read
+    have `unreadable` set."""
     select_them = BRIEF_SELECT if brief else RUN_SELECT
     try:
         sql = f"{select_them} {where}"
@@ -302,14 +303,14 @@ _BY_ID = ("WHERE id IN (VALUES ", ")", 1)
 
 # -- records that cannot be read ------------------------------------------------------------
 #
-# A page is read in one step, and one damaged value spoils the whole page. Only then its rows are
-# read one by one, and each of them part by part.
+# A page is read in one step, and one damaged value makes the whole page unreadable. Then its rows
+# are read one by one, and each row part by part.
 
 _CONTENT = ("Could not decode to UTF-8", "JSON cannot hold BLOB", "malformed JSON")
 
 
 def raise_unless_damage(error: Exception) -> None:
-    """Raise errors of the database itself again; what is wrong with a row is handled here."""
+    """Raise errors of the database again. Errors in the content of a row are handled here."""
     if isinstance(error, sqlite3.Error) and not str(error).startswith(_CONTENT):
         raise error
 
@@ -330,7 +331,7 @@ _ONE_BRIEF = f"SELECT {', '.join(_SHOWN)} FROM mainspring_runs WHERE seq = ?"
 def _raw_rows(
     connection: sqlite3.Connection, sql: str, keys: Iterable[Any]
 ) -> list[dict[str, Any]]:
-    """Rows by column, with text as bytes: it may be no Unicode."""
+    """Rows as dicts, with text as bytes, because it may not be valid Unicode."""
     kept, connection.text_factory = connection.text_factory, bytes
     try:
         found = []
@@ -362,8 +363,8 @@ def _as_text(value: Any) -> str:
 
 
 def name_list(names: Iterable[str]) -> str:
-    """For `json_each`. That ends a text at a NUL, and so would find what bears another name; no
-    name here holds one (`check_key`)."""
+    """A JSON list for `json_each`, which ends a text at a NUL and so would find another name. No
+    stored name contains a NUL (`check_key` sees to it)."""
     return json.dumps([name for name in names if "\0" not in name])
 
 
@@ -372,7 +373,7 @@ def name_list(names: Iterable[str]) -> str:
 
 @cache
 def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
-    """The column that keeps a run's field, and what makes its value (None: it is kept as is)."""
+    """The column of a run's field, and the function that encodes its value (None: unchanged)."""
     return f'"{field}"', _ROWS.field(field).encoder
 
 
@@ -381,8 +382,8 @@ def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
 _BODY = (
     "handler", "created_at", "updated_at", "schedule", "policy", "owner", "description", "tags",
 )  # fmt: skip
-"""The fields in the list `body`, in the order of every file made so far; behind them stand the jobs
-that the job comes after. Every other field is a column, and so is each new one."""
+"""The fields in the list `body`, in the order that stored files have. The last element of the list
+names the jobs that this job comes after. All other fields are columns, and so is each new one."""
 
 _JOB_ROWS = JOB.adapted(
     flag={"fast_read": "bool({})"},
@@ -435,7 +436,7 @@ def job_row(job: Job) -> dict[str, Any]:
 
 
 def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) -> list[Job]:
-    """Jobs in no order. Those that cannot be read are given with `unreadable` set."""
+    """Jobs in no fixed order. Jobs that cannot be read have `unreadable` set."""
     try:
         text = connection.execute(f"{JOB_SELECT} {where}", parameters).fetchone()[0]
         return _read_jobs(text)

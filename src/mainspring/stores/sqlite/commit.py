@@ -1,8 +1,8 @@
 """Applies changes whose expectations still hold.
 
-Changes are grouped by shape (which fields they expect and which they set), and each shape has
-one statement. Where it changed as many rows as there were changes, all of them were applied; else
-the rows are read back: a change whose id is with its run was applied, just now or before.
+Changes are grouped by shape (the fields that they expect and set), and one statement writes all
+changes of a shape. If it changed as many rows as there are changes, all were applied. Otherwise the
+rows are read back: a change was applied, now or by an earlier call, if its run has its id.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class _Shape:
 
 
 class EncodedChange(NamedTuple):
-    """A change as values of columns: the run's id, what is expected, what is set, and the change's
-    own id (of a deletion, the moment at which no dedupe key may be held)."""
+    """A change as column values: the run's id, the expected values, the new values, and the id of
+    the change (for a deletion, the time at which no dedupe key may be held)."""
 
     id: str
     change_id: int
     shape: _Shape
     values: list[Any]
     applied_alone: bool
-    """It may take a dedupe key again, or move to another lane: applied by itself."""
+    """Whether it may take a dedupe key again or change the run's lane. Such a change is written by
+    itself."""
 
     @classmethod
     def of(cls, change: Change) -> EncodedChange:
@@ -86,7 +87,7 @@ def _apply(tx: Transaction, shape: _Shape, group: Sequence[EncodedChange]) -> Se
 
 
 def _key_taken(tx: Transaction, run_id: str) -> bool:
-    """Whether this run is finished and another holds its dedupe key meanwhile."""
+    """Whether this run has finished and another run holds its dedupe key."""
     return bool(tx.value(_KEY_TAKEN, tx.now, run_id, *FINISHED))
 
 
@@ -102,7 +103,7 @@ _UPDATE_LANE = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
 
 
 def _find_applied(tx: Transaction, group: Sequence[EncodedChange]) -> list[bool]:
-    """Which changes were applied: the last one of its run, or a deletion of a run that is gone."""
+    """Which changes were applied: the last change of its run, or a deletion whose run is gone."""
     texts = select(tx.connection, _LAST_CHANGES, [(item.id,) for item in group])
     last = dict(row for text in texts for row in json.loads(text))
     return [
@@ -121,7 +122,7 @@ _LAST_CHANGES = (
 
 @cache
 def _shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -> _Shape:
-    """A few dozen exist: the functions of transitions.py make them."""
+    """Make the statement of a shape. A few dozen shapes exist: transitions.py makes them."""
     expected = [change_column(name) for name in expect]
     written = [change_column(name) for name in put]
     first_set = 2 + len(expect)

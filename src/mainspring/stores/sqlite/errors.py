@@ -31,8 +31,8 @@ _LOOK_BYTES, _LOOK_STEP = 256 << 20, 1 << 20
 
 
 def translated(error: BaseException, path: Path) -> BaseException:
-    """The error as a caller should see it; those of neither SQLite nor the system pass as they
-    are."""
+    """The error as a caller should see it. Errors of neither SQLite nor the operating system are
+    returned unchanged."""
     if isinstance(error, MainspringError):
         return error
     if isinstance(error, OSError) and error.errno is not None:
@@ -72,7 +72,7 @@ def _of_system(error: OSError, path: Path) -> StoreError:
 
 
 def _disk_error(path: Path) -> OSError | None:
-    """What the disk says when the file is read from end to end, or as far as is quick."""
+    """The error that the disk gives when the first 256 MB of the file are read, or None."""
     if not hasattr(os, "pread"):  # Windows
         return None
     try:

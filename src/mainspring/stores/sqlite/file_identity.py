@@ -1,15 +1,16 @@
-"""Notices when the database is deleted, moved, replaced or overwritten while it is in use.
+"""Detects that the database was deleted, moved, replaced or overwritten while it is in use.
 
-SQLite keeps its files open, so after `rm jobs.db` or `mv other.db jobs.db` it goes on writing to
-files that nobody else can see, and reports success. Therefore every read and every commit is
-checked against the path before its answer is given: the path must still lead to the same files.
+SQLite keeps its files open. After `rm jobs.db` or `mv other.db jobs.db` it writes to files that no
+other program can see, and reports success. Therefore the store checks before every answer that the
+path still leads to the files that it has open.
 
-A file can also be overwritten in place (`cp backup.db jobs.db`): its inode stays the same. For that
-the writer keeps a stamp in the database, a random identity and a number that grows, at most one
-step a second. When the file's size or time of change is new, the stamp is read from the file
-itself. Checkpoints can only move the number forward; a copy of a backup takes it back, or has
-another identity. The newest stamp that any process has seen in the file is noted in the lock file.
-A program that starts compares the two as well, before SQLite may put the log into the file.
+A file can also be overwritten in place (`cp backup.db jobs.db`), which keeps the inode. To detect
+that, the writer keeps a stamp in the database: a random identity, and a number that it raises at
+most once a second. When the size or the modification time of the file has changed, it reads the
+stamp from the file itself. A checkpoint only raises the number. A backup that was copied over the
+file has a lower number or another identity. Each process writes the newest stamp that it has seen
+to the lock file, and a program that starts compares the two before SQLite may move the log into
+the file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _STAMP = re.compile(rb"mainspring-stamp:([0-9a-f]{16}):(\d{16})")
 
 _STEP_SECONDS = 1.0
 _DOUBT_SECONDS = 10.0
-"""Another program's checkpoint may be half done when we look: we look again for so long."""
+"""How long a file that is not recognised is checked again: another program's checkpoint may be
+half done."""
 _LOOK_SECONDS = 0.1
 
 
@@ -79,9 +81,8 @@ class FileIdentity:
         self._overwritten = False
 
     def check_before_open(self) -> None:
-        """Raise `StoreDamaged` if the file was taken back to an earlier state beside a log that
-        belongs to the later one: whoever opens or closes it with that log damages it. Without a
-        log it is a restored backup."""
+        """Raise `StoreDamaged` if the file is older than the log beside it: a program that opens
+        or closes the file with that log damages it. A file without a log is a restored backup."""
         looks = 1 + int(_DOUBT_SECONDS / _LOOK_SECONDS)
         while self._was_taken_back():
             looks -= 1
@@ -105,7 +106,8 @@ class FileIdentity:
         return found.number < noted.number
 
     def _stamp_without_log(self) -> _Stamp | None:
-        """Read by SQLite, which keeps the locks of this process's other stores."""
+        """The stamp in the file. SQLite reads it, so that other stores of this process keep their
+        locks."""
         uri = f"{self._path.as_uri()}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -115,7 +117,7 @@ class FileIdentity:
         return row and _Stamp.found_in(str(row[0]).encode())
 
     def remember(self, connection: sqlite3.Connection) -> None:
-        """Take the files that the path leads to now for the ones that are open."""
+        """Remember the files that the path leads to now: they are the ones that are open."""
         self._files = tuple(_identity(path) for path in self._paths)
         if self._stamp_in_file(connection) is None:
             connection.execute("BEGIN IMMEDIATE")
@@ -127,17 +129,17 @@ class FileIdentity:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether `check_content` did not recognise the file when it looked last."""
+        """Whether the last `check_content` did not recognise the file."""
         return self._doubt_since is not None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the file may hold what no program of ours has written to it."""
+        """Whether the file may hold data that Mainspring did not write."""
         return self._overwritten or self.in_doubt
 
     def check(self) -> None:
         """Raise `StoreFileChanged` unless the path still leads to the files that are open, and
-        nothing is known against what is in them."""
+        their content was recognised."""
         self.check_files()
         if self.in_doubt:
             raise self._doubt_error()
@@ -154,7 +156,7 @@ class FileIdentity:
                 raise self._changed(path, "was replaced by another file while it was in use")
 
     def check_content(self, connection: sqlite3.Connection) -> None:
-        """Raise `StoreDamaged` if the file was overwritten in place since the last look."""
+        """Raise `StoreDamaged` if the file was overwritten in place since the last check."""
         self.check_files()
         try:
             written = _written(self._path)
@@ -189,7 +191,7 @@ class FileIdentity:
         return noted if noted is not None and noted.follows(self._stamp) else self._stamp
 
     def step(self, connection: sqlite3.Connection) -> None:
-        """In a write transaction: advance the stamp, at most once a second."""
+        """Raise the stamp's number, at most once a second. Called in a write transaction."""
         now = self._clock.monotonic()
         if now - self._stepped_at < _STEP_SECONDS:
             return
@@ -200,7 +202,7 @@ class FileIdentity:
         self._stepped_at = now
 
     def _stamp_in_file(self, connection: sqlite3.Connection) -> _Stamp | None:
-        """The stamp as it is in the file itself, behind the write-ahead log."""
+        """The stamp in the file itself, without the write-ahead log."""
         (root_page,) = connection.execute(_ROOT_PAGE).fetchone() or (0,)
         (size,) = connection.execute("PRAGMA page_size").fetchone()
         # A VACUUM moves the page, and the old place stays right until the next checkpoint.

@@ -1,10 +1,9 @@
-"""A lock between processes that gives each its turn to write, on a file beside the database.
+"""Orders the writes of several processes fairly, by a lock on a file beside the database.
 
-SQLite's own busy handler sleeps and tries again, so a process that writes without pause
-starves the others (1,700 runs against 51,050 of four processes' when it was measured); the
-kernel's queue for a file lock is fair enough. The lock is advisory and on a file of its own:
-SQLite's locks still decide what is correct, this one only who comes next. Where `fcntl` is
-missing, SQLite's busy handler is all there is.
+SQLite's own busy handler sleeps and tries again, so a process that writes without pause starves the
+others: of four processes one did 51,050 runs while another did 1,700. The kernel's queue for a file
+lock is fair enough. SQLite's own locks still guarantee correctness; this lock only decides which
+process writes next. Without `fcntl` (Windows) there is only SQLite's busy handler.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NOTE_SIZE = 64
 
 
 class FileLock:
-    """Used by one thread: `with lock: …`. Waits at most `timeout` seconds."""
+    """For one thread: `with lock: …` waits at most `timeout` seconds."""
 
     def __init__(self, path: Path, timeout: float, database: Path | None = None) -> None:
         self._path = path
@@ -44,13 +43,13 @@ class FileLock:
 
     def close(self) -> None:
         if self._queued is not None:
-            self._queued.abandon()  # it closes the file once its turn has come
+            self._queued.abandon()  # its thread closes the file when it gets the lock
         elif self._fd is not None:
             os.close(self._fd)
         self._fd = self._queued = None
 
     def read_note(self) -> bytes:
-        """A few bytes that the processes share in the file."""
+        """The bytes that the processes share in the lock file."""
         return b"" if self._fd is None else os.pread(self._fd, _NOTE_SIZE, 0)
 
     def write_note(self, note: bytes) -> None:
@@ -69,10 +68,10 @@ class FileLock:
                 return
             self._queued = _QueuedLock(self._fd)
         if not self._queued.wait(self._timeout):
-            if self._queued.released:  # it came and went just as we came back for it
+            if self._queued.released:  # the thread got the lock and released it just now
                 self.__enter__()
                 return
-            # The place in the kernel's queue is kept for the next try.
+            # The thread keeps its place in the kernel's queue for the next try.
             raise StoreUnavailable(
                 f"{self._path}: another process has held the write lock for"
                 f" {self._timeout:g} s; it will be tried again"
@@ -93,8 +92,8 @@ class FileLock:
 
 
 class _QueuedLock:
-    """Waits for the lock in a thread: the kernel's wait knows no time-out, and a process that
-    was stopped while it held the lock must not hang this one for ever."""
+    """Waits for the lock in a thread, because the kernel's wait has no timeout: a process that was
+    stopped while it held the lock must not block this one for ever."""
 
     def __init__(self, fd: int) -> None:
         self.released = False
@@ -116,7 +115,7 @@ class _QueuedLock:
             return self._taken.is_set()
 
     def abandon(self) -> None:
-        """Nobody will come back: the file is closed here, or by the thread at its end."""
+        """Close the file, here or at the end of the thread: the lock is no longer wanted."""
         with self._guard:
             self._abandoned = True
             if self.released:
@@ -126,9 +125,9 @@ class _QueuedLock:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         with self._guard:
             if self._abandoned:
-                os.close(self._fd)  # and with it the lock
+                os.close(self._fd)  # this releases the lock
             elif self._awaited:
                 self._taken.set()
-            else:  # the turn has come, but nobody is there to use it
+            else:  # the caller has given up waiting
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
                 self.released = True

@@ -1,4 +1,4 @@
-"""The files of a database: made for their owner alone, and read without disturbing SQLite."""
+"""Creates the files of a database for their owner only, and reads them without harm to SQLite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PRIVATE = 0o600
 
 
 def all_files(database: Path) -> Iterator[Path]:
-    """Those that hold what is stored, or that can stop the store. SQLite keeps the log beside the
-    file that a link leads to."""
+    """The files that hold data, and the lock file, which can stop the store. If the database is a
+    link, SQLite keeps the log beside the file that the link leads to."""
     real = os.path.realpath(database)
     yield database
     yield Path(f"{real}-wal")
@@ -26,11 +26,11 @@ def all_files(database: Path) -> Iterator[Path]:
 
 
 def make_private(path: Path) -> None:
-    """Make an empty file for its owner alone, unless it is there.
+    """Create an empty file that only its owner may use, unless it exists.
 
-    SQLite gives its log and the index of the log the same permissions. The file is not opened:
-    closing it could drop locks that SQLite has on it since (they belong to the process). Of a link
-    it is made where the link leads to.
+    SQLite gives its log and the index of the log the same permissions. The file is not opened,
+    because closing it would drop the locks that SQLite may hold on it (they belong to the process).
+    If the path is a link, the file is created where the link leads to.
     """
     path = Path(os.path.realpath(path))
     with contextlib.suppress(FileExistsError):
@@ -43,8 +43,8 @@ def make_private(path: Path) -> None:
 
 
 def open_private(path: Path, like: Path) -> int:
-    """A descriptor of a file that is made, where it is not there, with the permissions and the
-    owner of another: whoever may use the database may use its lock."""
+    """Open a file, and create it if it does not exist, with the permissions and the owner of
+    `like`: a user who may use the database may use its lock."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, _PRIVATE)
@@ -59,7 +59,7 @@ def open_private(path: Path, like: Path) -> int:
 
 
 def wide_open(path: Path) -> str | None:
-    """The permissions of a file (`0644`) that users beside its owner and its group may use."""
+    """The permissions of a file (`0644`) if users beside its owner and its group may use it."""
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except OSError:
@@ -68,9 +68,9 @@ def wide_open(path: Path) -> str | None:
 
 
 def read_open_file(identity: tuple[int, int], size: int, offset: int) -> bytes | None:
-    """Read a file of that device and inode through a descriptor that SQLite has open; None where
-    there is none. One of our own would have to be closed again, and closing any descriptor of a
-    file drops this process's locks on it."""
+    """Read a file of that device and inode through a descriptor that SQLite has open; None if there
+    is none. A new descriptor would have to be closed, and closing any descriptor of a file drops
+    this process's locks on it."""
     for folder in _DESCRIPTORS:
         try:
             names = os.listdir(folder)

@@ -47,7 +47,7 @@ WHERE id = ? AND state = 'running' AND token = ? AND NOT cancel_requested
 
 
 class HandlerTransaction:
-    """What the handler's side holds: asked for by `begin`, ended by `commit` or `rollback`."""
+    """The handler's side of it: `begin` requests it, `commit` or `rollback` ends it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class HandlerTransaction:
         self.begun: Future[HandlerConnection] = Future()
         self.ending: Future[changes.EncodedChange | None] = Future()
         self.ended: Future[bool] = Future()
-        self.ended.set_running_or_notify_cancel()  # who stops listening does not take it back
+        self.ended.set_running_or_notify_cancel()  # a cancelled caller does not undo the commit
         self._ask = ask
         self._asked = False
         self._blocking = blocking
@@ -85,7 +85,7 @@ class HandlerTransaction:
             await self._answer(self.ended)
 
     def transient(self, error: BaseException) -> bool:
-        return False  # nobody writes beside it
+        return False  # no other transaction can conflict with it
 
     def fail(self, error: BaseException) -> None:
         """Called by the writer: the transaction cannot begin, or it has failed."""
@@ -100,7 +100,7 @@ class HandlerTransaction:
 def run_handler_transaction(
     transaction: HandlerTransaction, path: Path, clock: StoreClock, identity: FileIdentity
 ) -> bool:
-    """In the writer's thread, under the file's lock: whether the transaction was committed."""
+    """Run it in the writer's thread, under the file's lock. True if it was committed."""
     connection = connect(path, factory=HandlerConnection, check_same_thread=False)
     assert isinstance(connection, HandlerConnection)
     try:
@@ -135,8 +135,8 @@ def _wait_for_end(transaction: HandlerTransaction) -> changes.EncodedChange | No
 
 
 class HandlerConnection(sqlite3.Connection):
-    """A connection whose transaction belongs to the writer. It is made in the writer's thread
-    and used in the handler's; `take_back` ends the handler's use of it."""
+    """The connection that the handler writes with. The writer's thread opens it, and only the
+    writer may end its transaction. `take_back` ends the handler's use of it."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -151,17 +151,17 @@ class HandlerConnection(sqlite3.Connection):
         self.set_authorizer(self._authorized)
 
     def take_back(self) -> None:
-        """Let a statement end that is under way, or make it; from here on there is no other."""
+        """Interrupt a statement that is being executed, and refuse all further ones."""
         self._over = True
         while not self._guard.acquire(timeout=0.05):
             self.interrupt()
         for cursor in list(self._cursors):
-            cursor.close()  # a statement half read would stand in the way of the commit
+            cursor.close()  # a statement that is half read would block the commit
         self._guard.release()
         self.row_factory, self.text_factory = None, str
 
     def end(self) -> None:
-        """Undo what was not committed, and let go of the file."""
+        """Roll back what was not committed, and close the file."""
         self.take_back()
         try:
             if self.in_transaction:
@@ -184,8 +184,8 @@ class HandlerConnection(sqlite3.Connection):
                 raise
 
     def rows_while_in_use(self, rows: Iterable[Any]) -> Iterator[Any]:
-        """The rows of one statement, until the time is up: an interrupt reaches SQLite alone, and
-        the time may go into making them."""
+        """Yield the rows of one statement until the time is up. An interrupt stops only SQLite, and
+        the handler may spend the time making the rows."""
         for row in rows:
             if self._over and threading.get_ident() != self._writer:
                 raise self._refusal()
@@ -206,7 +206,7 @@ class HandlerConnection(sqlite3.Connection):
         self._cursors.add(cursor)
         return cursor
 
-    # Python's own go past `cursor`.
+    # Python's own methods do not call `cursor`.
 
     def execute(self, *given: Any) -> Any:
         return self.cursor().execute(*given)
@@ -221,7 +221,7 @@ class HandlerConnection(sqlite3.Connection):
         return self
 
     def __exit__(self, *error: Any) -> Any:
-        """`with connection:` is what people write; here the outer block ends it."""
+        """`with connection:` is a common habit. Here only the outer block ends the transaction."""
         return False
 
     def commit(self) -> None:
@@ -241,7 +241,7 @@ class _Cursor(sqlite3.Cursor):
         with self.connection.in_use():
             return super().executemany(statement, self.connection.rows_while_in_use(rows))
 
-    # A fetch steps through the statement, and may take as long as its execution.
+    # A fetch executes a part of the statement, and may take as long as `execute`.
 
     def fetchone(self) -> Any:
         with self.connection.in_use():
@@ -260,7 +260,7 @@ class _Cursor(sqlite3.Cursor):
             return super().__next__()
 
     def executescript(self, script: str) -> Any:
-        """Statement by statement: Python's own would commit first."""
+        """Execute statement by statement. Python's own method would commit first."""
         rest = ""
         for piece in script.split(";"):
             rest += piece + ";"

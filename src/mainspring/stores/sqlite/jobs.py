@@ -20,8 +20,8 @@ __all__ = ["JobRow", "drop_jobs", "fire", "put_jobs"]
 
 
 class JobRow(NamedTuple):
-    """A job to write: its row, or None to delete it, if it still has the version expected (None:
-    whatever it has)."""
+    """A job to write if it still has the expected version (None: any version). `row=None` deletes
+    the job."""
 
     id: str
     expected_version: int | None
@@ -35,7 +35,7 @@ class JobRow(NamedTuple):
 
 
 def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
-    """Each by itself. Jobs of different ids are read and written together, in few steps."""
+    """Write each job by itself. Jobs with different ids share a few statements."""
     done = [False] * len(items)
     for wave in waves(items, lambda item: item.id):
         stored = _stored(tx, [items[at].id for at in wave])
@@ -54,7 +54,7 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
 
 
 def drop_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
-    """The same where all are deleted: a store that is short of space still does that."""
+    """`put_jobs` for a batch of deletions, which a store that is short of disk space still does."""
     return put_jobs(tx, items)
 
 
@@ -92,7 +92,7 @@ _DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
 
 
 def _update_lanes(tx: Transaction, job_id: str) -> None:
-    """Move the job's live runs to the lanes that its limit, new or gone, gives them."""
+    """Move the job's live runs to other lanes after its limit was set or removed."""
     for state in ("waiting", "pending", "running"):  # each has an index of its own
         tx.changed(
             f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE job_id = ? AND state = '{state}'",
@@ -104,13 +104,13 @@ def _update_lanes(tx: Transaction, job_id: str) -> None:
 
 
 def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]]:
-    """Each item is what one caller fires."""
+    """Fire slots. Each item holds the firings of one caller."""
     return [_fire_all(tx, firings) for firings in items]
 
 
 def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
-    """The first firings of all jobs are one bulk, the second ones the next: job by job, each firing
-    of a chain would be a statement of its own."""
+    """Fire the first slot of every job together, then the second slot of every job, and so on. Job
+    by job, each firing would need its own statements."""
     fired = [Fired(False)] * len(items)
     broken: set[str] = set()
     for turn in turns(items, lambda firing: firing.job_id):
@@ -121,7 +121,7 @@ def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
 
 
 def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
-    """Fire those whose job has the version they expect; put what came of it into `fired`."""
+    """Fire those whose job has the expected version, and put the results into `fired`."""
     versions = _versions(tx, [firing.job_id for firing in firings.values()])
     due = {
         at: f
@@ -158,8 +158,8 @@ _VERSIONS = (
 
 
 def _unfinished(tx: Transaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
-    """The live runs of these jobs' slots, oldest first. They are read whole only where they may
-    be replaced, and so are told of."""
+    """The live runs of these jobs' slots, oldest first. Only runs that may be replaced are read
+    with their payloads, because events show those."""
     replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
     others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
     rows: list[tuple[int, Run]] = []

@@ -22,9 +22,9 @@ CLOSED = "the store is not open: call open() first (and use it before close())"
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """Something to be done in a thread for a caller that awaits `future` on `loop`.
+    """Work for a thread, whose caller awaits `future` on `loop`.
 
-    `undo` is called on the loop, with the result, where the caller has been cancelled.
+    If the caller was cancelled, `undo` is called on the loop with the result.
     """
 
     run: Callable[..., Any]
@@ -36,7 +36,7 @@ class Operation:
 
 
 class Mailbox:
-    """Where loops put work for one thread. Once closed it takes no more."""
+    """The queue in which event loops put operations for one thread. A closed one refuses them."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
@@ -50,7 +50,7 @@ class Mailbox:
             self._queue.put(work)
 
     def wake(self) -> None:
-        """Make the thread look around."""
+        """Make the thread return from `take`."""
         self._queue.put(None)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Mailbox:
         return self._closed and self._queue.empty()
 
     def take(self, most: int, timeout: float | None) -> list[Operation]:
-        """Wait for work, and take what is there, up to about `most` items."""
+        """Wait for operations, and take those that are queued, up to about `most` items."""
         taken: list[Operation] = []
         size = 0
         with contextlib.suppress(queue.Empty):
@@ -83,12 +83,12 @@ class Mailbox:
 
 
 def deliver(outcomes: Iterable[tuple[Operation, Any, BaseException | None]]) -> None:
-    """Hand results and errors to the loops that wait for them."""
+    """Give results and errors to the event loops whose callers wait for them."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Operation, Any, BaseException | None]]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].loop, []).append(outcome)
     for loop, batch in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(_settle, batch)
 
 
@@ -104,7 +104,7 @@ def _settle(batch: list[tuple[Operation, Any, BaseException | None]]) -> None:
 
 
 class Notifier:
-    """Wakes those who wait, on whichever loop they do."""
+    """Wakes the callers of `wait`, on any number of event loops."""
 
     def __init__(self, on_waiter: Callable[[], None]) -> None:
         self._on_waiter = on_waiter
@@ -133,7 +133,7 @@ class Notifier:
         return True
 
     def notify(self) -> None:
-        """From any thread."""
+        """Wake all callers of `wait`. May be called from any thread."""
         with self._guard:
             loops = list(self._waiters)
         for loop in loops:

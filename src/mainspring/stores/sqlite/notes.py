@@ -1,4 +1,4 @@
-"""Notes: small named values with a version and, perhaps, a time when they expire."""
+"""Reads and writes notes: small named values with a version and an optional expiry time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _put(tx: Transaction, item: NoteRow) -> int | None:
         return None
     if item.columns is None:
         return 0 if tx.changed(_DROP, *same) else None
-    # The number of a note that has expired grows on: no writer meets the same version twice.
+    # The version grows also after the note has expired: no writer sees one version twice.
     ends = item.expires_at if item.ttl is None else tx.now + item.ttl
     tx.connection.execute(_PUT, (kept + 1, ends, item.ttl, *item.columns))
     return int(kept) + 1

@@ -43,7 +43,7 @@ _OF_JOB = {
 }
 _RARE = (State.WAITING, State.FAILED, State.CANCELLED, State.SKIPPED)
 _UNTRIED = (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
-"""What a run may be without an attempt; those with one have an index."""
+"""States that a run may have without an attempt. Runs of these states with one have an index."""
 
 
 def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]:
@@ -60,7 +60,7 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
         )
     ]
     seqs = sorted(seqs, reverse=True)[: query.limit]
-    if query.set_aside:  # as strictly as a claim, which would set them aside again
+    if query.set_aside:  # read in full, as a claim does, which would set them aside again
         runs = dict(runs_one_by_one(connection, seqs, brief=query.brief))
     else:
         where = "WHERE seq IN (SELECT value FROM json_each(?))"
@@ -97,7 +97,7 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
 
 
 def by_time(query: RunQuery) -> bool:
-    """Whether no index has it: all runs are looked at, from the newest on."""
+    """Whether no index serves the query, so that it reads all runs from the newest on."""
     tried_of_all = query.tried and query.job is None
     return tried_of_all or query.since is not None or query.until is not None
 
@@ -106,8 +106,8 @@ _NEWEST = " ORDER BY seq DESC LIMIT ?"
 
 
 def _filtered(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
-    """One walk from the newest on that looks at each run: along the few that failed, else along
-    all. No index by time: every run would pay for it, and few lists ask."""
+    """One walk from the newest run on that checks each run: the few that failed, or all. There is
+    no index by time: it would slow every run down, and few lists need it."""
     walk = "INDEXED BY mainspring_runs_failing WHERE failures > 0 AND" if query.failing else "WHERE"
     tried = " AND attempt > 0" if query.tried else ""
     sql, parameters = f"SELECT seq FROM mainspring_runs {walk} seq < ?{tried}", [before]
@@ -154,7 +154,7 @@ def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, .
 
 
 def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[Any, ...]]:
-    """Few runs run at any moment: all of them are looked at."""
+    """Checks all running runs, which are few at any moment."""
     sql = (
         "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_running"
         " WHERE state = 'running' AND seq < ?"
@@ -168,7 +168,7 @@ def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[
 
 
 def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
-    """Runs that were set aside, and those whose lane is damaged: no claim finds either."""
+    """Runs that were set aside, and runs whose lane is damaged. No claim finds either."""
     return f"{_PASSED_OVER}{_NEWEST}", (SET_ASIDE, before, query.limit)
 
 
@@ -194,7 +194,7 @@ WHERE state = 'pending' AND lane IN (
 def _waiting_for(
     upstream: frozenset[str], query: RunQuery, before: int
 ) -> tuple[str, tuple[Any, ...]]:
-    """The followers of these runs, by the table that has them."""
+    """The waiting runs that come after these runs, by the table `mainspring_upstream`."""
     sql = (
         "SELECT DISTINCT run.seq AS seq FROM json_each(?) AS name"
         " CROSS JOIN mainspring_upstream AS wait ON wait.upstream = name.value"
@@ -325,8 +325,8 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
 
 
 def _table(query: JobQuery) -> str:
-    """The table, and the index to walk: what lists are filtered by is all in one index, so that no
-    definition is looked at but those of the page."""
+    """The table and the index to walk. One index has everything that lists are filtered by, so that
+    only the definitions of the page are read."""
     if query.ids is not None or query.due is not None:
         return "mainspring_jobs"
     if query.follows and query.tag is None and query.text is None:
@@ -343,7 +343,7 @@ def _total(
 
 
 def _all_of(where: list[str]) -> str:
-    """Nothing where nothing is asked: after a WHERE, even of `true`, a count looks at every row."""
+    """The WHERE clause, empty if there is no condition: with any WHERE a count reads every row."""
     return f" WHERE {' AND '.join(where)}" if where else ""
 
 

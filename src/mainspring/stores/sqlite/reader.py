@@ -1,4 +1,4 @@
-"""A reader thread with its own connection. In WAL mode writers never block it."""
+"""Runs queries on a thread with its own connection. In WAL mode writers never block it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Reader:
         self.ended: Future[None] = Future()
 
     async def read(self, run: Callable[..., T], *arguments: Any) -> T:
-        """`run(connection, *arguments)`, all of it on one snapshot. `NOW` among the arguments
-        stands for the store's time in microseconds, as of that snapshot."""
+        """Call `run(connection, *arguments)` on the thread, in one snapshot. `NOW` among the
+        arguments is replaced by the store's time in microseconds."""
         loop = asyncio.get_running_loop()
         work = Operation(run, list(arguments), loop, loop.create_future())
         self._mailbox.put(work)
@@ -72,7 +72,7 @@ class Reader:
                     deliver([(work, result, None)])
                 except StoreFileChanged as error:
                     if connection is not None:
-                        connection.close()  # it may have opened a file that we must not read
+                        connection.close()  # it may have opened the wrong file
                         connection = None
                     deliver([(work, None, error)])
                 except BaseException as error:

@@ -1,9 +1,9 @@
-"""Many rows, one step.
+"""Writes and reads many rows in one step of SQLite.
 
-Python's sqlite3 lets go of the interpreter lock at every step, and beside a busy event loop
-it waits up to 5 ms to have it back. So many rows travel in one step: down as one multi-row
-`VALUES`, up as one JSON text (docs/decisions/0002-sqlite-store.md has the figures: a batch
-of 200 beside a busy thread takes 15 to 40 ms so, and about a second row by row).
+Python's sqlite3 releases the interpreter lock at every step. Beside a busy event loop it then waits
+up to 5 ms to get the lock back. So one step writes many rows, as a multi-row `VALUES`, and reads
+many rows, as one JSON text. A batch of 200 beside a busy thread takes 15 to 40 ms this way, and
+about a second row by row (docs/decisions/0002-sqlite-store.md).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 __all__ = ["BulkSql", "bulk", "not_blob", "one_value", "select"]
 
-# A batch is padded with empty rows up to one of these sizes, so that few statements serve all
-# and stay prepared.
+# A batch is padded with empty rows up to one of these sizes, so that few statements are needed and
+# all stay prepared.
 _SIZES = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)
 _MOST_PARAMETERS = 32_000  # SQLite allows 32,766
 
 BulkSql = tuple[str, str, int]
-"""What stands before and after the rows of a `VALUES`, and how wide a row is."""
+"""The SQL before and after the rows of a `VALUES`, and the number of columns of a row."""
 
 
 def not_blob(column: str) -> str:
-    """The column for JSON, which holds no blob: null in its place. Only damage puts one there."""
+    """The column, or null if it holds a blob, which JSON cannot hold and only damage puts there."""
     return f"CASE typeof({column}) WHEN 'blob' THEN NULL ELSE {column} END"
 
 
 def one_value(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
-    """The one value of a statement. Text in it that is no UTF-8 is damage to one record of many:
-    its bytes come as U+FFFD, and the rest as it is."""
+    """The one value of a statement. Bytes in it that are not UTF-8 are damage to one record of many
+    and become U+FFFD; the rest is unchanged."""
     try:
         return connection.execute(sql, parameters).fetchone()[0]
     except sqlite3.OperationalError as error:
@@ -49,9 +49,9 @@ def _with_marks(text: bytes) -> str:
 
 
 def bulk(connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]]) -> int:
-    """Write with `head VALUES (…), (…) tail`; say how many rows that changed.
+    """Write with `head VALUES (…), (…) tail`; return how many rows it changed.
 
-    The statement must pass over rows whose first column is null: those are the padding.
+    The statement must ignore rows whose first column is null: those are the padding.
     """
     statements = _in_chunks(sql, rows, ())
     return sum(connection.execute(*statement).rowcount for statement in statements)
@@ -62,7 +62,7 @@ def select(
 ) -> list[Any]:
     """Read with `head VALUES (…), (…) tail`: one value for each chunk of the rows.
 
-    Lists of text come so, and not as JSON, because SQLite's JSON cuts text at a NUL.
+    Lists of text are passed like this and not as JSON, because SQLite's JSON cuts text at a NUL.
     `after` are the parameters of the tail.
     """
     return [

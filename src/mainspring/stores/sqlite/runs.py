@@ -56,7 +56,7 @@ _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
 
 class NewRun(NamedTuple):
-    """A run to add, as it will be read back, and its payload as it is kept."""
+    """A run to add, as it will be read back, and its payload as it is stored."""
 
     run: Run
     payload: str | None
@@ -80,7 +80,7 @@ def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
 
 
 def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
-    """Insert those whose id is new. Where some were not, gives all as they are stored."""
+    """Insert the runs whose id is new. If some ids are not new, return all runs as stored."""
     limited = _limited(tx, {item.run.job_id for item in items})
     rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
     inserted = bulk(tx.connection, RUN_INSERT, rows)
@@ -92,7 +92,7 @@ def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
     return runs_by_id(tx.connection, [item.run.id for item in items])
 
 
-# Also for runs that were there already: what they wait for is the same.
+# This includes runs that were stored already: they wait for the same runs.
 _WAIT = (
     "INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)"
     " SELECT v.column1, run.seq FROM (VALUES ",
@@ -102,7 +102,7 @@ _WAIT = (
 
 
 def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
-    """Those of the jobs that have a concurrency limit, and so lanes of their own."""
+    """The jobs among these that have a concurrency limit. Each of them has its own lanes."""
     return set(json.loads(tx.value(_LIMITED, json.dumps(list(job_ids)))))
 
 
@@ -113,7 +113,7 @@ _LIMITED = (
 
 
 def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
-    """Which items meet a taken key (in the store, or earlier among them), by position."""
+    """The items whose dedupe key is taken, by a stored run or by an earlier item, by position."""
     keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
     held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for _, run in held}
@@ -156,7 +156,7 @@ def _holds_key(run: Run, now: datetime) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRows:
-    """Claimed runs, not yet read: that is for the caller's thread, after the commit."""
+    """Claimed runs, not yet decoded: the caller's thread decodes them after the commit."""
 
     seqs: Sequence[int] = ()
     text: str | None = None
@@ -197,8 +197,8 @@ WHERE seq IN (SELECT value FROM json_each(?))
 
 
 def set_aside(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[bool]:
-    """Give back claimed runs that cannot be read, each by its seq and token, where no claim
-    finds them. Nothing else of them is touched."""
+    """Return claimed runs that cannot be read to `pending`, in a lane that no claim reads. Each
+    item is a seq and a token. Nothing else of the runs is changed."""
     return [bool(tx.changed(_SET_ASIDE, SET_ASIDE, *item)) for item in items]
 
 
@@ -210,8 +210,8 @@ WHERE seq = ? AND token = ? AND state = 'running'
 
 
 def release_set_aside(tx: Transaction, items: Sequence[str]) -> list[bool]:
-    """Let claims find these runs again, which were set aside or have a damaged lane, and which
-    can be read. A lane holds nothing that is not in the run's other columns."""
+    """Let claims find these runs again. They were set aside or have a damaged lane, and can be read
+    by now. A lane is computed from the run's other columns."""
     return [bool(tx.changed(_RELEASE_SET_ASIDE, run_id)) for run_id in items]
 
 
@@ -221,8 +221,8 @@ _RELEASE_SET_ASIDE = (
 
 
 def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
-    """Each item is a run held and the length of its lease in microseconds. Of the runs nothing is
-    read but what decides."""
+    """Extend leases. Each item is a held run and the length of its lease in microseconds. Reads
+    only the columns that decide."""
     rows = [
         (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
         for held, lease in items
@@ -233,7 +233,7 @@ def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | 
     return [_if_held(tx, found.get(row[0]), row) for row in rows]
 
 
-# A blob in place of a value is damage, and keeps no run from being renewed.
+# A blob in one of these columns is damage. It must not keep the run from being renewed.
 _HELD = (
     f"SELECT json_group_array(json_array(id, {not_blob('token')}, {not_blob('lease_until')},"
     f" coalesce({not_blob('job_id')}, ''), cancel_requested IS 1, {not_blob('reason')}))"
@@ -249,7 +249,7 @@ def _if_held(tx: Transaction, run: list[Any] | None, row: tuple[Any, ...]) -> Re
         return None
     _, _, lease_until, job_id, cancel_requested, reason = run
     if lease_until is not None and lease_until <= tx.now:
-        # Its lease had lapsed, and it is under a limit: another run may have its place.
+        # Its lease had lapsed, and its job has a limit: another run may have used the capacity.
         if not free_capacity(tx.connection, [job_id], tx.now).allows(job_id):
             return None
         tx.changed(_RENEW_LAPSED, until, progress, run_id)
@@ -270,7 +270,7 @@ _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE 
 
 
 def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
-    """Each item is a moment and how many runs may go."""
+    """Delete old runs and expired notes. Each item is a time and the most runs to delete."""
     tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
     tx.changed(_WAITED)
     return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]

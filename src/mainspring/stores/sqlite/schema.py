@@ -1,8 +1,9 @@
-"""Tables, indexes, migrations, and opening a file with all the care that a file needs.
+"""Defines tables, indexes and migrations, and opens database files.
 
-Our tables begin with `mainspring_`: a user's own may live beside them. A file that we made
-carries our application id and the schema's version in `user_version`; a user's own database
-keeps its own `user_version`, so the version is always in `mainspring_meta` too.
+All tables begin with `mainspring_`, so that they can share a file with the tables of a program. A
+file that Mainspring created has its application id, and the schema version in `user_version`. The
+database of a program keeps its own `user_version`, so the schema version is also in
+`mainspring_meta`.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ __all__ = [
 APPLICATION_ID = 0x4D53_5052  # "MSPR"
 BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 
-# Every finished run has passed through these indexes, so each is as small as its use allows:
-# partial, by state. `find` reads one index per state (see queries.py), `claim` the pending one.
+# Every run is written to these indexes, so each is as small as possible: partial, by state. `find`
+# reads one index per state (see queries.py), `claim` reads the one of pending runs.
 #
-# A lane is `queue, handler, job (if it has a limit), priority`, joined by 0x1F. All of a
-# lane's pending runs are equally claimable, so that a claim takes each lane's earliest.
+# A lane is `queue, handler, job (if it has a limit), priority`, joined by 0x1F. The same claims may
+# take all pending runs of a lane, so a claim takes the earliest of each lane.
 #
-# The conditions are ORs, not INs: only of an OR does SQLite see that `state = 'failed'` falls
-# under it.
+# The conditions use OR, not IN: only with OR does SQLite recognise that `state = 'failed'` is
+# covered by the index.
 _FIRST = """
 CREATE TABLE mainspring_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 
@@ -117,7 +118,7 @@ CREATE TABLE mainspring_terms (
 ) WITHOUT ROWID;
 """
 
-# Notes; runs that failed at least once; and what has ended, counted without the table.
+# Notes, an index of runs that failed at least once, and one to count ended runs without the table.
 _NOTES = """
 CREATE TABLE mainspring_notes (
     kind TEXT NOT NULL,
@@ -135,17 +136,17 @@ CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
 DROP INDEX mainspring_runs_finished;
 """
 
-# Runs that were tried, in the states that a run may have untried: among many that were not.
+# Runs with an attempt, in the states that a run may have without one: few among many.
 _TRIED = """
 CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE attempt > 0 AND
     (state = 'waiting' OR state = 'pending' OR state = 'cancelled' OR state = 'skipped');
 """
 
-# What lists of jobs are filtered by, worked out from the definition when it is written, so that a
-# list parses only the jobs that it shows. A definition that is no JSON has none of these.
+# The columns that lists of jobs are filtered by, computed when a definition is written, so that a
+# list parses only the jobs that it shows. A damaged definition has none of these.
 #
-# And which waiting runs come after a run: an ended run looks up its own followers only. Rows are
-# left when a run no longer waits, and deleted by the next prune.
+# And the waiting runs that come after a run, so that a run that ends finds its followers at once.
+# Rows stay when a run no longer waits; the next prune deletes them.
 _LISTS = """
 ALTER TABLE mainspring_jobs ADD COLUMN follows INTEGER AS (
     CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END
@@ -177,7 +178,7 @@ _BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
 # The id of the change that was applied last: a change that is sent again is recognised by it.
 _LAST_CHANGE = "ALTER TABLE mainspring_runs ADD COLUMN last_change INTEGER"
 
-# Terms are notes: those whose end the store's clock gives, and keeps through steps of that clock.
+# Terms of elections become notes with a ttl, which keep their length when the clock is set.
 _TERMS = """
 ALTER TABLE mainspring_notes ADD COLUMN ttl INTEGER;
 INSERT OR IGNORE INTO mainspring_notes (kind, name, version, expires_at, value, ttl)
@@ -191,7 +192,7 @@ MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN, _LAS
 
 
 def check_file(path: Path) -> None:
-    """Refuse what can be refused before SQLite touches it, and say what to do."""
+    """Raise `StoreError` for a path that cannot work, before SQLite opens it."""
     if path.name == ":memory:":
         raise StoreError("an SQLite store needs a file; for one in memory use memory://")
     if path.is_dir():
@@ -214,7 +215,7 @@ def check_file(path: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Whether the file has our tables. Makes neither."""
+    """Whether the file exists and has Mainspring's tables. Creates neither."""
     if not path.is_file():
         return False
     check_file(path)
@@ -242,13 +243,13 @@ def connect(path: Path, *, create: bool = False, **options: Any) -> sqlite3.Conn
         "PRAGMA cache_size = -32768;"
         "PRAGMA temp_store = MEMORY;"
     )
-    # SQLite's own lower() knows ASCII alone.
+    # SQLite's own lower() handles only ASCII.
     connection.create_function("small", 1, lambda text: text and text.lower(), deterministic=True)
     return connection
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that has its lock on the file, whatever is in it."""
+    """A connection that holds a lock on the file, whatever the file contains."""
     connection: sqlite3.Connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     with contextlib.suppress(sqlite3.Error):
         connection.execute("PRAGMA schema_version")
@@ -256,7 +257,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection, path: Path, lock: FileLock) -> None:
-    """Bring the file to this version. Two processes may do it at once: one finds it done."""
+    """Migrate the file to this version. Two processes may call it at once: one of them migrates."""
     version = _version(connection, path)
     with lock:
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]

@@ -1,8 +1,7 @@
-"""The SQLite store: each method queues its work on a thread and awaits the answer.
+"""The SQLite store: each method queues an operation on a thread and awaits its result.
 
-It may be used from any event loop in any thread. It does not survive a fork (SQLite does
-not). A child process opens a store of its own, on a file that its parent did not have open when it
-forked.
+It may be used from any event loop in any thread. Like SQLite, it cannot be used after a fork: a
+child process opens its own store, on a file that its parent did not have open when it forked.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _open_at_fork: set[Path] = set()
 
 
 def _mark_open_files() -> None:
-    """SQLite notes which locks a process holds in the memory of that process, and a fork copies
-    the notes without the locks. A new connection to the same file would believe in them."""
+    """Mark files that were open at the fork. SQLite keeps a list of its locks in memory, and a fork
+    copies the list without the locks, so a new connection to such a file would be unsafe."""
     _open_at_fork.update(_open_here)
 
 
@@ -64,7 +63,7 @@ os.register_at_fork(after_in_child=_mark_open_files)
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What is there between `open` and `close`. Slow reads have a reader of their own."""
+    """What exists between `open` and `close`. Slow queries have their own reader thread."""
 
     writer: Writer
     reader: Reader
@@ -99,7 +98,7 @@ class SqliteStore:
         try:
             await asyncio.wrap_future(writer.opened)
         except BaseException:
-            writer.mailbox.close()  # cancelled: the thread closes what it has opened, and ends
+            writer.mailbox.close()  # the thread closes what it has opened, and ends
             raise
         reader, slow_reader = (Reader(path, writer.clock, writer.identity) for _ in range(2))
         self._session = _Session(writer, reader, slow_reader, os.getpid())
@@ -132,8 +131,8 @@ class SqliteStore:
         return Claimed(runs, None if taken.next_due is None else from_us(taken.next_due))
 
     async def _keep_readable(self, seqs: Sequence[int]) -> list[Run]:
-        """Of claimed runs those that can be read, in order. The others are set aside; if that
-        fails, their leases lapse and the next claim of them comes here again."""
+        """Return the claimed runs that can be read, in order, and set the others aside. If that
+        fails, their leases lapse, and the next claim tries again."""
         found = dict(await self._open_session().reader.read(runs_one_by_one, list(seqs)))
         aside = [(seq, run.token) for seq, run in found.items() if run.unreadable is not None]
         await self._write(writes.set_aside, aside, wakes=False)
@@ -165,7 +164,7 @@ class SqliteStore:
         return int(count)
 
     async def _release_set_aside(self, limit: int) -> None:
-        """Let claims find runs again that were set aside and can be read by now."""
+        """Let claims find the runs again that were set aside and can be read by now."""
         page = await self.find(RunQuery(set_aside=True, limit=limit))
         readable = [run.id for run in page.items if run.unreadable is None]
         await self._write(writes.release_set_aside, readable)
@@ -229,9 +228,9 @@ class SqliteStore:
         return self._session
 
     def _release_claimed(self, result: list[writes.ClaimedRows]) -> None:
-        """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
+        """Release the runs of a claim whose caller was cancelled. They lose no attempt."""
         session, runs = self._session, result[0].runs()
-        if session is None or not runs:  # of what cannot be read the leases lapse
+        if session is None or not runs:  # the leases of unreadable runs lapse
             return
         now = self._clock.now()
         back = [

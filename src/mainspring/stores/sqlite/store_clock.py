@@ -1,20 +1,17 @@
-"""The store's clock: the machine's wall clock, whose steps are seen and allowed for.
+"""The store's clock: the machine's wall clock, corrected when somebody sets it.
 
-Leases are kept as wall times, so that people can read them. Whoever sets the wall clock would
-lengthen or end them all. Therefore the database holds how far the wall clock is from a clock that
-nobody can set (the time since boot, the same in every process of the machine). A transaction that
-finds another distance moves every lease, every note with a ttl (the term of a leader) and every
-retry by the difference, before it decides anything: they last as long as they were meant to. What
-is due stays due when the clock is set back. Schedules and delays name wall times, and follow the
-new time.
+Leases are stored as wall times, so that people can read them. Setting the wall clock would lengthen
+or end them all. Therefore the database holds the offset between the wall clock and a clock that
+cannot be set: the time since boot, which is the same in every process of the machine. A transaction
+that finds another offset first moves every lease, every note with a ttl (such as a leader's term)
+and every retry by the difference, so that they keep their length. A run that is due stays due when
+the clock is set back. Schedules and delays name wall times, and follow the new time.
 
-A retry is moved only if its last attempt began at a time that this boot has seen. A machine
-without a battery clock starts in 1970 and is set to today later: retries of the former boot name
-today already.
+A retry is moved only if its last attempt began at a time that this boot has seen. A machine without
+a battery clock starts in 1970 and is set later: retries of the boot before have the right time.
 
-No lease outlives its machine: with another boot, all leases of the former one have lapsed. A
-container may have a boot id of its own; that it is no other boot is seen by the wall clock's
-distance, which is the same.
+After a reboot all leases of the boot before have lapsed, because no worker survives it. A container
+may have another boot id without a reboot: then the offset is still the same.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ _WRITE = "INSERT OR REPLACE INTO mainspring_meta VALUES (?, ?)"
 _FORGET = "DELETE FROM mainspring_meta WHERE name = ?"
 _BOOT, _OFFSET = "boot", "wall offset"
 _LATEST = "latest wall time"
-"""The latest time that the wall clock was set away from in this boot; none: it was never set."""
+"""The latest time that the wall clock had in this boot before it was set; none if it never was."""
 
 _LAPSE_LEASES = (
     "UPDATE mainspring_runs SET lease_until = min(lease_until, ?) WHERE state = 'running'"
@@ -57,29 +54,30 @@ _MOVES = (
     "UPDATE mainspring_runs SET lease_until = lease_until + :step WHERE state = 'running'",
     "UPDATE mainspring_notes SET expires_at = expires_at + :step WHERE ttl IS NOT NULL",
     *(_MOVE_DUE.format(state) for state in ("pending", "running", "waiting")),
-    _MOVE_RETRIES,  # behind the others: what it moves would look due to them
+    _MOVE_RETRIES,  # last, because the others would take the retries that it moves for due runs
 )
 
 
 class StoreClock:
-    """Gives the store's time in microseconds. A time may only be compared with leases that were
-    written under the same offset: `read` is for a snapshot, `follow` for a write transaction."""
+    """Gives the store's time in microseconds. A time may be compared only with leases that were
+    written under the same offset. Use `read` in a snapshot and `follow` in a write transaction."""
 
     def __init__(self, clock: Clock) -> None:
         self._steady = SteadyClock(clock)
         self._offset = 0
-        """As the last transaction of this process had it. Used in the writer's thread alone."""
+        """The offset of this process's last transaction. Used only in the writer's thread."""
 
     def now_us(self) -> int:
-        """By the last transaction's offset: for a first look, which a transaction confirms."""
+        """The time by the offset of the last transaction. A transaction must confirm what is
+        decided by it."""
         return self._steady.elapsed_us() + self._offset
 
     def stepped(self) -> bool:
-        """Whether somebody has set the wall clock, and no transaction has allowed for it yet."""
+        """Whether somebody has set the wall clock, and no transaction has corrected for it yet."""
         return bool(self._steady.step_from(self._offset))
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """When the file is opened."""
+        """Compare the stored boot and offset with this machine's, when the file is opened."""
         boot = self._steady.boot
         if not boot:
             return
@@ -91,7 +89,7 @@ class StoreClock:
             pass
         self._offset = offset
         if known is not None:
-            connection.execute(_LAPSE_TERMS, (self.now_us(),))  # whoever lives takes it again
+            connection.execute(_LAPSE_TERMS, (self.now_us(),))  # a live leader renews its term
             if self._is_the_same_boot(connection):
                 self.follow(connection)
                 return
@@ -101,9 +99,9 @@ class StoreClock:
         connection.execute(_WRITE, (_OFFSET, self._offset))
 
     def _is_the_same_boot(self, connection: sqlite3.Connection) -> bool:
-        """Whether another boot id names the boot of the stored offset. Two boots of a machine that
-        always starts in 1970 may have the same offset: then the later one is behind the claims of
-        the former, or their leases end by themselves."""
+        """Whether this is the boot of the stored offset, although the boot id differs. Two boots of
+        a machine that always starts in 1970 may have the same offset. Then running runs were
+        claimed later than now, or their leases lapse by themselves."""
         stored = int(_value(connection, _OFFSET) or 0)
         if abs(self._offset - stored) >= self._steady.STEP_US:
             return False
@@ -115,7 +113,7 @@ class StoreClock:
         return self._steady.elapsed_us() + int(offset or 0)
 
     def follow(self, connection: sqlite3.Connection) -> int:
-        """Allow for a step of the wall clock, where there was one, and give the time."""
+        """Correct for a step of the wall clock, if there was one, and return the time."""
         if not self._steady.boot:
             return self._steady.elapsed_us()
         self._offset = int(_value(connection, _OFFSET) or 0)

@@ -1,12 +1,12 @@
-"""The writer thread: all writes of a store, in order, many in one commit.
+"""The writer thread: does all writes of a store, in order, many in one commit.
 
-It takes what is queued, runs it in one transaction (one fsync), and only then answers.
-Neighbouring calls of one kind are joined, so that a hundred callers who add one run each cost
-one statement. An operation that fails is rolled back alone: the others are done again
-without it. Whatever happens, the thread goes on.
+It takes the queued operations, executes them in one transaction (one fsync), and then answers.
+Neighbouring operations of one kind are joined, so that a hundred callers who add one run each cost
+one statement. If an operation fails, the others are executed again without it. No error ends the
+thread.
 
-While somebody waits for a hint, the idle thread looks every 20 ms whether another process has
-committed (`PRAGMA data_version`: it does not change by this connection's own commits).
+While a caller waits for a hint, the idle thread checks every 20 ms whether another process has
+committed (`PRAGMA data_version`, which this connection's own commits do not change).
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ _POLL_SECONDS = 0.02
 _DOUBT_RECHECK_SECONDS = 0.2
 
 _GROWING = (runs.add, jobs.fire, jobs.put_jobs)
-"""What a store that is short of space refuses, so that running work can be recorded."""
+"""The operations that a store on a full disk refuses, so that running work can be recorded."""
 
 Outcome = tuple[Operation, Any, BaseException | None]
 
 
 class Writer:
-    """One thread, one connection. `opened` and `ended` say how far it is."""
+    """One thread with one connection. `opened` and `ended` are set when it has opened the file and
+    when it has ended."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -80,7 +81,7 @@ class Writer:
         self.mailbox = Mailbox()
         self.notifier = Notifier(self.mailbox.wake)
         self.opened: Future[None] = Future()
-        self.opened.set_running_or_notify_cancel()  # who stops waiting does not stop the thread
+        self.opened.set_running_or_notify_cancel()  # a cancelled caller does not stop the thread
         self.ended: Future[None] = Future()
 
     def start(self) -> None:
@@ -88,7 +89,7 @@ class Writer:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     def request_transaction(self, transaction: HandlerTransaction) -> None:
-        """From any thread."""
+        """Queue a handler's transaction. May be called from any thread."""
         self._handler_transactions.append(transaction)
         self.mailbox.wake()
         if self.ended.done():
@@ -121,9 +122,9 @@ class Writer:
         self._refuse_handler_transactions()
 
     def _close_connection(self) -> None:
-        """The last connection that is closed puts the log into the file. It must not, if the file
-        was overwritten: the log belongs to what was there before. A read-only connection cannot,
-        so it is closed last then."""
+        """Close the connection. The last connection to be closed moves the log into the file. That
+        must not happen if the file was overwritten, because the log belongs to the old content. So
+        a read-only connection, which cannot move the log, is closed last then."""
         with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
             self.identity.check_content(self._connection)
         guard = connect_read_only(self._path) if self.identity.is_foreign else None
@@ -159,7 +160,7 @@ class Writer:
             )
 
     def _process_batch(self) -> None:
-        """Wait for work (or for the next look at other processes), and do it."""
+        """Wait for operations (or for the next check for other processes), and execute them."""
         group = self.mailbox.take(_GROUP_ITEMS, self._wait_seconds())
         try:
             outcomes = self._execute_checked(group) if group else []
@@ -184,8 +185,8 @@ class Writer:
         return _DOUBT_RECHECK_SECONDS if self.identity.in_doubt else None
 
     def _recheck_file(self) -> None:
-        """Reads are refused as long as the file is in doubt, so the end of it must be noticed
-        without a write."""
+        """Check a file that was not recognised again. Reads are refused meanwhile, so this must
+        happen without a write."""
         with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
             self.identity.check_content(self._connection)
 
@@ -212,7 +213,7 @@ class Writer:
         return self._execute_without_growth(group)
 
     def _execute_without_growth(self, group: list[Operation]) -> list[Outcome]:
-        """Space is short: what is left of it is for the work that runs already."""
+        """Refuse operations that need disk space: what is left is for work that is running."""
         error = translated(_disk_full_error(), self._path)
         refused: list[Outcome] = [(work, None, error) for work in group if work.run in _GROWING]
         rest = [work for work in group if work.run not in _GROWING]
@@ -233,10 +234,10 @@ class Writer:
         return [outcome for work in group for outcome in self._execute([work])]
 
     def _answer_idle_claims(self, claims: list[Operation]) -> list[Outcome] | None:
-        """The answers of claims that find nothing due; None if one of them may find something. It
-        needs no write lock, so that idle workers cost the busy ones nothing."""
+        """The answers of claims that find nothing due; None if a claim may find something. It takes
+        no write lock, so that idle workers do not slow busy ones down."""
         if self.clock.stepped():
-            return None  # the transaction allows for it
+            return None  # the transaction corrects for it
         now = self.clock.now_us()
         answers: list[Outcome] = []
         try:
@@ -246,7 +247,7 @@ class Writer:
                 coming = [next_due(self._connection, claim, now) for claim in work.items]
                 answers.append((work, [runs.ClaimedRows(next_due=at) for at in coming], None))
         except sqlite3.Error:
-            return None  # the claim itself meets the error and reports it
+            return None  # the claim itself reports the error
         return answers
 
     def _is_anything_due(self, claim: Claim, now: int) -> bool:
@@ -267,7 +268,7 @@ class Writer:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            # A commit to files that nobody sees is not acknowledged.
+            # A commit to files that no other program can see is not acknowledged.
             self.identity.check_content(self._connection)
         return results
 
@@ -291,7 +292,7 @@ def _disk_full_error() -> sqlite3.Error:
 
 
 def _run(tx: Transaction, group: list[Operation]) -> Iterator[list[Any]]:
-    """The results of each work, in order. Neighbours of one kind are done in one call."""
+    """Yield the results of each operation, in order. Neighbours of one kind share a call."""
     for run, neighbours in groupby(group, key=lambda work: work.run):
         works = list(neighbours)
         results = iter(run(tx, [item for work in works for item in work.items]))
