@@ -21,10 +21,10 @@ from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Store
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
-from mainspring.testing.conformance.claim import Limiting, Renewing
-from mainspring.testing.conformance.commit import Rescuing
-from mainspring.testing.conformance.election import Electing
-from mainspring.testing.conformance.names import Naming
+from mainspring.testing.conformance.claim import LimitTests, RenewTests
+from mainspring.testing.conformance.commit import RescueTests
+from mainspring.testing.conformance.election import ElectionTests
+from mainspring.testing.conformance.names import NameTests
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
@@ -89,7 +89,9 @@ class OnMongo(StoreConformance):
                     yield f"{field}: {value}"
                     await records.replace_one({"_id": record_id}, whole)
 
-    @pytest.mark.parametrize("test", [name for name in dir(Naming) if name.startswith("test_odd_")])
+    @pytest.mark.parametrize(
+        "test", [name for name in dir(NameTests) if name.startswith("test_odd_")]
+    )
     def test_names_with_nul(self, tmp_path: Path, test: str) -> None:
         """BSON ends the names of fields and the patterns of expressions with one."""
         getattr(self, test)(tmp_path, odd="nu\0l.$\0")
@@ -175,7 +177,7 @@ class TestSharded(OnMongo):
         shared_on_shards.empty()
 
 
-class ByTheServersClock(Renewing, Limiting, Rescuing, Electing):
+class ByTheServersClock(RenewTests, LimitTests, RescueTests, ElectionTests):
     """What hangs on leases, in real time."""
 
     tick = 0.1

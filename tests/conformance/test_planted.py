@@ -65,26 +65,26 @@ def _versions_start_at_one() -> AbstractContextManager[Any]:
 
 
 PLANTED: list[tuple[type[StoreConformance], Plant, str, dict[str, str]]] = [
-    (OnMemory, _claims_what_cannot_be_read, "a_claim_passes_over_a_run_that_cannot_be_read",
+    (OnMemory, _claims_what_cannot_be_read, "a_claim_skips_an_unreadable_run",
      {"part": "payload"}),
-    (OnSqlite, _one_damaged_row_fails_the_page, "lists_give_it_with_the_reason",
+    (OnSqlite, _one_damaged_row_fails_the_page, "lists_show_an_unreadable_run_with_the_reason",
      {"part": "attempts"}),
-    (OnSqlite, _one_damaged_row_fails_the_page, "a_job_that_cannot_be_read_stops_no_other",
+    (OnSqlite, _one_damaged_row_fails_the_page, "an_unreadable_job_affects_no_other_job",
      {"part": "schedule"}),
-    (OnSqlite, _nothing_is_set_aside, "a_claim_passes_over_a_run_that_cannot_be_read",
+    (OnSqlite, _nothing_is_set_aside, "a_claim_skips_an_unreadable_run",
      {"part": "payload"}),
-    (OnSqlite, _overwrites_what_was_not_read, "cancelling_it_leaves_what_cannot_be_read",
-     {"part": "progress"}),
     (OnSqlite, _overwrites_what_was_not_read,
-     "a_lapsed_run_that_cannot_be_read_is_rescued_with_the_others", {"part": "attempts"}),
-    (OnMemory, _later_slots_wait_for_ever, "later_slots_do_not_wait_for_it", {}),
-    (OnSqlite, _never_comes_back, "a_claim_passes_over_a_run_that_cannot_be_read",
+     "cancelling_an_unreadable_run_leaves_the_damaged_part", {"part": "progress"}),
+    (OnSqlite, _overwrites_what_was_not_read,
+     "an_unreadable_run_with_a_lapsed_lease_is_rescued", {"part": "attempts"}),
+    (OnMemory, _later_slots_wait_for_ever, "later_slots_do_not_wait_for_an_unreadable_run", {}),
+    (OnSqlite, _never_comes_back, "a_claim_skips_an_unreadable_run",
      {"part": "payload"}),
     *((suite, _versions_start_at_one, test, {})
       for suite in (OnMemory, OnSqlite)
       for test in (
-          "a_plan_for_a_job_that_was_dropped_does_not_fire_the_one_made_since",
-          "a_write_meant_for_a_job_that_was_dropped_leaves_the_one_made_since",
+          "a_firing_planned_for_a_dropped_job_does_not_fire_a_new_job_of_its_id",
+          "a_write_for_a_dropped_job_does_not_change_a_new_job_of_its_id",
       )),
 ]  # fmt: skip
 

@@ -1,63 +1,69 @@
-"""The tests that every store must pass: each sentence of the Store protocol has its own.
+"""The tests that every store must pass. Each sentence of the Store protocol has its own test.
 
     class TestMine(StoreConformance):
         def make_store(self):
             return MyStore(self.place / "file", self.clock)
 
-A store that reads `self.clock` sets `reads_clock`, and is tried with a wall clock that is set back
-and forward. A store that reads a clock of its own sets `tick` to a fraction of a second and
-overrides `advance` to sleep. `make_peer` gives a second client of the same data. A store with
-transactions says how a handler writes with their sessions: `write_effect`,
-`write_effect_blocking`, `effects`.
-`damage_run` and `damage_job` break a stored record, which must not stop any other.
+A store that reads `self.clock` sets `reads_clock`, and the suite also sets that clock back and
+forward. A store that reads its own clock sets `tick` to a fraction of a second and overrides
+`advance` to sleep. `make_peer` returns a second client of the same data. For a store with
+transactions override `write_effect`, `write_effect_blocking` and `effects`, which write and read
+as a handler does. `damage_run` and `damage_job` damage a stored record; other records must still
+work.
 """
 
 from __future__ import annotations
 
-from mainspring.testing.conformance.add import Adding, Living
-from mainspring.testing.conformance.claim import Claiming, Limiting, Renewing
-from mainspring.testing.conformance.clock_steps import ClockSteps
-from mainspring.testing.conformance.commit import Committing, Rescuing, Reviving
-from mainspring.testing.conformance.election import Electing, Waking
-from mainspring.testing.conformance.job_lists import ListingJobs
-from mainspring.testing.conformance.jobs import Firing, KeepingJobs, WritingManyJobs
-from mainspring.testing.conformance.names import Naming
-from mainspring.testing.conformance.notes import Noting
-from mainspring.testing.conformance.queries import Brief, Counting, Finding, Following, Pruning
-from mainspring.testing.conformance.races import Racing
-from mainspring.testing.conformance.round_trip import Keeping
-from mainspring.testing.conformance.transactions import Transacting
-from mainspring.testing.conformance.unreadable import Unreadable
+from mainspring.testing.conformance.add import AddTests, OpenTests
+from mainspring.testing.conformance.claim import ClaimTests, LimitTests, RenewTests
+from mainspring.testing.conformance.clock_steps import ClockStepTests
+from mainspring.testing.conformance.commit import CommitTests, RescueTests, ReviveTests
+from mainspring.testing.conformance.election import ElectionTests, WaitTests
+from mainspring.testing.conformance.job_lists import JobListTests
+from mainspring.testing.conformance.jobs import FireTests, JobBatchTests, JobTests
+from mainspring.testing.conformance.names import NameTests
+from mainspring.testing.conformance.notes import NoteTests
+from mainspring.testing.conformance.queries import (
+    BriefTests,
+    CountTests,
+    FindTests,
+    PruneTests,
+    UpstreamTests,
+)
+from mainspring.testing.conformance.races import RaceTests
+from mainspring.testing.conformance.round_trip import RoundTripTests
+from mainspring.testing.conformance.transactions import TransactionTests
+from mainspring.testing.conformance.unreadable import UnreadableTests
 
 __all__ = ["StoreConformance"]
 
 
 class StoreConformance(
-    Living,
-    Adding,
-    Claiming,
-    Limiting,
-    Renewing,
-    Committing,
-    Rescuing,
-    Reviving,
-    Finding,
-    Brief,
-    Following,
-    Counting,
-    Pruning,
-    KeepingJobs,
-    WritingManyJobs,
-    ListingJobs,
-    Firing,
-    Electing,
-    Waking,
-    Keeping,
-    Naming,
-    Noting,
-    Racing,
-    Transacting,
-    Unreadable,
-    ClockSteps,
+    OpenTests,
+    AddTests,
+    ClaimTests,
+    LimitTests,
+    RenewTests,
+    CommitTests,
+    RescueTests,
+    ReviveTests,
+    FindTests,
+    BriefTests,
+    UpstreamTests,
+    CountTests,
+    PruneTests,
+    JobTests,
+    JobBatchTests,
+    JobListTests,
+    FireTests,
+    ElectionTests,
+    WaitTests,
+    RoundTripTests,
+    NameTests,
+    NoteTests,
+    RaceTests,
+    TransactionTests,
+    UnreadableTests,
+    ClockStepTests,
 ):
-    """Subclass it under a name that begins with `Test`, and say how a store is made."""
+    """Subclass it under a name that begins with `Test`, and override `make_store`."""

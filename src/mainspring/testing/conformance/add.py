@@ -1,4 +1,4 @@
-"""`open`, `close`, `now`, `add`."""
+"""Tests of `open`, `close`, `now` and `add`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
 
-__all__ = ["Adding", "Living"]
+__all__ = ["AddTests", "OpenTests"]
 
 
-class Living(Suite):
+class OpenTests(Suite):
     async def test_a_store_opens_again_after_close_with_what_it_held(self, store: Store) -> None:
         await store.add([self.run()])
         job = await self.put(store)
@@ -37,14 +37,14 @@ class Living(Suite):
         assert await store.now() >= before + self.ticks(1)
 
 
-class Adding(Suite):
-    async def test_an_added_run_is_there(self, store: Store) -> None:
+class AddTests(Suite):
+    async def test_an_added_run_can_be_found(self, store: Store) -> None:
         run = self.run(payload={"a": 1})
         [added] = await store.add([run])
         assert (added.run, added.duplicate) == (run, False)
         assert await self.one(store) == run
 
-    async def test_nothing_added_is_nothing_answered(self, store: Store) -> None:
+    async def test_adding_an_empty_list_returns_an_empty_list(self, store: Store) -> None:
         assert await store.add([]) == []
 
     async def test_answers_come_in_the_order_of_the_runs(self, store: Store) -> None:
@@ -52,25 +52,27 @@ class Adding(Suite):
         assert [added.run.id for added in await store.add(self.runs(*ids))] == ids
 
     async def test_adding_again_is_harmless(self, store: Store) -> None:
-        """A lost answer is followed by the same call: nothing may be doubled or undone."""
+        """A caller whose answer was lost calls again: nothing may be added twice or undone."""
         await store.add([self.run(payload=1)])
         [running] = await self.claim(store)
         [again] = await store.add([self.run(payload=1)])
         assert (again.run, again.duplicate) == (running, False)
         assert await self.one(store) == running
 
-    async def test_an_id_that_is_there_keeps_its_run(self, store: Store) -> None:
+    async def test_adding_a_stored_id_leaves_the_stored_run_unchanged(self, store: Store) -> None:
         await store.add([self.run(payload="first")])
         [again] = await store.add([self.run(payload="second", priority=9)])
         assert again.run.payload == "first"
         assert (await self.one(store)).priority == 5
 
-    async def test_an_id_twice_in_one_batch(self, store: Store) -> None:
+    async def test_an_id_that_occurs_twice_in_a_batch_is_added_once(self, store: Store) -> None:
         first, second = await store.add([self.run(payload=1), self.run(payload=2)])
         assert (first.run.payload, second.run.payload) == (1, 1)
         assert await self.all_ids(store) == ["run"]
 
-    async def test_adding_a_deduped_run_again_is_no_duplicate(self, store: Store) -> None:
+    async def test_adding_the_same_run_with_a_key_again_is_not_a_duplicate(
+        self, store: Store
+    ) -> None:
         await store.add([self.run("a", dedupe_key="k")])
         [again] = await store.add([self.run("a", dedupe_key="k")])
         assert again.duplicate is False
@@ -92,7 +94,9 @@ class Adding(Suite):
         [added] = await store.add([self.run("b", dedupe_key="k")])
         assert (added.run.id, added.duplicate) == ("b", False)
 
-    async def test_a_key_can_outlive_its_run(self, store: Store) -> None:
+    async def test_a_key_is_held_until_dedupe_until_after_its_run_has_ended(
+        self, store: Store
+    ) -> None:
         await self.finished(store, "a", dedupe_key="k", dedupe_until=self.at(20))
         [held] = await store.add([self.run("b", dedupe_key="k")])
         assert (held.run.id, held.duplicate) == ("a", True)
@@ -100,21 +104,21 @@ class Adding(Suite):
         [free] = await store.add([self.run("b", dedupe_key="k")])
         assert (free.run.id, free.duplicate) == ("b", False)
 
-    async def test_a_live_run_holds_its_key_past_its_time(self, store: Store) -> None:
-        """`dedupe_until` lengthens the hold; it never shortens it."""
+    async def test_a_live_run_holds_its_key_after_dedupe_until(self, store: Store) -> None:
+        """`dedupe_until` makes a run hold its key longer, never shorter."""
         await store.add([self.run("a", dedupe_key="k", dedupe_until=self.at(1))])
         await self.pass_ticks(2)
         [held] = await store.add([self.run("b", dedupe_key="k")])
         assert (held.run.id, held.duplicate) == ("a", True)
 
-    async def test_duplicates_within_one_batch(self, store: Store) -> None:
+    async def test_a_key_that_occurs_twice_in_a_batch_is_added_once(self, store: Store) -> None:
         given = [self.run("a", dedupe_key="k"), self.run("b"), self.run("c", dedupe_key="k")]
         answers = [(a.run.id, a.duplicate) for a in await store.add(given)]
         assert answers == [("a", False), ("b", False), ("a", True)]
         assert sorted(await self.all_ids(store)) == ["a", "b"]
 
     async def test_followers_of_a_refused_run_are_refused_too(self, store: Store) -> None:
-        """Its workflow is there already, with the run that holds the key."""
+        """The workflow of the run that holds the key is stored already."""
         await store.add([self.run("a", dedupe_key="k")])
         b = self.run("b", dedupe_key="k")
         c = self.run("c", state=State.WAITING, after=("b",))
@@ -124,7 +128,7 @@ class Adding(Suite):
         assert answers == [("a", True), ("c", True), ("d", True), ("e", False)]
         assert sorted(await self.all_ids(store)) == ["a", "e"]
 
-    async def test_a_follower_that_is_there_already_stays(self, store: Store) -> None:
+    async def test_a_stored_follower_of_a_refused_run_stays(self, store: Store) -> None:
         await store.add([self.run("a", dedupe_key="k"), self.run("c", payload=1)])
         follower = self.run("c", state=State.WAITING, after=("b",))
         _, again = await store.add([self.run("b", dedupe_key="k"), follower])
@@ -139,17 +143,17 @@ class Adding(Suite):
             [added] = await store.add([self.run(f"again{n}", dedupe_key=key)])
             assert (added.run.id, added.duplicate) == (f"r{n}", True)
 
-    async def test_runs_without_a_key_never_collide(self, store: Store) -> None:
+    async def test_runs_without_a_key_are_never_duplicates(self, store: Store) -> None:
         assert not any(a.duplicate for a in await store.add(self.runs("a", "b", "c")))
 
-    async def test_a_batch_is_added_whole_or_not_at_all(self, store: Store) -> None:
+    async def test_a_batch_with_an_invalid_run_adds_nothing(self, store: Store) -> None:
         bad = self.run("b", payload=object())
         with pytest.raises(InvalidPayload):
             await store.add([self.run("a"), bad, self.run("c")])
         assert await self.all_ids(store) == []
 
     async def test_a_large_batch_is_one_call(self, store: Store) -> None:
-        """Beyond every limit on bound values that a database may have."""
+        """More values than a database may allow in one statement."""
         runs = [self.run(f"r{n:04}") for n in range(3000)]
         assert len(await store.add(runs)) == 3000
         assert len(await get_runs(store, [run.id for run in runs])) == 3000

@@ -1,7 +1,7 @@
-"""How the suite runs: a store for each test, time that can be moved, and builders.
+"""Runs the tests of the suite: opens a store for each, moves time, and builds runs and jobs.
 
-Each test is a coroutine that takes the opened store. It becomes a plain function when its
-class is made, so the suite needs pytest and nothing beside it.
+Each test is a coroutine that takes the opened store. It becomes a plain function when its class is
+created, so the suite needs only pytest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Repair = Callable[[], Awaitable[None]]
 
 
 class Suite:
-    """What a store's author fills in, and what the tests build upon."""
+    """The methods that the author of a store overrides, and helpers for the tests."""
 
     tick: float = 1.0
     """The suite's unit of time in seconds. Real time wants a small one (0.2) with `advance`."""
@@ -64,23 +64,23 @@ class Suite:
     """The store's time when the test began."""
 
     def make_store(self) -> Store:
-        """A store, not opened, on `self.place` and `self.clock` where it has use for them."""
+        """Make a store that is not open. It may use the folder `self.place` and `self.clock`."""
         raise NotImplementedError("say how a store is made: override make_store()")
 
     def make_peer(self, store: Store) -> Store:
-        """Another client of the same data, as a second process would have."""
+        """Make another client of the same data, as a second process would have."""
         return self.make_store()
 
     async def write_effect(self, session: Any, name: str) -> None:
-        """Write something of that name with the session of a transaction."""
+        """Write an effect of that name with the session of a transaction."""
         raise NotImplementedError("say how a handler writes: override write_effect()")
 
     def write_effect_blocking(self, session: Any, name: str) -> None:
-        """The same in plain code."""
+        """The same in code that is not async."""
         raise NotImplementedError("say how a handler writes: override write_effect_blocking()")
 
     async def effects(self, store: Store) -> list[str]:
-        """The names that were written and committed, in order of the alphabet."""
+        """The names of the effects that were committed, sorted."""
         raise NotImplementedError("say how effects are read: override effects()")
 
     async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
@@ -94,7 +94,7 @@ class Suite:
         pytest.skip("say how a record is damaged: override damage_run()")
 
     async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
-        """The same of a job: its schedule, policy, payload or `definition` (all of it)."""
+        """The same for a job: its schedule, policy, payload or `definition` (all of it)."""
         pytest.skip("say how a record is damaged: override damage_job()")
 
     async def damage_every_field(
@@ -132,7 +132,7 @@ class Suite:
         return self.start + self.ticks(count)
 
     def run(self, run_id: str = "run", **fields: Any) -> Run:
-        """A run that is due since the test began."""
+        """A run that has been due since the test began."""
         times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), self.start)
         return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
 

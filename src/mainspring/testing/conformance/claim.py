@@ -1,4 +1,4 @@
-"""`claim`: what is due, in which order, within which limits. `renew`: who holds what."""
+"""Tests of `claim` (which runs, in which order, within which limits) and of `renew`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mainspring.stores.protocol import Claim, Held, JobQuery, Renewed, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, get_runs
 
-__all__ = ["Claiming", "Limiting", "Renewing"]
+__all__ = ["ClaimTests", "LimitTests", "RenewTests"]
 
 
-class Claiming(Suite):
-    async def test_only_what_is_due_is_taken(self, store: Store) -> None:
+class ClaimTests(Suite):
+    async def test_only_due_runs_are_claimed(self, store: Store) -> None:
         await store.add([self.run("now"), self.run("later", run_at=self.at(10))])
         assert await self.claim_ids(store) == ["now"]
         await self.pass_ticks(8)
@@ -31,7 +31,7 @@ class Claiming(Suite):
         await self.pass_ticks(2)
         assert await self.claim_ids(store) == ["later"]
 
-    async def test_only_pending_runs_are_taken(self, store: Store) -> None:
+    async def test_only_pending_runs_are_claimed(self, store: Store) -> None:
         over = {"finished_at": self.start}
         await store.add(
             [
@@ -42,7 +42,7 @@ class Claiming(Suite):
         )
         assert await self.claim_ids(store) == []
 
-    async def test_a_claimed_run_says_who_holds_it(self, store: Store) -> None:
+    async def test_a_claimed_run_names_its_worker_and_lease(self, store: Store) -> None:
         await store.add([self.run(payload=[1])])
         before = await store.now()
         [run] = await self.claim(store, worker="w7", lease=self.ticks(30))
@@ -67,7 +67,7 @@ class Claiming(Suite):
             await store.commit([transitions.released(run, await store.now(), began=True)])
             assert (await self.one(store)).began is None
 
-    async def test_a_held_run_is_not_taken_again(self, store: Store) -> None:
+    async def test_a_claimed_run_is_not_claimed_again(self, store: Store) -> None:
         await self.running(store)
         assert await self.claim(store, worker="w2") == []
         await self.pass_ticks(100)  # nor after its lease: that is a rescue's to decide
@@ -82,7 +82,9 @@ class Claiming(Suite):
             await store.commit([transitions.released(run, await store.now(), began=True)])
         assert seen == [(1, 1), (2, 2), (3, 3)]
 
-    async def test_the_token_grows_where_the_attempt_is_given_back(self, store: Store) -> None:
+    async def test_the_token_grows_after_a_release_that_does_not_count_the_attempt(
+        self, store: Store
+    ) -> None:
         first = await self.running(store)
         await store.commit([transitions.released(first, await store.now(), began=False)])
         [second] = await self.claim(store)
@@ -95,7 +97,7 @@ class Claiming(Suite):
         [again] = await self.claim(store)
         assert again.progress is None
 
-    async def test_priority_first_then_the_earlier(self, store: Store) -> None:
+    async def test_runs_are_claimed_by_priority_then_by_run_at(self, store: Store) -> None:
         await store.add(
             [
                 self.run("low", priority=1, run_at=self.at(-50)),
@@ -107,8 +109,8 @@ class Claiming(Suite):
         )
         assert await self.claim_ids(store) == ["high", "early", "late", "low"]
 
-    async def test_runs_of_excluded_jobs_are_left(self, store: Store) -> None:
-        """Also those of a job with a limit, and whatever their priority."""
+    async def test_runs_of_excluded_jobs_are_not_claimed(self, store: Store) -> None:
+        """Also runs of a job with a limit, whatever their priority."""
         await self.put(store, "limited", concurrency=2)
         runs = [
             self.run(f"{job}{n}", job_id=job, priority=5 + n % 2, run_at=self.at(-n))
@@ -126,7 +128,9 @@ class Claiming(Suite):
         ]  # fmt: skip
         assert await self.claim_ids(store) == ["limited3", "limited1"]
 
-    async def test_of_one_moment_the_one_that_was_made_first(self, store: Store) -> None:
+    async def test_runs_due_at_the_same_time_are_claimed_in_the_order_they_were_added(
+        self, store: Store
+    ) -> None:
         made = self.start - timedelta(seconds=1)
         runs = [
             self.run(f"r{n}", run_at=self.start, created_at=made + timedelta(microseconds=n))
@@ -159,25 +163,25 @@ class Claiming(Suite):
         assert await self.claim_ids(store, 2, handlers=handlers, queues=queues) == ["d", "b"]
         assert await self.claim_ids(store, 2, handlers=handlers) == ["c", "a"]
 
-    async def test_the_limit_is_kept(self, store: Store) -> None:
+    async def test_a_claim_takes_at_most_its_limit(self, store: Store) -> None:
         await store.add(self.runs(*(f"r{n}" for n in range(10))))
         assert await self.claim(store, 0) == []
         assert len(await self.claim(store, 4)) == 4
         assert len(await self.claim(store, 100)) == 6
 
-    async def test_only_named_handlers_are_taken(self, store: Store) -> None:
+    async def test_only_runs_of_the_named_handlers_are_claimed(self, store: Store) -> None:
         await store.add([self.run("a", handler="mail"), self.run("b", handler="report")])
         assert await self.claim(store, handlers=frozenset()) == []
         assert await self.claim_ids(store, handlers=frozenset({"report", "other"})) == ["b"]
 
-    async def test_only_named_queues_are_taken(self, store: Store) -> None:
+    async def test_only_runs_of_the_named_queues_are_claimed(self, store: Store) -> None:
         await store.add([self.run("a", queue="slow"), self.run("b", queue="fast")])
         assert await self.claim(store, queues=frozenset({"none"})) == []
         assert await self.claim(store, queues=frozenset()) == []
         assert await self.claim_ids(store, queues=frozenset({"fast", "other"})) == ["b"]
         assert await self.claim_ids(store) == ["a"]
 
-    async def test_what_nobody_can_do_does_not_stand_in_the_way(self, store: Store) -> None:
+    async def test_runs_of_unknown_handlers_do_not_hide_others(self, store: Store) -> None:
         strangers = [self.run(f"x{n}", handler="unknown", priority=9) for n in range(300)]
         await store.add([*strangers, self.run("mine", priority=0)])
         assert await self.claim_ids(store, 1) == ["mine"]
@@ -191,7 +195,7 @@ class Claiming(Suite):
         [again] = await self.claim(store)
         assert again.payload == {"todo": [1, 2]}
 
-    async def test_what_a_claim_gives_is_what_is_kept(self, store: Store) -> None:
+    async def test_a_claim_returns_the_runs_as_stored(self, store: Store) -> None:
         await self.put(store)
         await store.add([self.run("up", run_at=self.at(900))])
         fields = {"payload": {"n": 1}, "priority": 7, "queue": "fast", "start_by": self.at(500)}
@@ -204,13 +208,13 @@ class Claiming(Suite):
             await store.commit([transitions.retrying(run, await store.now(), failure, self.start)])
 
     async def due_next(self, store: Store, **fields: Any) -> datetime | None:
-        """When the next run is due, by a claim that finds nothing due now."""
+        """When the next run is due, by a claim that finds no due run."""
         given = {"worker": "w1", "handlers": frozenset({"work"}), "lease": self.ticks(30), **fields}
         claimed = await store.claim(Claim(limit=1, **given))
         assert claimed.runs == []
         return claimed.next_due
 
-    async def test_the_next_due_run_is_known_before_its_time(self, store: Store) -> None:
+    async def test_an_empty_claim_says_when_the_next_run_is_due(self, store: Store) -> None:
         assert await self.due_next(store) is None
         await store.add(
             [
@@ -228,13 +232,13 @@ class Claiming(Suite):
         assert await self.claim_ids(store) == ["late"]
         assert await self.due_next(store) is None
 
-    async def test_what_a_limit_holds_back_is_not_the_next_due_run(self, store: Store) -> None:
+    async def test_a_run_that_a_limit_holds_back_is_not_next_due(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         await store.add([*self.runs("a", "b"), self.run("c", run_at=self.at(40))])
         assert len(await self.claim(store)) == 1
         assert await self.due_next(store) == self.at(40)
 
-    async def test_the_next_due_run_is_one_that_the_claim_takes(self, store: Store) -> None:
+    async def test_next_due_counts_only_runs_that_the_claim_could_take(self, store: Store) -> None:
         await store.add(
             [
                 self.run("a", handler="mail", queue="fast", run_at=self.at(10)),
@@ -250,7 +254,7 @@ class Claiming(Suite):
         assert await self.due_next(store, handlers=report, queues=slow) is None
         assert await self.due_next(store, handlers=frozenset()) is None
 
-    async def test_a_retry_is_the_next_due_run(self, store: Store) -> None:
+    async def test_next_due_counts_retries(self, store: Store) -> None:
         run = await self.running(store)
         assert await self.due_next(store) is None
         failure = transitions.Failure("boom")
@@ -258,8 +262,8 @@ class Claiming(Suite):
         assert await self.due_next(store) == self.at(25)
 
 
-class Limiting(Suite):
-    async def test_a_limit_is_exact(self, store: Store) -> None:
+class LimitTests(Suite):
+    async def test_a_job_never_exceeds_its_concurrency(self, store: Store) -> None:
         await self.put(store, concurrency=3)
         await store.add(self.runs(*"abcdefg"))
         held = [*await self.claim(store, 2), *await self.claim(store, worker="w2")]
@@ -268,7 +272,7 @@ class Limiting(Suite):
         await store.commit([transitions.succeeded(held[0], await store.now(), None)])
         assert len(await self.claim(store)) == 1
 
-    async def test_every_end_of_an_attempt_gives_its_place_back(self, store: Store) -> None:
+    async def test_every_outcome_of_an_attempt_frees_capacity(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         failure = transitions.Failure("boom")
         ends: list[Callable[[Run, datetime], transitions.Change]] = [
@@ -284,7 +288,7 @@ class Limiting(Suite):
             [run] = await self.claim(store)
             assert await store.commit([end(run, await store.now())]) == [True]
 
-    async def test_a_limit_is_of_its_job_alone(self, store: Store) -> None:
+    async def test_a_limit_does_not_hold_back_other_jobs(self, store: Store) -> None:
         await self.put(store, "one", concurrency=1)
         await self.put(store, "two", concurrency=1)
         await store.add(
@@ -293,7 +297,7 @@ class Limiting(Suite):
         taken = sorted(run.job_id for run in await self.claim(store))
         assert taken == ["free", "free", "free", "one", "two"]
 
-    async def test_jobs_share_a_limit_by_its_key(self, store: Store) -> None:
+    async def test_jobs_with_the_same_concurrency_key_share_a_limit(self, store: Store) -> None:
         for job in ("a", "b"):
             await self.put(store, job, concurrency=2, concurrency_key="database")
         await store.add([self.run(f"{job}{n}", job_id=job) for job in "ab" for n in range(3)])
@@ -302,8 +306,8 @@ class Limiting(Suite):
         await store.commit([transitions.succeeded(held[0], await store.now(), None)])
         assert len(await self.claim(store)) == 1
 
-    async def test_sharers_may_have_limits_of_their_own_size(self, store: Store) -> None:
-        """The small one stops at its number; what the others hold counts against it."""
+    async def test_jobs_that_share_a_key_may_have_different_limits(self, store: Store) -> None:
+        """The job with the smaller limit stops there; runs of the other jobs count for it, too."""
         await self.put(store, "small", concurrency=1, concurrency_key="k")
         await self.put(store, "large", concurrency=3, concurrency_key="k")
         await store.add([self.run(f"s{n}", job_id="small", priority=9) for n in range(3)])
@@ -311,15 +315,19 @@ class Limiting(Suite):
         jobs = [run.job_id for run in await self.claim(store)]
         assert jobs == ["small", "large", "large"]
 
-    async def test_a_key_never_meets_the_limit_of_a_job(self, store: Store) -> None:
+    async def test_a_concurrency_key_that_equals_a_job_id_is_another_limit(
+        self, store: Store
+    ) -> None:
         await self.put(store, "mail", concurrency=1)
         for n, key in enumerate(("mail", "job:mail")):
             await self.put(store, f"other{n}", concurrency=1, concurrency_key=key)
         await store.add([self.run(j, job_id=j) for j in ("mail", "other0", "other1")])
         assert len(await self.claim(store)) == 3
 
-    async def test_a_lapsed_lease_does_not_count(self, store: Store) -> None:
-        """Else a crashed worker's run fills the limit for ever."""
+    async def test_a_run_with_a_lapsed_lease_does_not_count_for_the_limit(
+        self, store: Store
+    ) -> None:
+        """Otherwise a crashed worker's run would use the limit for ever."""
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b"))
         [first] = await self.claim(store, 1, lease=self.ticks(10))
@@ -328,8 +336,10 @@ class Limiting(Suite):
         [second] = await self.claim(store)
         assert {first.id, second.id} == {"a", "b"}
 
-    async def test_a_lapsed_lease_whose_place_was_taken_is_not_renewed(self, store: Store) -> None:
-        """Else two would hold valid leases under a limit of one."""
+    async def test_a_lapsed_lease_is_not_renewed_when_the_limit_is_reached(
+        self, store: Store
+    ) -> None:
+        """Otherwise two runs would have valid leases under a limit of one."""
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b"))
         [paused] = await self.claim(store, 1, lease=self.ticks(10))
@@ -340,7 +350,7 @@ class Limiting(Suite):
         await store.commit([transitions.succeeded(other, await store.now(), None)])
         assert [r.id for r in await self.renew(store, paused)] == [paused.id]
 
-    async def test_a_limit_never_turns_priorities_round(self, store: Store) -> None:
+    async def test_a_limit_does_not_change_the_order_of_priorities(self, store: Store) -> None:
         await self.put(store, "limited", concurrency=1)
         await store.add([self.run(f"low{n}", priority=1, run_at=self.at(-9)) for n in range(30)])
         await store.add([self.run("high", job_id="limited", priority=9)])
@@ -355,7 +365,9 @@ class Limiting(Suite):
         assert taken[2:] == ["l4", "l3", "l2"]
         assert await self.claim_ids(store, 5) == ["l1", "l0"]
 
-    async def test_a_limit_may_appear_and_change_while_runs_run(self, store: Store) -> None:
+    async def test_a_limit_may_be_set_and_changed_while_runs_are_running(
+        self, store: Store
+    ) -> None:
         await self.put(store)
         await store.add(self.runs(*"abcdef"))
         held = await self.claim(store, 3)
@@ -369,13 +381,13 @@ class Limiting(Suite):
         await self.put(store, concurrency=None)
         assert len(await self.claim(store)) == 1
 
-    async def test_a_run_of_a_job_that_is_gone_has_no_limit(self, store: Store) -> None:
+    async def test_a_run_of_a_removed_job_has_no_limit(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b", "c"))
         await drop_job(store, "job")
         assert len(await self.claim(store)) == 3
 
-    async def test_a_limit_holds_over_racing_clients(self, store: Store) -> None:
+    async def test_concurrent_clients_never_exceed_a_limit(self, store: Store) -> None:
         await self.put(store, concurrency=5)
         peer = await self.peer(store)
         await store.add([self.run(f"r{n:02}") for n in range(40)])
@@ -391,7 +403,7 @@ class Limiting(Suite):
             done += len(held)
 
 
-class Renewing(Suite):
+class RenewTests(Suite):
     async def test_a_lease_is_extended_from_now(self, store: Store) -> None:
         run = await self.running(store)
         await self.pass_ticks(20)
@@ -405,7 +417,7 @@ class Renewing(Suite):
         await self.pass_ticks(20)
         assert await self.lapsed(store) == []
 
-    async def test_only_what_is_still_mine_comes_back(self, store: Store) -> None:
+    async def test_only_runs_that_are_still_held_are_renewed(self, store: Store) -> None:
         await store.add(self.runs("done", "stolen", "mine", "waiting"))
         held = {run.id: run for run in await self.claim(store, 3)}
         spare = ({"done", "stolen", "mine", "waiting"} - held.keys()).pop()
@@ -422,7 +434,7 @@ class Renewing(Suite):
         kept = await store.renew(asked, self.ticks(30))
         assert [run.id for run in kept] == [mine.id]
 
-    async def test_an_older_token_is_not_mine(self, store: Store) -> None:
+    async def test_an_older_token_is_not_renewed(self, store: Store) -> None:
         old = await self.running(store)
         await store.commit([transitions.released(old, await store.now(), began=True)])
         [new] = await self.claim(store, worker="w2", lease=self.ticks(30))
@@ -430,14 +442,14 @@ class Renewing(Suite):
         assert (await self.one(store)).lease_until == new.lease_until
         assert len(await self.renew(store, new)) == 1
 
-    async def test_a_lapsed_lease_that_nobody_took_is_still_mine(self, store: Store) -> None:
+    async def test_a_lapsed_lease_that_nobody_claimed_is_renewed(self, store: Store) -> None:
         run = await self.running(store)
         await self.pass_ticks(40)
         assert await self.lapsed(store) == ["run"]
         assert len(await self.renew(store, run)) == 1
         assert await self.lapsed(store) == []
 
-    async def test_renewing_carries_a_cancel_request(self, store: Store) -> None:
+    async def test_renewing_reports_a_cancel_request(self, store: Store) -> None:
         run = await self.running(store)
         assert await store.commit([transitions.request_cancel(run, "asked")]) == [True]
         [kept] = await self.renew(store, run)
@@ -449,7 +461,7 @@ class Renewing(Suite):
             await store.renew([Held(run.id, run.token, progress)], self.ticks(30))
             assert (await self.one(store)).progress == progress
 
-    async def test_nothing_held_is_nothing_kept(self, store: Store) -> None:
+    async def test_renewing_an_empty_list_returns_an_empty_list(self, store: Store) -> None:
         assert await store.renew([], self.ticks(30)) == []
 
     async def test_a_thousand_leases_in_one_call(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""What a step of the wall clock does to a store that reads it."""
+"""Tests of a store whose wall clock is set while it is in use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mainspring.stores.election import elect
 from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 
-__all__ = ["ClockSteps"]
+__all__ = ["ClockStepTests"]
 
 HOUR = timedelta(hours=1)
 STEPS = pytest.mark.parametrize("step", [HOUR, -HOUR], ids=["forward", "back"])
 
 
-class ClockSteps(Suite):
+class ClockStepTests(Suite):
     """Somebody sets the clock of the machine. For stores that read `self.clock` (`reads_clock`);
     the clock of a server cannot be set from here."""
 
@@ -31,7 +31,9 @@ class ClockSteps(Suite):
         return other
 
     @STEPS
-    async def test_a_lease_lasts_as_long_as_was_meant(self, store: Store, step: timedelta) -> None:
+    async def test_a_lease_keeps_its_length_when_the_clock_is_set(
+        self, store: Store, step: timedelta
+    ) -> None:
         await self.put(store, concurrency=1)
         await self.running(store)
         await store.add(self.runs("second"))
@@ -65,17 +67,17 @@ class ClockSteps(Suite):
         assert await self.lapsed(store) == ["run"]
 
     @STEPS
-    async def test_a_rescue_that_was_planned_before_is_decided_again(
+    async def test_a_rescue_that_was_planned_before_the_clock_was_set_is_refused(
         self, store: Store, step: timedelta
     ) -> None:
-        """What looked lapsed by another time is not taken from its worker."""
+        """A lease that had lapsed only by the old time is not taken from its worker."""
         run = await self.running(store)
         await self.set_clock(store, step)
         rescue = transitions.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
         assert await store.commit([rescue]) == [False]
 
     @STEPS
-    async def test_a_leaders_term_lasts_as_long_as_was_meant(
+    async def test_a_leaders_term_keeps_its_length_when_the_clock_is_set(
         self, store: Store, step: timedelta
     ) -> None:
         first = await elect(store, "lead", "a", self.ticks(10))
@@ -90,7 +92,9 @@ class ClockSteps(Suite):
         assert second > first
 
     @STEPS
-    async def test_a_retry_waits_as_long_as_was_meant(self, store: Store, step: timedelta) -> None:
+    async def test_a_retry_delay_keeps_its_length_when_the_clock_is_set(
+        self, store: Store, step: timedelta
+    ) -> None:
         run = await self.running(store)
         failure = transitions.Failure("no")
         again = transitions.retrying(run, await store.now(), failure, self.at(10))
@@ -103,7 +107,9 @@ class ClockSteps(Suite):
         assert await self.claim_ids(other) == ["run"]
 
     @STEPS
-    async def test_what_is_due_stays_due(self, store: Store, step: timedelta) -> None:
+    async def test_a_due_run_stays_due_when_the_clock_is_set(
+        self, store: Store, step: timedelta
+    ) -> None:
         await self.running(store, "held")
         await store.add(self.runs("one", "two"))
         await self.pass_ticks(1)
@@ -117,7 +123,9 @@ class ClockSteps(Suite):
         assert await store.commit(rescues) == [True] * 3
         assert sorted(await self.claim_ids(other)) == ["held", "one", "two"]
 
-    async def test_what_is_for_a_wall_time_follows_the_clock(self, store: Store) -> None:
+    async def test_a_run_that_is_scheduled_for_a_wall_time_follows_the_clock(
+        self, store: Store
+    ) -> None:
         at = self.start + HOUR + self.ticks(5)
         await store.add(self.runs("appointment", run_at=at))
         other = await self.set_clock(store, HOUR)

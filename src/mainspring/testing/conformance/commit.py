@@ -1,4 +1,4 @@
-"""`commit`: every change is fenced, a repeat is harmless, the dead come back with their key."""
+"""Tests of `commit`: fences, repeated changes, rescues, and revived runs with dedupe keys."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
 
-__all__ = ["Committing", "Rescuing", "Reviving"]
+__all__ = ["CommitTests", "RescueTests", "ReviveTests"]
 
 
-class Committing(Suite):
-    async def test_a_success_is_kept(self, store: Store) -> None:
+class CommitTests(Suite):
+    async def test_a_success_is_stored(self, store: Store) -> None:
         run = await self.running(store)
         await self.pass_ticks(2)
         change = transitions.succeeded(run, self.at(2), {"n": 1}, log=("line",))
@@ -40,7 +40,7 @@ class Committing(Suite):
             (1, Outcome.SUCCEEDED, ("line",))
         ]
 
-    async def test_each_outcome_is_kept_as_its_change_says(self, store: Store) -> None:
+    async def test_every_outcome_is_stored_as_its_change_says(self, store: Store) -> None:
         failure = Failure("ValueError: no", "Traceback…", Outcome.TIMED_OUT)
         later = self.at(50)
         changes: list[Callable[[Run], Change]] = [
@@ -71,8 +71,8 @@ class Committing(Suite):
         [again] = await self.claim(store)
         assert (again.attempt, again.failures, again.error) == (2, 1, "boom")
 
-    async def test_another_token_loses_and_changes_nothing(self, store: Store) -> None:
-        """The worker that was rescued away and comes back: it must not complete the new run."""
+    async def test_a_change_with_another_token_is_refused(self, store: Store) -> None:
+        """A worker whose run was rescued comes back. It must not complete the new attempt."""
         old = await self.running(store)
         await store.commit([transitions.rescued(old, self.start, Delivery.AT_LEAST_ONCE)])
         [new] = await self.claim(store, worker="w2")
@@ -87,7 +87,7 @@ class Committing(Suite):
         assert await store.commit(late) == [False] * len(late)
         assert await self.one(store) == new
 
-    async def test_another_state_loses(self, store: Store) -> None:
+    async def test_a_change_that_expects_another_state_is_refused(self, store: Store) -> None:
         run = await self.running(store)
         await store.commit([transitions.succeeded(run, self.start, 1)])
         done = await self.one(store)
@@ -99,7 +99,7 @@ class Committing(Suite):
         assert await store.commit(late) == [False] * 3
         assert await self.one(store) == done
 
-    async def test_a_cancel_that_came_first_wins(self, store: Store) -> None:
+    async def test_a_completion_after_a_cancel_is_refused(self, store: Store) -> None:
         run = await self.running(store)
         await store.commit([transitions.request_cancel(run, "asked")])
         late = [
@@ -111,7 +111,7 @@ class Committing(Suite):
         assert await store.commit([transitions.cancelled(run, self.start, asked.reason)]) == [True]
         assert await self.states(store, "run") == [State.CANCELLED]
 
-    async def test_a_success_that_came_first_beats_the_cancel(self, store: Store) -> None:
+    async def test_a_cancel_after_a_success_is_refused(self, store: Store) -> None:
         run = await self.running(store)
         await store.commit([transitions.succeeded(run, self.start, 1)])
         assert await store.commit([transitions.request_cancel(run, "asked")]) == [False]
@@ -126,12 +126,12 @@ class Committing(Suite):
         assert await store.commit([transitions.cancelled(waiting, self.start, "x")]) == [False]
         assert await self.states(store, "a", "b") == [State.CANCELLED, State.RUNNING]
 
-    async def test_an_unknown_run_is_false(self, store: Store) -> None:
+    async def test_a_change_of_an_unknown_run_is_refused(self, store: Store) -> None:
         stranger = self.run("nowhere", state=State.RUNNING)
         assert await store.commit([transitions.succeeded(stranger, self.start, 1)]) == [False]
         assert await get_runs(store, ["nowhere"]) == {}
 
-    async def test_every_expectation_counts(self, store: Store) -> None:
+    async def test_a_change_is_refused_when_any_expectation_fails(self, store: Store) -> None:
         run = await self.running(store)
         right: dict[str, Any] = {
             "state": State.RUNNING,
@@ -151,14 +151,14 @@ class Committing(Suite):
         assert await store.commit([Change(run.id, right, {"reason": "changed"})]) == [True]
         assert await self.one(store) == replace(run, reason="changed")
 
-    async def test_a_lease_that_is_none_can_be_expected(self, store: Store) -> None:
+    async def test_a_change_may_expect_that_there_is_no_lease(self, store: Store) -> None:
         await store.add([self.run()])
         change = Change("run", {"lease_until": None, "token": 0}, {"reason": "seen"})
         assert await store.commit([change]) == [True]
 
     @pytest.mark.parametrize("result", [None, 5, {"a": [1, {"b": None}]}, (1, (2, 3)), "☃\x00"])
     async def test_repeating_a_change_is_true_and_harmless(self, store: Store, result: Any) -> None:
-        """An answer was lost: the same change comes again."""
+        """A caller whose answer was lost sends the same change again."""
         run = await self.running(store)
         change = transitions.succeeded(run, self.start, result, ("log",))
         assert await store.commit([change]) == [True]
@@ -168,7 +168,7 @@ class Committing(Suite):
         assert await self.one(store) == done
         assert len(done.attempts) == 1
 
-    async def test_repeats_of_every_outcome(self, store: Store) -> None:
+    async def test_repeating_any_outcome_is_true_and_harmless(self, store: Store) -> None:
         failure = Failure("boom", "trace")
         makers: list[Callable[[Run], Change]] = [
             lambda r: transitions.failed(r, self.start, failure),
@@ -230,7 +230,7 @@ class Committing(Suite):
         assert await store.commit([delete]) == [True]
         assert await self.states(store, "run") == [None]
 
-    async def test_each_change_of_a_batch_stands_alone(self, store: Store) -> None:
+    async def test_each_change_of_a_batch_is_applied_by_itself(self, store: Store) -> None:
         await store.add(self.runs("a", "b", "c"))
         a, b, c = sorted(await self.claim(store), key=lambda run: run.id)
         await store.commit([transitions.rescued(b, self.start, Delivery.AT_LEAST_ONCE)])
@@ -248,7 +248,7 @@ class Committing(Suite):
         ]
         assert await store.commit(changes) == [True, False, True]
 
-    async def test_nothing_committed_is_nothing_answered(self, store: Store) -> None:
+    async def test_committing_an_empty_list_returns_an_empty_list(self, store: Store) -> None:
         assert await store.commit([]) == []
 
     async def test_a_thousand_changes_in_one_call(self, store: Store) -> None:
@@ -258,7 +258,7 @@ class Committing(Suite):
         assert await store.commit(changes) == [True] * 1000
         assert (await self.one(store, "r777")).result == {"id": "r777"}
 
-    async def test_dependents_are_let_go(self, store: Store) -> None:
+    async def test_waiting_runs_are_released(self, store: Store) -> None:
         await store.add([self.run("b", state=State.WAITING, after=("a",))])
         waiting = await self.one(store, "b")
         assert waiting.after == ("a",)
@@ -268,8 +268,8 @@ class Committing(Suite):
         assert await self.claim_ids(store) == ["b"]
 
 
-class Rescuing(Suite):
-    async def test_a_lapsed_run_is_found_and_taken_back(self, store: Store) -> None:
+class RescueTests(Suite):
+    async def test_a_run_with_a_lapsed_lease_is_found_and_rescued(self, store: Store) -> None:
         run = await self.running(store)
         assert await self.lapsed(store) == []
         await self.pass_ticks(31)
@@ -280,7 +280,7 @@ class Rescuing(Suite):
         [again] = await self.claim(store, worker="w2")
         assert (again.attempt, again.failures, again.lapses) == (2, 0, 1)
 
-    async def test_an_owner_that_renewed_in_between_keeps_its_run(self, store: Store) -> None:
+    async def test_a_rescue_is_refused_after_the_worker_renewed(self, store: Store) -> None:
         seen = await self.running(store)
         await self.pass_ticks(31)
         assert len(await self.renew(store, seen)) == 1
@@ -289,7 +289,9 @@ class Rescuing(Suite):
         assert await store.commit([rescue]) == [False]
         assert await self.one(store) == kept
 
-    async def test_the_owner_may_finish_after_a_lapse_that_nobody_saw(self, store: Store) -> None:
+    async def test_a_worker_may_complete_a_run_whose_lease_lapsed_unnoticed(
+        self, store: Store
+    ) -> None:
         run = await self.running(store)
         await self.pass_ticks(31)
         now = await store.now()
@@ -298,7 +300,9 @@ class Rescuing(Suite):
         assert await store.commit([rescue]) == [False]
         assert (await self.one(store)).result == "late"
 
-    async def test_an_owner_that_recorded_its_begin_in_between_is_seen(self, store: Store) -> None:
+    async def test_a_rescue_is_refused_after_the_worker_recorded_its_begin(
+        self, store: Store
+    ) -> None:
         seen = await self.running(store)
         await self.pass_ticks(31)
         assert await store.commit([transitions.beginning(seen)]) == [True]
@@ -309,7 +313,9 @@ class Rescuing(Suite):
         assert await store.commit([again]) == [True]
         assert (await self.one(store)).reason == "lost"
 
-    async def test_the_fourth_lapse_is_the_end(self, store: Store) -> None:
+    async def test_a_run_fails_when_its_lease_lapses_for_the_fourth_time(
+        self, store: Store
+    ) -> None:
         await store.add([self.run()])
         for _ in range(transitions.MAX_LAPSES):
             [run] = await self.claim(store)
@@ -321,13 +327,13 @@ class Rescuing(Suite):
         assert await self.claim(store) == []
 
 
-class Reviving(Suite):
+class ReviveTests(Suite):
     async def failed(self, store: Store, run_id: str = "run", **fields: Any) -> Any:
         run = await self.running(store, run_id, **fields)
         assert await store.commit([transitions.failed(run, self.start, Failure("boom"))]) == [True]
         return await self.one(store, run_id)
 
-    async def test_the_same_run_is_tried_again(self, store: Store) -> None:
+    async def test_a_revived_run_is_tried_again_under_its_id(self, store: Store) -> None:
         dead = await self.failed(store, payload={"a": 1})
         revive = transitions.revived(dead, await store.now())
         assert await store.commit([revive]) == [True]
@@ -346,31 +352,33 @@ class Reviving(Suite):
         [added] = await store.add([self.run("b", dedupe_key="k")])
         assert (added.run.id, added.duplicate) == ("a", True)
 
-    async def test_a_key_that_was_taken_since_forbids_it(self, store: Store) -> None:
+    async def test_a_run_is_not_revived_while_a_live_run_holds_its_key(self, store: Store) -> None:
         dead = await self.failed(store, "a", dedupe_key="k")
         await store.add([self.run("b", dedupe_key="k")])
         assert await store.commit([transitions.revived(dead, self.start)]) == [False]
         assert await self.one(store, "a") == dead
 
-    async def test_a_key_that_outlives_another_run_forbids_it(self, store: Store) -> None:
+    async def test_a_run_is_not_revived_while_a_finished_run_holds_its_key(
+        self, store: Store
+    ) -> None:
         dead = await self.failed(store, "a", dedupe_key="k")
         await self.finished(store, "b", dedupe_key="k", dedupe_until=self.at(20))
         assert await store.commit([transitions.revived(dead, self.start)]) == [False]
         await self.pass_ticks(21)
         assert await store.commit([transitions.revived(dead, await store.now())]) == [True]
 
-    async def test_its_own_key_does_not_forbid_it(self, store: Store) -> None:
+    async def test_a_run_that_holds_its_own_key_is_revived(self, store: Store) -> None:
         dead = await self.failed(store, "a", dedupe_key="k", dedupe_until=self.at(10**6))
         assert await store.commit([transitions.revived(dead, self.start)]) == [True]
 
-    async def test_of_two_with_one_key_the_first_is_revived(self, store: Store) -> None:
+    async def test_only_one_of_two_runs_with_one_key_is_revived(self, store: Store) -> None:
         first = await self.failed(store, "a", dedupe_key="k")
         second = await self.failed(store, "b", dedupe_key="k")
         changes = [transitions.revived(first, self.start), transitions.revived(second, self.start)]
         assert await store.commit(changes) == [True, False]
         assert await self.states(store, "a", "b") == [State.PENDING, State.FAILED]
 
-    async def test_a_run_that_ran_on_is_not_revived(self, store: Store) -> None:
+    async def test_a_run_that_is_live_again_is_not_revived(self, store: Store) -> None:
         dead = await self.failed(store)
         await store.commit([transitions.revived(dead, self.start)])
         [again] = await self.claim(store)

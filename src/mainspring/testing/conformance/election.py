@@ -1,4 +1,4 @@
-"""Elections by notes that expire, and `wait`."""
+"""Tests of elections (by notes that expire) and of `wait`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import put_job
 
-__all__ = ["Electing", "Waking"]
+__all__ = ["ElectionTests", "WaitTests"]
 
 
-class Electing(Suite):
-    async def test_one_leads_until_its_term_is_over(self, store: Store) -> None:
+class ElectionTests(Suite):
+    async def test_one_candidate_leads_until_its_term_ends(self, store: Store) -> None:
         ttl = self.ticks(10)
         first = await elect(store, "lead", "a", ttl)
         assert first is not None
@@ -33,7 +33,7 @@ class Electing(Suite):
         assert second > first
         assert await elect(store, "lead", "a", ttl) is None
 
-    async def test_tokens_only_grow(self, store: Store) -> None:
+    async def test_the_number_of_a_term_only_grows(self, store: Store) -> None:
         last = 0
         for n in range(6):
             token = await elect(store, "lead", "ab"[n % 2], self.ticks(1))
@@ -42,7 +42,9 @@ class Electing(Suite):
             last = token
             await self.pass_ticks(2)
 
-    async def test_a_leader_that_resigns_lets_the_next_in_at_once(self, store: Store) -> None:
+    async def test_another_candidate_leads_as_soon_as_the_leader_resigns(
+        self, store: Store
+    ) -> None:
         first = await elect(store, "lead", "a", self.ticks(100))
         assert await elect(store, "lead", "a", timedelta()) is None
         second = await elect(store, "lead", "b", self.ticks(100))
@@ -56,12 +58,12 @@ class Electing(Suite):
         assert await elect(store, "lead", "b", self.ticks(100)) is None
         assert await elect(store, "lead", "a", self.ticks(100)) == token
 
-    async def test_names_are_apart(self, store: Store) -> None:
+    async def test_elections_of_different_names_are_independent(self, store: Store) -> None:
         assert await elect(store, "one", "a", self.ticks(10)) is not None
         assert await elect(store, "two", "b", self.ticks(10)) is not None
 
 
-class Waking(Suite):
+class WaitTests(Suite):
     patience = 20.0
     """Real seconds that a hint may take before the test says there was none."""
 
@@ -73,19 +75,19 @@ class Waking(Suite):
         await by
         return await waiting
 
-    async def test_waiting_ends_by_itself(self, store: Store) -> None:
+    async def test_a_wait_ends_after_its_timeout(self, store: Store) -> None:
         assert await store.wait(0.01) is False
         assert await store.wait(0) is False
 
-    async def test_an_added_run_wakes(self, store: Store) -> None:
+    async def test_adding_a_run_wakes_waiters(self, store: Store) -> None:
         assert await self.woken(store, store.add([self.run()])) is True
 
-    async def test_a_commit_wakes(self, store: Store) -> None:
+    async def test_a_commit_wakes_waiters(self, store: Store) -> None:
         run = await self.running(store)
         change = transitions.released(run, self.start, began=True)
         assert await self.woken(store, store.commit([change])) is True
 
-    async def test_a_changed_job_wakes(self, store: Store) -> None:
+    async def test_changing_a_job_wakes_waiters(self, store: Store) -> None:
         assert await self.woken(store, put_job(store, self.job())) is True
 
     async def test_every_waiter_wakes(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""`jobs`, `put_jobs`, `fire`."""
+"""Tests of `jobs`, `put_jobs` and `fire`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from mainspring.stores.protocol import JobQuery, JobWrite, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import add_jobs, drop_job, get_runs, put_job
 
-__all__ = ["Firing", "KeepingJobs", "WritingManyJobs"]
+__all__ = ["FireTests", "JobBatchTests", "JobTests"]
 
 
-class WritingManyJobs(Suite):
+class JobBatchTests(Suite):
     """`put_jobs`: inserts, updates and deletes in one call, each by compare-and-set."""
 
     async def _versions(self, store: Store) -> dict[str, int]:
         return {job.id: job.version for job in (await store.jobs(JobQuery(limit=5000))).items}
 
-    async def test_each_is_done_where_its_version_stands(self, store: Store) -> None:
+    async def test_each_job_of_a_batch_is_written_if_it_has_the_expected_version(
+        self, store: Store
+    ) -> None:
         jobs = [self.job(name) for name in ("a", "b", "c")]
         first = jobs[0].next_version()
         assert await store.put_jobs([JobWrite.put(job) for job in jobs]) == [True] * 3
@@ -55,7 +57,7 @@ class WritingManyJobs(Suite):
         assert await store.put_jobs([JobWrite.drop("c", first), JobWrite.drop("a")]) == [True, True]
         assert await self._versions(store) == {"b": first + 1, "d": first}
 
-    async def test_those_of_one_job_are_done_in_order(self, store: Store) -> None:
+    async def test_several_writes_of_one_job_are_done_in_order(self, store: Store) -> None:
         job = self.job("a")
         first = job.next_version()
         writes = [
@@ -77,10 +79,10 @@ class WritingManyJobs(Suite):
         assert await store.put_jobs([JobWrite.add(job) for job in given]) == [False, True]
         assert await self._versions(store) == {"a": here.next_version(), "b": 7}
 
-    async def test_none_at_all(self, store: Store) -> None:
+    async def test_writing_no_jobs_returns_an_empty_list(self, store: Store) -> None:
         assert await store.put_jobs([]) == []
 
-    async def test_many_in_one_call(self, store: Store) -> None:
+    async def test_many_jobs_are_written_in_one_call(self, store: Store) -> None:
         jobs = [self.job(f"j{n:04}") for n in range(300)]
         first = jobs[0].next_version()
         assert all(await store.put_jobs([JobWrite.put(job) for job in jobs]))
@@ -90,7 +92,7 @@ class WritingManyJobs(Suite):
         assert all(await store.put_jobs([JobWrite.drop(job.id, first + 1) for job in jobs]))
         assert await self._versions(store) == {}
 
-    async def test_limits_come_and_go_with_them(self, store: Store) -> None:
+    async def test_limits_are_set_and_removed_with_their_jobs(self, store: Store) -> None:
         limited = self.job("a", policy=Policy.make(concurrency=1))
         await store.put_jobs([JobWrite.put(limited), JobWrite.put(self.job("b"))])
         await store.add([self.run(f"{name}{n}", job_id=name) for name in "ab" for n in range(3)])
@@ -98,7 +100,7 @@ class WritingManyJobs(Suite):
         await store.put_jobs([JobWrite.drop("a")])
         assert len(await self.claim(store)) == 2
 
-    async def test_one_of_two_clients_wins(self, store: Store) -> None:
+    async def test_one_of_two_concurrent_writes_of_a_job_wins(self, store: Store) -> None:
         peer = await self.peer(store)
         jobs = [self.job(f"j{n}") for n in range(20)]
         writes = [JobWrite.put(job) for job in jobs]
@@ -106,7 +108,7 @@ class WritingManyJobs(Suite):
         assert [a + b for a, b in zip(one, other, strict=True)] == [1] * 20
 
 
-class KeepingJobs(Suite):
+class JobTests(Suite):
     async def ids(self, store: Store, **query: Any) -> list[str]:
         return [job.id for job in (await store.jobs(JobQuery(**query))).items]
 
@@ -115,12 +117,12 @@ class KeepingJobs(Suite):
         assert await put_job(store, job) is True
         assert await self.read_job(store) == replace(job, version=job.next_version())
 
-    async def test_a_second_new_one_of_the_same_id_loses(self, store: Store) -> None:
+    async def test_a_second_insert_of_the_same_job_id_is_refused(self, store: Store) -> None:
         await put_job(store, self.job(description="first"))
         assert await put_job(store, self.job(description="second")) is False
         assert (await self.read_job(store)).description == "first"
 
-    async def test_compare_and_set(self, store: Store) -> None:
+    async def test_an_update_needs_the_version_that_is_stored(self, store: Store) -> None:
         await put_job(store, self.job())
         read = await self.read_job(store)
         assert await put_job(store, replace(read, description="mine")) is True
@@ -128,11 +130,11 @@ class KeepingJobs(Suite):
         job = await self.read_job(store)
         assert (job.description, job.version) == ("mine", read.version + 1)
 
-    async def test_an_update_of_a_job_that_is_gone_loses(self, store: Store) -> None:
+    async def test_an_update_of_a_removed_job_is_refused(self, store: Store) -> None:
         assert await put_job(store, self.job(version=3)) is False
         assert await self.ids(store) == []
 
-    async def test_drop(self, store: Store) -> None:
+    async def test_a_dropped_job_is_gone_and_its_runs_stay(self, store: Store) -> None:
         await put_job(store, self.job())
         await store.add([self.run()])
         assert await drop_job(store, "job") is True
@@ -140,7 +142,7 @@ class KeepingJobs(Suite):
         assert await self.ids(store) == []
         assert await self.states(store, "run") == [State.PENDING]
 
-    async def test_drop_at_the_version_it_was_read_at(self, store: Store) -> None:
+    async def test_a_drop_may_name_the_expected_version(self, store: Store) -> None:
         read = await self.put(store)
         await put_job(store, replace(read, description="edited"))
         assert await drop_job(store, "job", read.version) is False
@@ -149,7 +151,7 @@ class KeepingJobs(Suite):
         assert await drop_job(store, "job", read.version + 1) is False
         assert await self.ids(store) == []
 
-    async def test_a_firing_comes_before_a_drop_too(self, store: Store) -> None:
+    async def test_a_drop_is_refused_after_the_job_has_fired(self, store: Store) -> None:
         read = await self.put(store)
         assert (await self.fire(store, read, self.start)).done
         assert await drop_job(store, "job", read.version) is False
@@ -161,10 +163,10 @@ class KeepingJobs(Suite):
         assert await put_job(store, self.job(description="again")) is True
         assert (await self.read_job(store)).description == "again"
 
-    async def test_a_write_meant_for_a_job_that_was_dropped_leaves_the_one_made_since(
+    async def test_a_write_for_a_dropped_job_does_not_change_a_new_job_of_its_id(
         self, store: Store
     ) -> None:
-        """An edit writes the whole definition: the removed job would be back."""
+        """An edit writes the whole definition, so it would bring the removed job back."""
         read = await self.put(store)
         await self.make_anew(store, description="new")
         assert await put_job(store, replace(read, enabled=False)) is False
@@ -176,14 +178,14 @@ class KeepingJobs(Suite):
         job = await self.read_job(store)
         assert (job.description, job.enabled) == ("new", True)
 
-    async def test_jobs_from_elsewhere_keep_their_version(self, store: Store) -> None:
+    async def test_a_job_copied_from_another_store_keeps_its_version(self, store: Store) -> None:
         moved = [self.job("a", version=7, payload={"a": 1}), self.job("b", version=1)]
         assert await add_jobs(store, moved) == [True, True]
         assert (await store.jobs(JobQuery())).items == moved
         assert await put_job(store, replace(moved[0], description="edited")) is True
         assert (await self.read_job(store, "a")).version == 8
 
-    async def test_a_job_from_elsewhere_takes_no_ones_place(self, store: Store) -> None:
+    async def test_a_copied_job_does_not_replace_a_stored_one(self, store: Store) -> None:
         await put_job(store, self.job(description="here"))
         moved = [self.job(description="moved", version=9), self.job("other", version=2)]
         assert await add_jobs(store, moved) == [False, True]
@@ -191,13 +193,13 @@ class KeepingJobs(Suite):
         job = await self.read_job(store)
         assert (job.description, job.version) == ("here", self.job().next_version())
 
-    async def test_the_limit_of_a_job_from_elsewhere_holds(self, store: Store) -> None:
+    async def test_the_limit_of_a_copied_job_holds(self, store: Store) -> None:
         await store.add(self.runs("early", "late"))
         await add_jobs(store, [self.job(version=5, policy=Policy(concurrency=1))])
         await store.add(self.runs("later"))
         assert len(await self.claim(store)) == 1
 
-    async def test_by_id_in_pages(self, store: Store) -> None:
+    async def test_jobs_are_listed_by_id_page_by_page(self, store: Store) -> None:
         names = ["b", "a-2", "a", "B", "a.1", "c:x", "_z", "10", "9"]
         for name in names:
             await put_job(store, self.job(name))
@@ -212,13 +214,13 @@ class KeepingJobs(Suite):
                     break
             assert seen == sorted(names)
 
-    async def test_by_ids(self, store: Store) -> None:
+    async def test_jobs_are_found_by_their_ids(self, store: Store) -> None:
         for name in "abc":
             await put_job(store, self.job(name))
         assert await self.ids(store, ids=frozenset({"c", "a", "nowhere"})) == ["a", "c"]
         assert await self.ids(store, ids=frozenset()) == []
 
-    async def test_by_tag(self, store: Store) -> None:
+    async def test_jobs_are_found_by_tag(self, store: Store) -> None:
         await put_job(store, self.job("a", tags=("mail", "daily")))
         await put_job(store, self.job("b", tags=("daily-report",)))
         await put_job(store, self.job("c", tags=("Daily", "☃", 'qu"ote', "100%")))
@@ -228,7 +230,7 @@ class KeepingJobs(Suite):
         assert await self.ids(store, tag="%") == []
         assert await self.ids(store, tag="") == []
 
-    async def test_those_that_follow_others(self, store: Store) -> None:
+    async def test_jobs_that_follow_others_are_found(self, store: Store) -> None:
         await self.put(store, "first")
         await self.put(store, "second", after=["first"])
         await self.put(store, "third", after=["first", "second"])
@@ -236,7 +238,7 @@ class KeepingJobs(Suite):
         await self.put(store, "second", after=[])
         assert await self.ids(store, follows=True) == ["third"]
 
-    async def test_due_earliest_first(self, store: Store) -> None:
+    async def test_due_jobs_are_listed_earliest_first(self, store: Store) -> None:
         for name, at in (("late", 9), ("early", 1), ("middle", 5), ("edge", 10), ("future", 11)):
             await put_job(store, self.job(name, next_run_at=self.at(at)))
         await put_job(store, self.job("never", next_run_at=None))
@@ -246,7 +248,7 @@ class KeepingJobs(Suite):
         assert await self.ids(store, due=due, limit=2) == ["early", "middle"]
         assert await self.ids(store, due=self.at(0)) == []
 
-    async def test_due_follows_the_job(self, store: Store) -> None:
+    async def test_due_jobs_change_with_the_job(self, store: Store) -> None:
         await put_job(store, self.job(next_run_at=self.at(1)))
         job = await self.read_job(store)
         await put_job(store, replace(job, enabled=False))
@@ -257,8 +259,8 @@ class KeepingJobs(Suite):
         assert await self.ids(store, due=self.at(9)) == ["job"]
 
 
-class Firing(Suite):
-    async def test_a_slot_gives_its_run_and_the_job_moves_on(self, store: Store) -> None:
+class FireTests(Suite):
+    async def test_firing_a_slot_adds_its_run_and_advances_the_job(self, store: Store) -> None:
         job = await self.put(store)
         fired = await self.fire(store, job, self.start)
         assert (fired.done, fired.runs) == (True, (self.slot(self.start),))
@@ -277,15 +279,15 @@ class Firing(Suite):
         assert (await self.read_job(store)).version == job.version + 1
 
     async def test_a_job_that_was_changed_does_not_fire(self, store: Store) -> None:
-        """Paused, say, after it was read."""
+        """For example a job that was paused after it was read."""
         job = await self.put(store)
         await put_job(store, replace(job, enabled=False, next_run_at=None))
         assert (await self.fire(store, job, self.start)).done is False
         assert await self.all_ids(store) == []
         assert (await self.read_job(store)).next_run_at is None
 
-    async def test_a_plan_that_is_too_old_does_not_fire(self, store: Store) -> None:
-        """Its maker slept: what was due then may be missed by now."""
+    async def test_a_firing_after_valid_until_is_refused(self, store: Store) -> None:
+        """The node slept after it had planned: a slot that was due then may count as missed now."""
         job = await self.put(store)
         now = await store.now()
         late = await self.fire(store, job, self.start, valid_until=now - self.ticks(1))
@@ -294,16 +296,16 @@ class Firing(Suite):
         fired = await self.fire(store, job, self.start, valid_until=now + self.ticks(600))
         assert fired.done is True
 
-    async def test_a_job_that_is_gone_does_not_fire(self, store: Store) -> None:
+    async def test_a_removed_job_does_not_fire(self, store: Store) -> None:
         job = await self.put(store)
         await drop_job(store, "job")
         assert (await self.fire(store, job, self.start)).done is False
         assert await self.all_ids(store) == []
 
-    async def test_a_plan_for_a_job_that_was_dropped_does_not_fire_the_one_made_since(
+    async def test_a_firing_planned_for_a_dropped_job_does_not_fire_a_new_job_of_its_id(
         self, store: Store
     ) -> None:
-        """Neither the new job nor one that was written as often as the old one."""
+        """Also if the new job was written as often as the old one."""
         job = await self.put(store)
         job = await self.put(store, priority=1)
         await self.make_anew(store, next_run_at=self.at(600))
@@ -313,8 +315,8 @@ class Firing(Suite):
         assert await self.all_ids(store) == []
         assert await self.read_job(store) == made
 
-    async def test_a_slots_run_that_is_there_is_left_as_it_is(self, store: Store) -> None:
-        """A crash between the run and the advance, or a job made again under its id."""
+    async def test_a_stored_run_of_the_slot_is_left_unchanged(self, store: Store) -> None:
+        """After a crash before the job advanced, or for a job that was removed and added again."""
         for overlap in Overlap:
             at = self.at(-len(overlap))
             job = await self.put(store, f"job-{overlap}")
@@ -337,7 +339,9 @@ class Firing(Suite):
         return job
 
     @pytest.mark.parametrize("state", [State.WAITING, State.PENDING, State.RUNNING])
-    async def test_skip(self, store: Store, state: State) -> None:
+    async def test_overlap_skip_skips_the_slot_while_a_run_is_unfinished(
+        self, store: Store, state: State
+    ) -> None:
         job = await self.earlier(store, state)
         follower = self.run("follower", job_id="next", state=State.WAITING, after=("x",))
         before = await store.now()
@@ -352,14 +356,14 @@ class Firing(Suite):
         assert (await self.read_job(store)).next_run_at == self.at(60)
 
     @pytest.mark.parametrize("state", [State.WAITING, State.PENDING, State.RUNNING])
-    async def test_queue(self, store: Store, state: State) -> None:
+    async def test_overlap_queue_makes_the_slot_wait(self, store: Store, state: State) -> None:
         job = await self.earlier(store, state)
         [slot] = (await self.fire(store, job, self.start, "queue")).runs
         assert (slot.state, slot.after_any) == (State.WAITING, True)
         assert slot.after == (slot_run_id("job", self.at(-60)),)
         assert await self.one(store, slot.id) == slot
 
-    async def test_replace_cancels_what_nobody_holds(self, store: Store) -> None:
+    async def test_overlap_replace_cancels_a_pending_run(self, store: Store) -> None:
         job = await self.earlier(store, State.PENDING)
         fired = await self.fire(store, job, self.start, "replace")
         [slot] = fired.runs
@@ -368,7 +372,7 @@ class Firing(Suite):
         assert fired.replaced == (old,)
         assert await self.claim_ids(store) == [slot.id]
 
-    async def test_replace_asks_the_holder_to_stop(self, store: Store) -> None:
+    async def test_overlap_replace_requests_the_cancel_of_a_running_run(self, store: Store) -> None:
         job = await self.earlier(store, State.RUNNING)
         fired = await self.fire(store, job, self.start, "replace")
         [slot] = fired.runs
@@ -377,17 +381,17 @@ class Firing(Suite):
         assert old.reason == f"replaced by {slot.id}"
         assert slot.state is State.PENDING
 
-    async def test_allow(self, store: Store) -> None:
+    async def test_overlap_allow_adds_the_run(self, store: Store) -> None:
         job = await self.earlier(store, State.RUNNING)
         [slot] = (await self.fire(store, job, self.start, "allow")).runs
         old = await self.one(store, slot_run_id("job", self.at(-60)))
         assert (slot.state, old.cancel_requested) == (State.PENDING, False)
 
     @pytest.mark.parametrize("overlap", list(Overlap))
-    async def test_the_record_of_missed_slots_stands_beside_the_slot(
+    async def test_the_record_of_missed_slots_is_stored_whatever_becomes_of_the_slot(
         self, store: Store, overlap: str
     ) -> None:
-        """Whatever becomes of the slot itself: it speaks of others."""
+        """The record is about other slots than the one that fires."""
         job = await self.earlier(store, State.RUNNING)
         told = {"first": self.at(-40), "last": self.at(-20), "count": 2}
         missed = self.slot(
@@ -403,7 +407,7 @@ class Firing(Suite):
         assert await self.one(store, missed.id) == missed
 
     @pytest.mark.parametrize("overlap", list(Overlap))
-    async def test_what_has_ended_does_not_overlap(self, store: Store, overlap: str) -> None:
+    async def test_finished_runs_do_not_overlap(self, store: Store, overlap: str) -> None:
         job = await self.earlier(store, State.RUNNING)
         old = await self.one(store, slot_run_id("job", self.at(-60)))
         await store.commit([transitions.failed(old, self.start, transitions.Failure("boom"))])
@@ -419,8 +423,8 @@ class Firing(Suite):
         [slot] = (await self.fire(store, job, self.start)).runs
         assert slot.state is State.PENDING
 
-    async def test_slots_of_one_call_see_each_other(self, store: Store) -> None:
-        """Catching up on two slots of one job: the second meets the first."""
+    async def test_two_slots_of_one_call_overlap(self, store: Store) -> None:
+        """Two slots of one job are caught up in one call: the second overlaps the first."""
         job = await self.put(store)
         firings = [
             protocol.Firing(
@@ -437,8 +441,8 @@ class Firing(Suite):
         assert (first.done, first.runs[0].state) == (True, State.PENDING)
         assert (second.done, second.runs[0].reason) == (True, "overlap")
 
-    async def test_firings_of_one_job_are_a_chain(self, store: Store) -> None:
-        """An edit that came first has the version that the second firing expects."""
+    async def test_a_refused_firing_refuses_later_firings_of_its_job(self, store: Store) -> None:
+        """An edit before the call may give the job the version that the second firing expects."""
         job = await self.put(store)
         firings = [
             protocol.Firing(
@@ -455,7 +459,7 @@ class Firing(Suite):
         assert [one.done for one in await store.fire(firings)] == [False, False]
         assert (await self.read_job(store)).next_run_at == job.next_run_at
 
-    async def test_each_firing_stands_alone(self, store: Store) -> None:
+    async def test_firings_of_different_jobs_are_independent(self, store: Store) -> None:
         jobs = [await self.put(store, name) for name in ("a", "b", "c")]
         await drop_job(store, "b")
         firings = [
@@ -474,7 +478,7 @@ class Firing(Suite):
         assert (await self.read_job(store, "a")).next_run_at is None
         assert await store.fire([]) == []
 
-    async def test_dependents_come_along_waiting(self, store: Store) -> None:
+    async def test_dependents_of_a_slot_are_added_waiting(self, store: Store) -> None:
         job = await self.put(store)
         follower = self.run(
             "follower",
@@ -488,7 +492,7 @@ class Firing(Suite):
         assert await self.one(store, "follower") == follower
         assert await self.claim_ids(store) == [slot_run_id("job", self.start)]
 
-    async def test_a_missed_slot_leaves_its_skipped_record(self, store: Store) -> None:
+    async def test_a_missed_slot_leaves_a_skipped_run(self, store: Store) -> None:
         job = await self.earlier(store, State.RUNNING)
         record = self.slot(
             self.start, state=State.SKIPPED, finished_at=self.start, reason="misfire"

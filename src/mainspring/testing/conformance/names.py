@@ -1,4 +1,4 @@
-"""Names that mean something to a database: each is a name here, and finds what bears it alone."""
+"""Tests of names with characters that are special to databases: each finds only its own record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mainspring.testing.store_calls import (
     put_note,
 )
 
-__all__ = ["Naming"]
+__all__ = ["NameTests"]
 
 ODD = ["$ne", "a.b.$", '{"$gt": ""}', "%_'\";--", ".*\\"]
 
@@ -29,7 +29,7 @@ ODD = ["$ne", "a.b.$", '{"$gt": ""}', "%_'\";--", ".*\\"]
 _each = pytest.mark.parametrize("odd", ODD, ids=ascii)
 
 
-class Naming(Suite):
+class NameTests(Suite):
     def odd_run(self, odd: str, number: int) -> Run:
         return self.run(
             f"{odd}{number}",
@@ -71,7 +71,7 @@ class Naming(Suite):
 
     @_each
     async def test_odd_names_of_jobs(self, store: Store, odd: str) -> None:
-        """Ids, tags, metadata, limits, and the words to look for."""
+        """Ids, tags, metadata, limits, and search text."""
         limit = Policy.make(concurrency=1, concurrency_key="shared")
         odd_job = self.job(odd, tags=(odd,), metadata={odd: 1}, policy=limit)
         assert await put_job(store, odd_job)
@@ -103,8 +103,8 @@ class Naming(Suite):
         assert await elect(store, odd, odd, self.ticks(5)) == 1
         assert await elect(store, odd, "another", self.ticks(5)) is None
 
-    async def test_a_name_with_a_nul_finds_no_other(self, store: Store) -> None:
-        """No name holds one (the scheduler refuses it), and none may be taken for its beginning."""
+    async def test_a_name_with_a_nul_finds_nothing(self, store: Store) -> None:
+        """No name contains a NUL (the scheduler refuses it). The part before it must not match."""
         nul = "plain\0x"
         await put_job(store, self.job("plain", tags=("plain",)))
         await put_note(store, Note(kind="key", name="plain", value=1))

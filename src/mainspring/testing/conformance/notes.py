@@ -1,4 +1,4 @@
-"""`notes` and `put_notes`."""
+"""Tests of `notes` and `put_notes`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_note, put_note
 
-__all__ = ["Noting"]
+__all__ = ["NoteTests"]
 
 
-class Noting(Suite):
+class NoteTests(Suite):
     async def names(self, store: Store, kind: str = "key", limit: int = 100) -> list[str]:
         names: list[str] = []
         cursor = None
@@ -26,14 +26,14 @@ class Noting(Suite):
         found = await store.notes(NoteQuery(kind=kind, names=frozenset({name})))
         return found.items[0] if found.items else None
 
-    async def test_a_note_is_given_back_as_it_was_put(self, store: Store) -> None:
+    async def test_a_note_is_returned_as_it_was_written(self, store: Store) -> None:
         value = {"$set": {"a.b": [1, None, "\u00e9\0"]}, "scopes": ["read"]}
         note = Note(kind="key", name="a", value=value, expires_at=self.at(10))
         assert await put_note(store, note) == 1
         assert await self.note(store) == replace(note, version=1)
         assert await self.note(await self.peer(store)) == replace(note, version=1)
 
-    async def test_kinds_are_apart(self, store: Store) -> None:
+    async def test_notes_of_different_kinds_are_independent(self, store: Store) -> None:
         for kind in ("key", "other"):
             await put_note(store, Note(kind=kind, name="a", value=kind))
         found = await self.note(store, kind="other")
@@ -42,7 +42,7 @@ class Noting(Suite):
         assert await self.names(store) == ["a"]
         assert await self.names(store, "neither") == []
 
-    async def test_notes_of_every_kind_come_by_kind_and_name(self, store: Store) -> None:
+    async def test_notes_of_every_kind_are_listed_by_kind_and_name(self, store: Store) -> None:
         keys = [(kind, name) for kind in ("a", "b", "ba") for name in ("", "x", "y")]
         for kind, name in reversed(keys):
             await put_note(store, Note(kind=kind, name=name, value=1))
@@ -58,7 +58,7 @@ class Noting(Suite):
         some = await store.notes(NoteQuery(names=frozenset({"x", "nowhere"})))
         assert [(one.kind, one.name) for one in some.items] == [(k, "x") for k in ("a", "b", "ba")]
 
-    async def test_by_name_in_pages(self, store: Store) -> None:
+    async def test_notes_are_listed_by_name_page_by_page(self, store: Store) -> None:
         for name in ("c", "a", "e", "b", "d"):
             await put_note(store, Note(kind="key", name=name, value=1))
         for limit in (1, 2, 5, 6):
@@ -66,7 +66,7 @@ class Noting(Suite):
         some = await store.notes(NoteQuery(kind="key", names=frozenset({"b", "d", "x"})))
         assert [note.name for note in some.items] == ["b", "d"]
 
-    async def test_a_write_names_the_version_it_saw(self, store: Store) -> None:
+    async def test_a_write_of_a_note_needs_the_version_that_is_stored(self, store: Store) -> None:
         first = Note(kind="key", name="a", value=1)
         assert await put_note(store, replace(first, version=3)) is None
         assert await put_note(store, first) == 1
@@ -77,20 +77,22 @@ class Noting(Suite):
         assert found is not None
         assert (found.value, found.version) == (2, 2)
 
-    async def test_of_many_at_once_one_wins(self, store: Store) -> None:
+    async def test_one_of_many_concurrent_writes_of_a_note_wins(self, store: Store) -> None:
         peers = [store, await self.peer(store)]
         notes = [Note(kind="key", name="a", value=n) for n in range(8)]
         puts = (put_note(peers[n % 2], note) for n, note in enumerate(notes))
         assert sorted(await asyncio.gather(*puts), key=str) == [1, *[None] * 7]
 
-    async def test_an_expired_note_is_gone_by_the_stores_clock(self, store: Store) -> None:
+    async def test_a_note_expires_by_the_stores_clock(self, store: Store) -> None:
         note = Note(kind="key", name="a", value="old", expires_at=self.at(5))
         await put_note(store, note)
         await self.pass_ticks(5)
         assert await self.note(store) is None
         assert await self.names(store) == []
 
-    async def test_an_expired_note_makes_way_and_its_number_grows_on(self, store: Store) -> None:
+    async def test_an_expired_note_may_be_replaced_and_its_version_grows(
+        self, store: Store
+    ) -> None:
         note = Note(kind="key", name="a", value="old", expires_at=self.at(5))
         await put_note(store, note)
         await self.pass_ticks(5)
@@ -133,14 +135,16 @@ class Noting(Suite):
         assert await drop_note(store, "key", "a") is False
         assert await self.note(store) is None
 
-    async def test_a_delete_may_name_the_version_it_saw(self, store: Store) -> None:
+    async def test_a_delete_of_a_note_may_name_the_expected_version(self, store: Store) -> None:
         await put_note(store, Note(kind="key", name="a", value=1))
         assert await store.put_notes([NoteWrite.drop("key", "a", 2)]) == [None]
         assert await self.note(store) is not None
         assert await store.put_notes([NoteWrite.drop("key", "a", 1)]) == [0]
         assert await self.note(store) is None
 
-    async def test_a_write_without_an_expected_version_replaces_any(self, store: Store) -> None:
+    async def test_a_write_without_an_expected_version_replaces_any_version(
+        self, store: Store
+    ) -> None:
         for version in (1, 2, 3):
             note = Note(kind="key", name="a", value=version)
             assert await store.put_notes([NoteWrite("key", "a", None, note)]) == [version]
@@ -162,7 +166,7 @@ class Noting(Suite):
         assert await self.names(store) == ["a", "b"]
         assert await store.put_notes([]) == []
 
-    async def test_pruning_takes_expired_notes_and_no_others(self, store: Store) -> None:
+    async def test_maintain_deletes_only_expired_notes(self, store: Store) -> None:
         await put_note(store, Note(kind="key", name="a", value=1, expires_at=self.at(5)))
         await put_note(store, Note(kind="key", name="b", value=1, expires_at=self.at(90)))
         await put_note(store, Note(kind="key", name="c", value=1))

@@ -1,4 +1,4 @@
-"""`find`, `counts`, `maintain`, and changes that delete."""
+"""Tests of `find`, `counts`, `maintain`, and changes that delete."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_runs, get_runs, put_note
 
-__all__ = ["Counting", "Finding", "Pruning"]
+__all__ = ["CountTests", "FindTests", "PruneTests"]
 
 
-class Finding(Suite):
+class FindTests(Suite):
     async def fill(self, store: Store, count: int, **fields: Any) -> list[str]:
-        """Runs made one after the other; their ids, newest first."""
+        """Add runs one after the other; return their ids, newest first."""
         ids = [f"r{(n * 37) % 101:03}" for n in range(count)]  # in no order of their own
         for n, run_id in enumerate(ids):
             await store.add([self.run(run_id, created_at=self.at(n), **fields)])
         return ids[::-1]
 
-    async def test_get_gives_those_that_exist(self, store: Store) -> None:
+    async def test_a_look_up_by_ids_returns_the_runs_that_exist(self, store: Store) -> None:
         await store.add(self.runs("a", "b", "c"))
         found = await get_runs(store, ["c", "nowhere", "a", "a"])
         assert {run_id: run.id for run_id, run in found.items()} == {"a": "a", "c": "c"}
         assert await get_runs(store, []) == {}
 
-    async def test_a_look_up_by_ids_gives_them_all_in_one_page(self, store: Store) -> None:
+    async def test_a_look_up_by_ids_returns_all_runs_in_one_page(self, store: Store) -> None:
         ids = [f"r{n}" for n in range(30)]
         await store.add(self.runs(*ids))
         page = await store.find(RunQuery(ids=frozenset([*ids, "nowhere"]), limit=10))
         assert sorted(run.id for run in page.items) == sorted(ids)
         assert page.cursor is None
 
-    async def test_reads_change_nothing_and_wake_nobody(self, store: Store) -> None:
-        """Also where there is something to repair, to prune and to rescue."""
+    async def test_reads_change_nothing_and_wake_no_waiter(self, store: Store) -> None:
+        """Also if there is something to repair, to delete and to rescue."""
         await self.put(store, concurrency=1)
         await put_note(store, Note(kind="key", name="a", value=1, expires_at=self.at(1)))
         await put_note(store, Note(kind="key", name="b", value=1))
@@ -75,24 +75,24 @@ class Finding(Suite):
             (await store.notes(NoteQuery())).items,
         )
 
-    async def test_newest_first(self, store: Store) -> None:
+    async def test_runs_are_listed_newest_first(self, store: Store) -> None:
         newest = await self.fill(store, 20)
         page = await store.find(RunQuery())
         assert [run.id for run in page.items] == newest
         assert page.cursor is None
 
-    async def test_pages_follow_each_other(self, store: Store) -> None:
+    async def test_pages_together_have_every_run_once(self, store: Store) -> None:
         newest = await self.fill(store, 20)
         for limit in (1, 3, 10, 20, 21):
             assert await self.all_ids(store, limit=limit) == newest
 
-    async def test_a_page_holds_what_was_asked_for(self, store: Store) -> None:
+    async def test_a_page_has_at_most_the_limit(self, store: Store) -> None:
         await self.fill(store, 5)
         page = await store.find(RunQuery(limit=2))
         assert len(page.items) == 2
         assert page.cursor is not None
 
-    async def test_pages_are_steady_while_runs_come_and_go(self, store: Store) -> None:
+    async def test_paging_is_stable_while_runs_are_added_and_deleted(self, store: Store) -> None:
         newest = await self.fill(store, 10)
         old = newest[-3:]
         for run_id in old:
@@ -104,12 +104,12 @@ class Finding(Suite):
         rest = await store.find(RunQuery(limit=100, cursor=first.cursor))
         assert [run.id for run in [*first.items, *rest.items]] == newest[:7]
 
-    async def test_by_job(self, store: Store) -> None:
+    async def test_runs_are_found_by_job(self, store: Store) -> None:
         await store.add([self.run("a", job_id="one"), self.run("b", job_id="two")])
         assert await self.all_ids(store, job="two") == ["b"]
         assert await self.all_ids(store, job="three") == []
 
-    async def test_by_state(self, store: Store) -> None:
+    async def test_runs_are_found_by_state(self, store: Store) -> None:
         running = await self.running(store, "running")
         await store.add(
             [
@@ -126,13 +126,13 @@ class Finding(Suite):
         await store.commit([transitions.succeeded(running, self.start, None)])
         assert await self.all_ids(store, states=frozenset({State.SUCCEEDED})) == ["running"]
 
-    async def test_filters_and_pages_together(self, store: Store) -> None:
+    async def test_filtered_lists_have_pages(self, store: Store) -> None:
         newest = await self.fill(store, 9)
         await store.add([self.run("x", job_id="other", created_at=self.at(50))])
         ids = await self.all_ids(store, job="job", states=frozenset({State.PENDING}), limit=2)
         assert ids == newest
 
-    async def test_by_when_they_were_made(self, store: Store) -> None:
+    async def test_runs_are_found_by_the_time_they_were_created(self, store: Store) -> None:
         newest = await self.fill(store, 10)
         assert await self.all_ids(store, since=self.at(7)) == newest[:3]
         assert await self.all_ids(store, until=self.at(2)) == newest[8:]
@@ -144,7 +144,7 @@ class Finding(Suite):
         assert await self.all_ids(store, **between, states=pending, job="job") == newest[3:8]
         assert await self.all_ids(store, **between, states=frozenset({State.FAILED})) == []
 
-    async def test_those_with_a_failed_attempt(self, store: Store) -> None:
+    async def test_runs_with_a_failed_attempt_are_found(self, store: Store) -> None:
         fine, dead, again, cured = [
             await self.running(store, run_id, created_at=self.at(n))
             for n, run_id in enumerate(("fine", "dead", "again", "cured"))
@@ -166,7 +166,7 @@ class Finding(Suite):
         assert await self.all_ids(store, failing=True, states=ended) == ["dead"]
         assert await self.all_ids(store, failing=True, job="other") == []
 
-    async def test_those_that_were_tried(self, store: Store) -> None:
+    async def test_runs_with_an_attempt_are_found(self, store: Store) -> None:
         names = ("fine", "dead", "again", "freed", "stopped", "late", "back", "now", "untouched")
         runs = [
             await self.running(store, run_id, created_at=self.at(n))
@@ -210,7 +210,7 @@ class Finding(Suite):
         assert await self.all_ids(store, tried=True, job="job", since=self.at(6)) == tried[:2]
         assert await self.all_ids(store, tried=True, job="other") == []
 
-    async def test_lapsed_is_by_the_stores_clock(self, store: Store) -> None:
+    async def test_lapsed_runs_are_found_by_the_stores_clock(self, store: Store) -> None:
         await store.add(self.runs("short", "long", "pending"))
         await self.claim(store, 1, lease=self.ticks(5))
         await self.claim(store, 1, lease=self.ticks(50))
@@ -224,7 +224,7 @@ class Finding(Suite):
         assert lapsed in both
 
 
-class Brief(Suite):
+class BriefTests(Suite):
     """Lists that show neither payloads nor attempts."""
 
     async def _tried(self, store: Store) -> Run:
@@ -236,7 +236,7 @@ class Brief(Suite):
         assert await store.commit([failure]) == [True]
         return await self.one(store)
 
-    async def test_payload_result_and_attempts_are_left_out(self, store: Store) -> None:
+    async def test_brief_runs_have_no_payload_result_or_attempts(self, store: Store) -> None:
         whole = await self._tried(store)
         assert whole.attempts
         brief = replace(whole, payload=None, result=None, attempts=(), brief=True)
@@ -245,7 +245,7 @@ class Brief(Suite):
         assert (await store.find(RunQuery())).items == [whole]
 
     async def test_a_brief_run_never_overwrites_attempts(self, store: Store) -> None:
-        """A run read for a list may be revived or cancelled; its attempts stay."""
+        """A run that was read for a list may be revived or cancelled. Its attempts stay."""
         whole = await self._tried(store)
         [brief] = (await store.find(RunQuery(brief=True))).items
         now = await store.now()
@@ -257,7 +257,7 @@ class Brief(Suite):
             transitions.succeeded(brief, now, None)
 
 
-class Following(Suite):
+class UpstreamTests(Suite):
     """Which waiting runs come after a run."""
 
     async def _following(self, store: Store, *upstream: str, **query: Any) -> list[str]:
@@ -275,7 +275,7 @@ class Following(Suite):
             ]
         )
 
-    async def test_those_that_wait_for_a_run(self, store: Store) -> None:
+    async def test_runs_that_wait_for_a_run_are_found(self, store: Store) -> None:
         await self._workflows(store)
         assert set(await self._following(store, "a")) == {"after_a", "after_both"}
         assert set(await self._following(store, "b")) == {"after_b", "after_both"}
@@ -283,13 +283,13 @@ class Following(Suite):
         assert await self._following(store, "c", "nowhere") == []
         assert await self._following(store) == []
 
-    async def test_each_is_given_once_and_page_by_page(self, store: Store) -> None:
+    async def test_each_waiting_run_is_listed_once_page_by_page(self, store: Store) -> None:
         await self._workflows(store)
         for limit in (1, 2, 100):
             found = await self._following(store, "a", "b", limit=limit)
             assert sorted(found) == ["after_a", "after_b", "after_both"]
 
-    async def test_what_no_longer_waits_is_not_among_them(self, store: Store) -> None:
+    async def test_runs_that_no_longer_wait_are_not_found(self, store: Store) -> None:
         await self._workflows(store)
         [run] = (await get_runs(store, ["after_a"])).values()
         freed = transitions.unblocked(run, await store.now(), {"a": State.SUCCEEDED})
@@ -300,13 +300,13 @@ class Following(Suite):
         assert await self._following(store, "a") == ["after_both"]
         assert await self._following(store, "after_a") == ["behind"]
 
-    async def test_a_slot_that_was_queued_follows_the_one_before(self, store: Store) -> None:
+    async def test_a_queued_slot_waits_for_the_slot_before(self, store: Store) -> None:
         job = await self.put(store)
         first = await self.fire(store, job, self.at(0), "queue")
         second = await self.fire(store, await self.read_job(store), self.at(1), "queue")
         assert await self._following(store, first.runs[0].id) == [second.runs[0].id]
 
-    async def test_many_followers_of_many_runs(self, store: Store) -> None:
+    async def test_many_runs_that_wait_for_many_runs_are_found(self, store: Store) -> None:
         roots = [f"r{n}" for n in range(300)]
         await store.add(self.runs(*roots))
         await store.add(
@@ -319,10 +319,10 @@ class Following(Suite):
         ["9" * 30, "-" + "9" * 30, "9" * 30 + ":one", "1_0", "\u0661", "x", "", " 1", "9" * 5000],
         ids=lambda cursor: cursor[:5],
     )
-    async def test_a_cursor_that_no_page_gave_is_no_fault_of_the_store(
+    async def test_an_invalid_cursor_is_refused_or_names_a_place_in_the_list(
         self, store: Store, cursor: str
     ) -> None:
-        """Clients send what they like: it is refused, or it names a place in the list."""
+        """Clients may send any text."""
         await store.add(self.runs("one", "two"))
         found: list[Run] = []
         with contextlib.suppress(InvalidInput):
@@ -330,12 +330,12 @@ class Following(Suite):
         assert {run.id for run in found} <= {"one", "two"}
 
 
-class Counting(Suite):
-    async def test_nothing(self, store: Store) -> None:
+class CountTests(Suite):
+    async def test_an_empty_store_counts_nothing(self, store: Store) -> None:
         counts = await store.counts()
         assert (dict(counts.runs), dict(counts.due), counts.total(State.PENDING)) == ({}, {}, 0)
 
-    async def test_runs_by_job_and_state(self, store: Store) -> None:
+    async def test_runs_are_counted_by_job_and_state(self, store: Store) -> None:
         await self.finished(store, "a", job_id="one")
         await self.running(store, "b", job_id="one")
         await store.add([self.run(run_id, job_id="two") for run_id in "cde"])
@@ -346,7 +346,7 @@ class Counting(Suite):
         }
         assert (counts.total(State.PENDING), counts.total(State.FAILED)) == (3, 0)
 
-    async def test_due_by_handler_since_the_oldest(self, store: Store) -> None:
+    async def test_due_runs_are_counted_by_handler_with_the_oldest(self, store: Store) -> None:
         await store.add(
             [
                 self.run("a", handler="mail", run_at=self.at(-3)),
@@ -375,7 +375,7 @@ class Counting(Suite):
         await store.maintain(self.start, 10)
         assert (await store.counts()).runs.get("job", {}) == {}
 
-    async def test_what_has_ended_since_a_moment(self, store: Store) -> None:
+    async def test_runs_that_ended_since_a_time_are_counted(self, store: Store) -> None:
         for at, run_id, state in (
             (-9, "a", State.SUCCEEDED),
             (-5, "b", State.SUCCEEDED),
@@ -390,12 +390,12 @@ class Counting(Suite):
         assert dict((await store.counts()).ended) == {}
 
 
-class Pruning(Suite):
+class PruneTests(Suite):
     def ended(self, run_id: str, at: float, **fields: Any) -> Any:
         times = {"state": State.SUCCEEDED, "finished_at": self.at(at)}
         return self.run(run_id, **{**times, **fields})
 
-    async def test_what_ended_before_is_deleted(self, store: Store) -> None:
+    async def test_runs_that_ended_before_a_time_are_deleted(self, store: Store) -> None:
         await store.add(
             [
                 self.ended("old", -20),
@@ -409,18 +409,18 @@ class Pruning(Suite):
         assert sorted(await self.all_ids(store)) == ["edge", "new"]
         assert await store.maintain(self.at(-10), 100) == 0
 
-    async def test_live_runs_stay(self, store: Store) -> None:
+    async def test_live_runs_are_not_deleted(self, store: Store) -> None:
         await self.running(store, "running", run_at=self.at(-500))
         await store.add([self.run("pending", created_at=self.at(-900), run_at=self.at(-900))])
         assert await store.maintain(self.at(10**6), 100) == 0
         assert len(await self.all_ids(store)) == 2
 
-    async def test_at_most_the_limit(self, store: Store) -> None:
+    async def test_at_most_the_limit_of_runs_is_deleted(self, store: Store) -> None:
         await store.add([self.ended(f"r{n}", -20) for n in range(10)])
         assert [await store.maintain(self.start, 4) for _ in range(4)] == [4, 4, 2, 0]
 
-    async def test_a_key_that_is_still_held_keeps_its_run(self, store: Store) -> None:
-        """Else the same key would run twice within its time."""
+    async def test_a_run_that_holds_a_dedupe_key_is_not_deleted(self, store: Store) -> None:
+        """Otherwise another run with the same key could start before `dedupe_until`."""
         held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
         await store.add([self.ended("a", -20, **held), self.ended("b", -20)])
         assert await store.maintain(self.start, 100) == 1
@@ -439,7 +439,7 @@ class Pruning(Suite):
         assert await store.maintain(self.start, 1) == 1
         assert await self.states(store, "old") == [None]
 
-    async def test_a_revived_run_is_no_longer_old(self, store: Store) -> None:
+    async def test_a_revived_run_is_not_deleted(self, store: Store) -> None:
         await store.add([self.ended("a", -50, state=State.FAILED)])
         await store.commit([transitions.revived(await self.one(store, "a"), self.start)])
         assert await store.maintain(self.at(10**6), 10) == 0
@@ -450,7 +450,7 @@ class Pruning(Suite):
         [added] = await store.add([self.run("a", payload=2)])
         assert added.run.payload == 2
 
-    async def test_chosen_runs_are_dropped_once_they_have_finished(self, store: Store) -> None:
+    async def test_a_deletion_of_a_run_is_refused_until_it_has_finished(self, store: Store) -> None:
         running = await self.running(store, "running")
         held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
         await store.add(

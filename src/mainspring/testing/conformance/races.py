@@ -1,4 +1,4 @@
-"""Two clients of the same data at once: every race has one winner."""
+"""Tests of two clients that use the same data at once: exactly one wins."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, put_job
 
-__all__ = ["Racing"]
+__all__ = ["RaceTests"]
 
 
-class Racing(Suite):
-    async def test_what_one_writes_the_other_sees(self, store: Store) -> None:
+class RaceTests(Suite):
+    async def test_a_client_sees_what_another_wrote(self, store: Store) -> None:
         peer = await self.peer(store)
         await store.add([self.run()])
         [run] = await self.claim(peer)
@@ -28,7 +28,7 @@ class Racing(Suite):
         await put_job(store, self.job())
         assert [job.id for job in (await peer.jobs(JobQuery())).items] == ["job"]
 
-    async def test_racing_claims_take_no_run_twice(self, store: Store) -> None:
+    async def test_concurrent_claims_take_no_run_twice(self, store: Store) -> None:
         peer = await self.peer(store)
         await store.add([self.run(f"r{n:03}") for n in range(200)])
         claims = [
@@ -38,13 +38,13 @@ class Racing(Suite):
         taken.update(run.id for run in await self.claim(store, 300))
         assert taken == Counter(f"r{n:03}" for n in range(200))
 
-    async def test_racing_additions_of_one_id_give_one_run(self, store: Store) -> None:
+    async def test_concurrent_additions_of_one_id_add_one_run(self, store: Store) -> None:
         peer = await self.peer(store)
         adds = [client.add([self.run(payload=n)]) for n in range(10) for client in (store, peer)]
         stands = {added.run.payload for [added] in await asyncio.gather(*adds)}
         assert stands == {(await self.one(store)).payload}
 
-    async def test_racing_additions_of_one_key_give_one_run(self, store: Store) -> None:
+    async def test_concurrent_additions_of_one_key_add_one_run(self, store: Store) -> None:
         peer = await self.peer(store)
         adds = [
             (peer if n % 2 else store).add([self.run(f"r{n}", dedupe_key="k")]) for n in range(20)
@@ -54,7 +54,7 @@ class Racing(Suite):
         assert len({added.run.id for added in answers}) == 1
         assert len(await self.all_ids(store)) == 1
 
-    async def test_racing_firings_have_one_winner(self, store: Store) -> None:
+    async def test_one_of_several_concurrent_firings_wins(self, store: Store) -> None:
         peer = await self.peer(store)
         job = await self.put(store)
         firings = [
@@ -64,7 +64,7 @@ class Racing(Suite):
         assert len(await self.all_ids(store)) == 1
         assert (await self.read_job(peer)).version == job.version + 1
 
-    async def test_racing_writes_of_a_job_have_one_winner(self, store: Store) -> None:
+    async def test_one_of_several_concurrent_writes_of_a_job_wins(self, store: Store) -> None:
         peer = await self.peer(store)
         job = await self.put(store)
         writes = [
@@ -76,7 +76,7 @@ class Racing(Suite):
         assert won.count(True) == 1
         assert (await self.read_job(store)).description == f"{won.index(True) // 2}"
 
-    async def test_an_edit_and_a_drop_of_what_was_read_have_one_winner(self, store: Store) -> None:
+    async def test_either_an_edit_or_a_drop_of_the_same_version_wins(self, store: Store) -> None:
         peer = await self.peer(store)
         for n in range(10):
             job = await self.put(store, f"j{n}")
@@ -88,7 +88,7 @@ class Racing(Suite):
             left = await store.jobs(JobQuery(ids=frozenset({job.id})))
             assert [kept.description for kept in left.items] == (["edited"] if edited else [])
 
-    async def test_a_rescue_and_a_completion_have_one_winner(self, store: Store) -> None:
+    async def test_either_a_rescue_or_a_completion_wins(self, store: Store) -> None:
         peer = await self.peer(store)
         await store.add(self.runs(*"abcdefgh"))
         held = await self.claim(store, lease=self.ticks(5))
@@ -105,15 +105,15 @@ class Racing(Suite):
             expected = State.SUCCEEDED if completed else State.PENDING
             assert await self.states(store, run.id) == [expected]
 
-    async def test_racing_candidates_have_one_leader(self, store: Store) -> None:
+    async def test_one_of_several_concurrent_candidates_leads(self, store: Store) -> None:
         peer = await self.peer(store)
         votes = [
             elect(peer if n % 2 else store, "lead", f"n{n}", self.ticks(30)) for n in range(20)
         ]
         assert sum(token is not None for token in await asyncio.gather(*votes)) == 1
 
-    async def test_a_peer_is_woken(self, store: Store) -> None:
-        """A hint, so it may be lost; polling then finds the run. It must not take for ever."""
+    async def test_another_client_is_woken(self, store: Store) -> None:
+        """A hint may be lost, and polling finds the run then. It must not take for ever."""
         peer = await self.peer(store)
         waiting = asyncio.create_task(peer.wait(5))
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Whatever is stored comes back as it was: every field, every type of value, odd texts."""
+"""Tests that every field, every type of value and unusual text is returned as it was stored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs, put_job
 
-__all__ = ["Keeping"]
+__all__ = ["RoundTripTests"]
 
 AT = datetime(2030, 3, 31, 1, 59, 59, 123457, tzinfo=UTC)
 
@@ -182,8 +182,8 @@ SCHEDULES: list[Schedule] = [
 ]
 
 
-class Keeping(Suite):
-    async def test_every_field_of_a_run(self, store: Store) -> None:
+class RoundTripTests(Suite):
+    async def test_every_field_of_a_run_is_stored(self, store: Store) -> None:
         _differs_everywhere(
             RUN, self.run(), {"unreadable", "brief", "handler", "job_id", "duplicate"}
         )
@@ -191,19 +191,19 @@ class Keeping(Suite):
         assert await self.one(store, RUN.id) == RUN
         assert (await store.find(RunQuery())).items == [RUN]
 
-    async def test_every_field_of_a_job(self, store: Store) -> None:
+    async def test_every_field_of_a_job_is_stored(self, store: Store) -> None:
         _differs_everywhere(JOB, self.job(), {"handler", "version", "unreadable"})
         assert await put_job(store, JOB) is True
         kept = await self.read_job(store, JOB.id)
         assert kept == replace(JOB, version=JOB.next_version())
 
-    async def test_every_field_of_a_policy(self, store: Store) -> None:
+    async def test_every_field_of_a_policy_is_stored(self, store: Store) -> None:
         _differs_everywhere(POLICY, Policy(), set())
         await put_job(store, self.job(policy=POLICY))
         assert (await self.read_job(store)).policy == POLICY
 
     @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-    async def test_schedules(self, store: Store, schedule: Schedule) -> None:
+    async def test_every_kind_of_schedule_is_stored(self, store: Store, schedule: Schedule) -> None:
         await put_job(store, self.job(schedule=schedule))
         kept = (await self.read_job(store)).schedule
         assert kept == schedule
@@ -211,7 +211,9 @@ class Keeping(Suite):
         assert kept.next(AT) == schedule.next(AT)
 
     @pytest.mark.parametrize("value", VALUES, ids=lambda v: ascii(v)[:40])
-    async def test_payloads_and_results(self, store: Store, value: Any) -> None:
+    async def test_every_type_of_payload_and_result_is_stored(
+        self, store: Store, value: Any
+    ) -> None:
         await store.add([self.run(payload=value)])
         [run] = await self.claim(store)
         assert _same(run.payload, value)
@@ -220,7 +222,7 @@ class Keeping(Suite):
         assert _same(done.payload, value)
         assert _same(done.result, value)
 
-    async def test_a_jobs_payload_and_metadata(self, store: Store) -> None:
+    async def test_the_payload_and_metadata_of_a_job_are_stored(self, store: Store) -> None:
         payload = {str(n): value for n, value in enumerate(VALUES)}
         await put_job(store, self.job(payload=payload, metadata=payload))
         job = await self.read_job(store)
@@ -242,7 +244,9 @@ class Keeping(Suite):
         ],
         ids=ascii,
     )
-    async def test_odd_texts_wherever_text_goes(self, store: Store, text: str) -> None:
+    async def test_unusual_text_is_stored_in_every_text_field(
+        self, store: Store, text: str
+    ) -> None:
         run = self.run(
             f"id-{text}",
             job_id=f"job-{text}",
@@ -267,8 +271,8 @@ class Keeping(Suite):
         assert await self.one(store, run.id) == failed.after(held)
         assert await elect(store, f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
 
-    async def test_an_error_text_that_is_no_unicode(self, store: Store) -> None:
-        """A file name with stray bytes in a message must not keep its run from ending."""
+    async def test_an_error_text_that_is_not_unicode_is_stored(self, store: Store) -> None:
+        """A file name with invalid bytes in an error message must not keep a run from ending."""
         text = "no such file: caf\udce9.txt"
         run = await self.running(store)
         failed = transitions.failed(run, self.start, transitions.Failure(text, text), (text,), text)
@@ -291,7 +295,7 @@ class Keeping(Suite):
         assert (await self.one(store)).run_at == self.start
         assert await self.claim_ids(store) == ["run"]
 
-    async def test_far_times(self, store: Store) -> None:
+    async def test_times_far_in_the_past_and_future_are_stored(self, store: Store) -> None:
         far = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
         old = datetime(1970, 1, 1, tzinfo=UTC)
         await store.add([self.run("far", run_at=far), self.run("old", run_at=old)])

@@ -1,4 +1,4 @@
-"""Transactions: a handler's effects and its run's completion stand together, or not at all."""
+"""Tests of `transaction`: a handler's effects and its run's completion are stored as one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mainspring.errors import InvalidPayload, TransactionAborted
 from mainspring.stores.protocol import Held, Store, Transaction
 from mainspring.testing.conformance.base import Suite
 
-__all__ = ["Transacting"]
+__all__ = ["TransactionTests"]
 
 T = TypeVar("T")
 
 LIMIT = timedelta(seconds=20)
 
 
-class Transacting(Suite):
+class TransactionTests(Suite):
     def transaction(self, store: Store, run: Run, *, blocking: bool = False) -> Transaction:
         if (why := store.info().no_transactions) is not None:
             pytest.skip(why)
@@ -38,7 +38,7 @@ class Transacting(Suite):
     async def completion(self, store: Store, run: Run, result: Any = None) -> transitions.Change:
         return transitions.succeeded(run, await store.now(), result)
 
-    async def test_an_effect_and_the_completion_stand_together(self, store: Store) -> None:
+    async def test_a_commit_stores_the_effect_and_the_completion(self, store: Store) -> None:
         run = await self.running(store)
         transaction = await self.begun(store, run, "sent")
         assert await self.states(store, "run") == [State.RUNNING]
@@ -49,7 +49,7 @@ class Transacting(Suite):
         assert await self.effects(store) == ["sent"]
         assert await store.commit([change]) == [True]  # it stands: a repeat is harmless
 
-    async def test_what_is_rolled_back_was_never_there(self, store: Store) -> None:
+    async def test_a_rollback_leaves_no_effect(self, store: Store) -> None:
         run = await self.running(store)
         transaction = await self.begun(store, run, "sent")
         await transaction.rollback()
@@ -58,21 +58,19 @@ class Transacting(Suite):
         assert await self.effects(store) == []
         assert await store.commit([await self.completion(store, run)]) == [True]
 
-    async def test_a_transaction_that_never_began_ends_quietly(self, store: Store) -> None:
+    async def test_a_rollback_before_begin_does_nothing(self, store: Store) -> None:
         run = await self.running(store)
         await self.transaction(store, run).rollback()
         assert await self.one(store) == run
 
-    async def test_a_run_may_have_another_transaction_after_one_that_was_undone(
-        self, store: Store
-    ) -> None:
+    async def test_a_run_may_have_another_transaction_after_a_rollback(self, store: Store) -> None:
         run = await self.running(store)
         await (await self.begun(store, run, "first")).rollback()
         second = await self.begun(store, run, "second")
         assert await second.commit(await self.completion(store, run))
         assert await self.effects(store) == ["second"]
 
-    async def test_a_result_that_cannot_be_kept_is_refused(self, store: Store) -> None:
+    async def test_a_result_that_cannot_be_stored_is_refused(self, store: Store) -> None:
         run = await self.running(store)
         transaction = await self.begun(store, run, "sent")
         with pytest.raises(InvalidPayload):
@@ -82,7 +80,7 @@ class Transacting(Suite):
         assert await self.effects(store) == []
 
     @pytest.mark.parametrize("why", ["rescued", "claimed again", "finished", "cancelled", "gone"])
-    async def test_it_does_not_begin_on_a_run_that_is_not_ours(
+    async def test_a_transaction_does_not_begin_for_a_run_that_is_not_held(
         self, store: Store, why: str
     ) -> None:
         run = await self.running(store)
@@ -113,8 +111,10 @@ class Transacting(Suite):
             assert len(await self.claim(store, worker="w2")) == 1
 
     @pytest.mark.parametrize("why", ["rescued", "cancelled", "finished"])
-    async def test_one_of_two_wins_while_it_lasts(self, store: Store, why: str) -> None:
-        """Somebody takes the run away in the middle: either comes first, and the other loses."""
+    async def test_either_the_transaction_or_a_rival_change_wins(
+        self, store: Store, why: str
+    ) -> None:
+        """Another client changes the run during the transaction. One wins, the other is refused."""
         peer = await self.peer(store)
         run = await self.running(store)
         transaction = await self.begun(store, run, "sent")
@@ -144,7 +144,7 @@ class Transacting(Suite):
         finally:
             await transaction.rollback()
 
-    async def test_transactions_at_once_all_come_through(self, store: Store) -> None:
+    async def test_concurrent_transactions_all_commit(self, store: Store) -> None:
         peer = await self.peer(store)
         await store.add(self.runs(*"abcdefgh"))
 
@@ -163,8 +163,8 @@ class Transacting(Suite):
         await asyncio.gather(*(one((store, peer)[n % 2], run) for n, run in enumerate(held)))
         assert await self.effects(store) == list("abcdefgh")
 
-    async def test_the_store_goes_on_beside_and_behind_it(self, store: Store) -> None:
-        """Others may have to wait for it, but not for long behind its end; reads never do."""
+    async def test_the_store_answers_during_and_after_a_transaction(self, store: Store) -> None:
+        """Other writes may wait for the transaction, but not long after its end. Reads never do."""
         run, other = await self.running(store), await self.running(store, "other")
         transaction = await self.begun(store, run, "sent")
         renewal = asyncio.create_task(self.renew(store, other, lease=60))
@@ -173,7 +173,7 @@ class Transacting(Suite):
         [renewed] = await renewal
         assert renewed.id == "other"
 
-    async def test_plain_code_may_use_it_too(self, store: Store) -> None:
+    async def test_a_blocking_transaction_works_in_plain_code(self, store: Store) -> None:
         run, other = await self.running(store), await self.running(store, "other")
         done = await self.completion(store, run)
 

@@ -1,4 +1,4 @@
-"""One record that cannot be read must not stop any other, and nothing of it may be lost."""
+"""Tests that an unreadable record affects no other record, and that nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mainspring.stores.protocol import Claim, Held, JobQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, get_runs, put_job
 
-__all__ = ["Unreadable"]
+__all__ = ["UnreadableTests"]
 
 RUN_PARTS = ("payload", "result", "attempts", "progress", "after", "source")
 JOB_PARTS = ("schedule", "policy", "payload", "definition")
@@ -24,7 +24,7 @@ _each_run_part = pytest.mark.parametrize("part", RUN_PARTS)
 _each_job_part = pytest.mark.parametrize("part", JOB_PARTS)
 
 
-class Unreadable(Suite):
+class UnreadableTests(Suite):
     def _full(self, run_id: str, **fields: object) -> Run:
         """A run with a value in each part that may be damaged."""
         attempt = Attempt(1, "w0", self.start, self.start, Outcome.FAILED, "boom", "trace", ("l",))
@@ -40,9 +40,7 @@ class Unreadable(Suite):
         return self.run(run_id, **given)
 
     @pytest.mark.parametrize("part", [part for part in RUN_PARTS if part != "progress"])
-    async def test_a_claim_passes_over_a_run_that_cannot_be_read(
-        self, store: Store, part: str
-    ) -> None:
+    async def test_a_claim_skips_an_unreadable_run(self, store: Store, part: str) -> None:
         await store.add([self._full("bad"), self._full("good")])
         repair = await self.damage_run(store, "bad", part)
         assert await self.claim_ids(store) == ["good"]
@@ -59,9 +57,7 @@ class Unreadable(Suite):
         assert (again.payload, again.attempts) == (whole.payload, whole.attempts)
         assert (again.attempt, again.after) == (2, whole.after)
 
-    async def test_many_runs_that_cannot_be_read_do_not_hide_the_one_that_can(
-        self, store: Store
-    ) -> None:
+    async def test_many_unreadable_runs_do_not_hide_a_readable_one(self, store: Store) -> None:
         bad = [f"bad{n}" for n in range(12)]
         await store.add([self._full(name, priority=9) for name in bad])
         await store.add([self._full("good", priority=1)])
@@ -72,7 +68,7 @@ class Unreadable(Suite):
             taken += await self.claim_ids(store, limit=3)
         assert taken == ["good"]
 
-    async def test_a_limit_is_not_used_up_by_runs_that_cannot_be_read(self, store: Store) -> None:
+    async def test_unreadable_runs_do_not_count_for_a_limit(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         await store.add([self._full("bad", priority=9), self._full("good")])
         await self.damage_run(store, "bad", "payload")
@@ -80,7 +76,9 @@ class Unreadable(Suite):
         assert taken == ["good"]
 
     @_each_run_part
-    async def test_lists_give_it_with_the_reason(self, store: Store, part: str) -> None:
+    async def test_lists_show_an_unreadable_run_with_the_reason(
+        self, store: Store, part: str
+    ) -> None:
         await store.add([self._full("a"), self._full("bad"), self._full("c")])
         await self.damage_run(store, "bad", part)
         assert sorted(await self.all_ids(store, limit=1)) == ["a", "bad", "c"]
@@ -91,7 +89,7 @@ class Unreadable(Suite):
         assert len((await store.find(RunQuery(states=pending, job="job"))).items) == 3
 
     @_each_run_part
-    async def test_a_lapsed_run_that_cannot_be_read_is_rescued_with_the_others(
+    async def test_an_unreadable_run_with_a_lapsed_lease_is_rescued(
         self, store: Store, part: str
     ) -> None:
         await store.add([self._full("bad"), self._full("good")])
@@ -107,7 +105,7 @@ class Unreadable(Suite):
         await repair()
         assert (await self.one(store, "bad")).attempts[:1] == self._full("bad").attempts
 
-    async def test_a_held_run_whose_record_is_damaged_can_be_renewed_and_ended(
+    async def test_a_held_run_that_becomes_unreadable_can_be_renewed_and_ended(
         self, store: Store
     ) -> None:
         await store.add([self._full("bad"), self._full("good")])
@@ -119,7 +117,9 @@ class Unreadable(Suite):
         assert await store.commit([transitions.succeeded(r, now, None) for r in held]) == [True] * 2
 
     @_each_run_part
-    async def test_cancelling_it_leaves_what_cannot_be_read(self, store: Store, part: str) -> None:
+    async def test_cancelling_an_unreadable_run_leaves_the_damaged_part(
+        self, store: Store, part: str
+    ) -> None:
         await store.add([self._full("bad")])
         repair = await self.damage_run(store, "bad", part)
         bad = await self.one(store, "bad")
@@ -130,7 +130,7 @@ class Unreadable(Suite):
         assert after.state is State.CANCELLED
         assert getattr(after, part) == getattr(whole, part)
 
-    async def test_it_still_holds_its_dedupe_key(self, store: Store) -> None:
+    async def test_an_unreadable_run_still_holds_its_dedupe_key(self, store: Store) -> None:
         await store.add([self._full("bad", dedupe_key="k", after=())])
         await self.damage_run(store, "bad", "payload")
         [added, other] = await store.add([self.run("new", dedupe_key="k"), self.run("other")])
@@ -138,7 +138,7 @@ class Unreadable(Suite):
         [same] = await store.add([self._full("bad")])
         assert same.run.id == "bad"
 
-    async def test_later_slots_do_not_wait_for_it(self, store: Store) -> None:
+    async def test_later_slots_do_not_wait_for_an_unreadable_run(self, store: Store) -> None:
         job = await self.put(store)
         await self.fire(store, job, self.at(0))
         [first] = await self.all_ids(store)
@@ -152,7 +152,7 @@ class Unreadable(Suite):
             now = await store.now()
             assert await store.commit([transitions.succeeded(held, now, None)]) == [True]
 
-    async def test_a_slot_waits_for_one_that_runs(self, store: Store) -> None:
+    async def test_a_slot_waits_for_an_unreadable_run_that_is_running(self, store: Store) -> None:
         job = await self.put(store)
         await self.fire(store, job, self.at(0))
         [first] = await self.claim(store)
@@ -160,7 +160,7 @@ class Unreadable(Suite):
         fired = await self.fire(store, await self.read_job(store), self.at(1))
         assert [run.state for run in fired.runs] == [State.SKIPPED]
 
-    async def test_counts_and_prune_go_on(self, store: Store) -> None:
+    async def test_counts_and_maintain_work_beside_an_unreadable_run(self, store: Store) -> None:
         await store.add([self.run("bad"), self.run("good")])
         for run in await self.claim(store):
             failure = transitions.failed(run, await store.now(), Failure("boom"))
@@ -171,8 +171,8 @@ class Unreadable(Suite):
         await self.pass_ticks(60)
         assert await store.maintain(await store.now(), 100) == 2
 
-    async def test_what_is_set_aside_is_not_due(self, store: Store) -> None:
-        """Else `doctor` would say that no worker takes it."""
+    async def test_a_run_that_is_set_aside_is_not_counted_as_due(self, store: Store) -> None:
+        """Otherwise `mainspring doctor` would report that no worker takes it."""
         await store.add([self._full("bad")])
         await self.damage_run(store, "bad", "payload")
         assert await self.claim_ids(store) == []
@@ -180,7 +180,7 @@ class Unreadable(Suite):
         assert counts.total(State.PENDING) == 1
         assert counts.due == {}
 
-    async def test_a_state_that_only_a_newer_version_knows(self, store: Store) -> None:
+    async def test_a_run_in_an_unknown_state_is_unreadable(self, store: Store) -> None:
         await store.add([self._full("bad"), self._full("good")])
         await self.damage_run(store, "bad", "state")
         assert await self.claim_ids(store) == ["good"]
@@ -190,7 +190,9 @@ class Unreadable(Suite):
         await store.counts(since=self.start)
 
     @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.WAITING])
-    async def test_no_field_of_a_run_stops_the_others(self, store: Store, state: State) -> None:
+    async def test_a_damaged_field_of_a_run_affects_no_other_run(
+        self, store: Store, state: State
+    ) -> None:
         await self.put(store)
         kept = State.PENDING if state is State.RUNNING else state
         after = ("upstream",) if state is State.WAITING else ()
@@ -206,8 +208,8 @@ class Unreadable(Suite):
                 await self._starts_or_is_told_of(store, way)
 
     async def _starts_or_is_told_of(self, store: Store, way: str) -> None:
-        """A due run that claims passed over for ever, and that looks sound, would be missed by
-        nobody."""
+        """A due run is claimed or reported as unreadable. One that claims skip and that looks
+        readable would wait for ever, and nobody would notice."""
         aside = (await store.find(RunQuery(set_aside=True))).items
         await store.maintain(self.at(-100), 100)
         await self.claim(store)
@@ -217,7 +219,7 @@ class Unreadable(Suite):
         assert is_told_of or bad.state is not State.PENDING or another_handler, way
 
     async def _others_go_on(self, store: Store, way: str, at: int) -> None:
-        """Whatever is asked of the store with a damaged record in it, beside others that it has."""
+        """Every method of the store works beside a damaged record."""
         good, late, waits = f"good{at}", f"late{at}", f"waits{at}"
         now = await store.now()
         soon = now + self.ticks(5)
@@ -255,7 +257,7 @@ class Unreadable(Suite):
 
     # -- jobs
 
-    async def test_no_field_of_a_job_stops_the_others(self, store: Store) -> None:
+    async def test_a_damaged_field_of_a_job_affects_no_other_job(self, store: Store) -> None:
         await self.put(store)
         assert await put_job(store, self.job("bad", tags=("t",), policy=Policy(concurrency=1)))
         assert await put_job(
@@ -276,7 +278,7 @@ class Unreadable(Suite):
             await self._others_go_on(store, way, at)
 
     @_each_job_part
-    async def test_a_job_that_cannot_be_read_stops_no_other(self, store: Store, part: str) -> None:
+    async def test_an_unreadable_job_affects_no_other_job(self, store: Store, part: str) -> None:
         for name in ("bad", "good"):
             job = self.job(
                 name,
@@ -313,7 +315,7 @@ class Unreadable(Suite):
         assert bad.unreadable is None
         assert replace(bad, id="good") == replace(good, schedule=bad.schedule)
 
-    async def test_a_job_that_cannot_be_read_can_be_removed(self, store: Store) -> None:
+    async def test_an_unreadable_job_can_be_removed(self, store: Store) -> None:
         made = await self.put(store, "bad")
         await self.damage_job(store, "bad", "definition")
         assert await drop_job(store, "bad", made.version)
