@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -204,6 +205,19 @@ def test_only_the_conformance_suite_needs_pytest() -> None:
         if name.split(".")[0] in ("pytest", "hypothesis") and path.parent.name != "testing"
     }
     assert users == {"testing/conformance"}
+
+
+def test_every_extra_installs_what_the_code_imports() -> None:
+    """An extra without code behind it would promise a store or a service that is not there."""
+    project = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text())["project"]
+    imported = {name.split(".")[0] for path in files() for _, name in imports(path)}
+    for extra, needed in project["optional-dependencies"].items():
+        if extra in ("all", "docs", "dev"):
+            continue
+        names = {re.split(r"[<>=\[]", one)[0].replace("-", "_") for one in needed}
+        # OpenTelemetry's packages share one name for imports: opentelemetry.
+        used = {name.removesuffix("_api").removesuffix("_sdk") for name in names}
+        assert used <= imported, f"no module imports {used - imported} of the extra {extra!r}"
 
 
 def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,6 +270,7 @@ def test_a_store_that_cannot_be_opened(start: Start, folder: Path) -> None:
         (("worker", "app:idle"), "workers=0"),
         (("worker", "app:scheduler", "--queues", ","), "--queues names no queue"),
         (("worker", "app:scheduler", "--workers", "0"), "--workers"),
+        (("worker", "app:scheduler", "--leader-election=redis://r"), "--leader-election"),
         (("worker",), "missing argument"),
     ],
 )

@@ -21,6 +21,13 @@ def test_leader_election_is_true_or_false(given: Any) -> None:
         Scheduler("memory://", leader_election=given)
 
 
+@pytest.mark.parametrize("given", ["redis://localhost", 1, "false"])
+def test_configure_takes_leader_election_as_true_or_false_too(given: Any) -> None:
+    scheduler = Scheduler("memory://")
+    with pytest.raises(InvalidInput, match="leader_election is True or False"):
+        scheduler.configure(leader_election=given)
+
+
 async def test_a_process_is_given_the_resources_that_are_json() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     resources = {"region": "eu", "since": moment, "limits": {"a": [1, 2]}, "pool": object()}

@@ -40,6 +40,8 @@ scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
         ("RATE_LIMIT", "1e7", "RATE_LIMIT is at most 1000000, not '1e7'"),
         ("PORT", "70000", "PORT is at most 65535, not '70000'"),
         ("BODY_LIMIT", "1MB", "BODY_LIMIT is a whole number, not '1MB'"),
+        ("LEADER_ELECTION", "redis://r", "LEADER_ELECTION is true or false, not 'redis://r'"),
+        ("LEADER_ELECTION", "1", "LEADER_ELECTION is true or false, not '1'"),
         *(
             ("ALLOWED_HOSTS", text, "ALLOWED_HOSTS is a list of names such as jobs.example.org")
             for text in (
@@ -60,6 +62,17 @@ def test_a_setting_that_is_wrong_says_what_it_takes(
     monkeypatch.setenv(name, text)
     with pytest.raises(InvalidInput, match=f"^{re.escape(words)}"):
         ServiceSettings.read()
+
+
+@pytest.mark.parametrize(("text", "elects"), [("false", False), ("True", True), (None, True)])
+def test_leader_election_is_switched_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, elects: bool
+) -> None:
+    if text is not None:
+        monkeypatch.setenv("LEADER_ELECTION", text)
+    settings = ServiceSettings.read()
+    scheduler = _scheduler(settings, StoreChoice("memory://", None), [])
+    assert scheduler._settings.leader_election is elects
 
 
 def test_names_that_may_be_asked_for() -> None:

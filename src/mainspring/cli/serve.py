@@ -69,6 +69,15 @@ def serve(
             " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
         ),
     ] = None,
+    leader_election: Annotated[
+        bool | None,
+        typer.Option(
+            "--leader-election/--no-leader-election",
+            help="Elect one process, in the store, to fire slots first (env LEADER_ELECTION, true"
+            " or false). Default: --leader-election",
+            show_default=False,
+        ),
+    ] = None,
     allow_private: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,6 +115,7 @@ def serve(
         port=port,
         max_concurrent_jobs=workers,
         drain_timeout=None if drain_timeout is None else _milliseconds(drain_timeout),
+        leader_election=leader_election,
     )
     choice = StoreChoice.of(store, app)
     scheduler = _scheduler(settings, choice, allow_private or [])
@@ -139,6 +149,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
             retention=settings.retention,
+            leader_election=settings.leader_election,
             webhooks=webhooks,
         )
     assert choice.app is not None
@@ -153,6 +164,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
         workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
         poll=settings.poll if "scheduler_poll_interval" in said else None,
         retention=settings.retention if "retention" in said else None,
+        leader_election=settings.leader_election if "leader_election" in said else None,
     )
 
 

@@ -66,6 +66,15 @@ def worker(
             "--processes", min=1, max=256, help="How many processes to start and keep running."
         ),
     ] = 1,
+    leader_election: Annotated[
+        bool | None,
+        typer.Option(
+            "--leader-election/--no-leader-election",
+            help="Elect one process, in the store, to fire slots first. Default: what the code"
+            " says.",
+            show_default=False,
+        ),
+    ] = None,
     drain_timeout: Annotated[
         str,
         typer.Option(
@@ -94,6 +103,7 @@ def worker(
         app=scheduler,
         queues=_names(queues),
         workers=workers,
+        leader_election=leader_election,
         drain_timeout=span_of(drain_timeout, "--drain-timeout"),
         verbose=verbose,
         quiet=quiet,
@@ -125,6 +135,7 @@ def _prepared(command: WorkerCommand) -> Scheduler:
     scheduler.configure(
         workers=command.workers,
         queues=command.queues,
+        leader_election=command.leader_election,
         # Each run only on a terminal: a worker may do thousands a second.
         log_each_run=command.verbose or sys.stderr.isatty(),
     )

@@ -16,6 +16,7 @@ class WorkerCommand:
     app: str
     queues: tuple[str, ...] | None
     workers: int | None
+    leader_election: bool | None
     drain_timeout: timedelta
     verbose: bool
     quiet: bool
@@ -32,6 +33,8 @@ class WorkerCommand:
             words += ["--queues", ",".join(self.queues)]
         if self.workers is not None:
             words += ["--workers", str(self.workers)]
+        if self.leader_election is not None:
+            words += ["--leader-election" if self.leader_election else "--no-leader-election"]
         words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
         flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
         words += [flag for flag, on in flags.items() if on]

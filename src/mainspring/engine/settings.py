@@ -21,6 +21,7 @@ class Choices(TypedDict, total=False):
     queues: Iterable[str] | None
     poll: Span | None
     retention: Span | None
+    leader_election: bool | None
     wait_for_store: Span | None
     log_each_run: bool | None
 
@@ -72,11 +73,13 @@ class Settings:
         queues: str | Iterable[str] | None = None,
         poll: Span | None = None,
         retention: Span | None = None,
+        leader_election: bool | None = None,
         wait_for_store: Span | None = None,
         log_each_run: bool | None = None,
     ) -> Settings:
         """Return these settings with the overrides applied."""
         keep = self.retention if retention is None else retention
+        elects = self.leader_election if leader_election is None else leader_election
         wait = self.wait_for_store if wait_for_store is None else wait_for_store
         return replace(
             self,
@@ -84,6 +87,7 @@ class Settings:
             queues=self.queues if queues is None else _queues(queues),
             poll=self.poll if poll is None else _poll(poll),
             retention=duration(keep, what="retention"),
+            leader_election=_leader_election(elects),
             wait_for_store=duration(wait, what="wait_for_store"),
             log_each_run=self.log_each_run if log_each_run is None else log_each_run,
         )
@@ -102,6 +106,7 @@ def _leader_election(given: bool) -> bool:
             " scheduler's own store, and no other service takes part",
             field="leader_election",
             given=given,
+            allowed=(True, False),
         )
     return given
 

@@ -45,6 +45,14 @@ def _is_address(text: str) -> bool:
     return True
 
 
+def _true_or_false(given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    if str(given).lower() in ("true", "false"):
+        return str(given).lower() == "true"
+    raise ValueError("true or false")
+
+
 class ServiceSettings(BaseSettings):
     """The names are those of the environment variables, in lower case."""
 
@@ -68,6 +76,8 @@ class ServiceSettings(BaseSettings):
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
     """With a unit, as in 30d: a bare number meant as days would delete the history."""
+    leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
+    """The leader is elected in the store. No address of another service is taken here."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:
