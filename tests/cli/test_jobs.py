@@ -149,3 +149,19 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
         assert "daily_report" in orphan["detail"]
         assert run("jobs", "remove", "daily_report", "--force").code == 0
     assert "no worker" not in run("jobs", "list").out
+
+
+def test_orphans_are_listed_and_removed(run: Run, stocked: Stocked) -> None:
+    refused = run("jobs", "prune-orphans", "--yes")
+    assert refused.code == 1
+    assert "no worker is alive" in refused.err
+    listed = run("jobs", "prune-orphans", "--dry-run", "--force")
+    assert next(row.split()[0] for row in listed.out.splitlines()[1:]) == "daily_report"
+    assert "would be removed" in listed.err
+    unasked = run("jobs", "prune-orphans", "--force", "--json")
+    assert unasked.code == 2
+    assert "--yes removes them" in unasked.err
+    removed = run("jobs", "prune-orphans", "--force", "--yes", "--json").json
+    assert removed["removed"]
+    assert "daily_report" in removed["jobs"]
+    assert "nothing to remove" in run("jobs", "prune-orphans", "--force", "--yes").err

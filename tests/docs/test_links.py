@@ -21,7 +21,7 @@ SOURCES = [
 OTHER_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE", "NO_COLOR", "MAINSPRING_DEBUG"}
 OTHER_VARIABLES |= {"CRON_TZ", "TYPE_CHECKING"}  # no variables of the environment
 MAINSPRING_COMMAND = re.compile(
-    r"(?<![\w./-])mainspring((?: [a-z]+){1,2})((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
+    r"(?<![\w./-])mainspring((?: [a-z]+(?:-[a-z]+)*){1,2})((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
 )
 
 

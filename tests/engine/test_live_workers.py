@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from mainspring import Scheduler
+from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
 
@@ -70,11 +71,12 @@ async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
         [warning] = world.warnings
         assert "the handler 'old_name' of job old_name" in warning
         assert "mainspring jobs remove old_name --force" in warning
-        assert (await after.job_health("old_name")).status == "no_worker"
+        assert (await after.job_health("old_name")).status == "orphaned"
         assert (await after.job_health("new_name")).status == "unknown"
         await asyncio.sleep(2 * MINUTE)
         fired = await slots(after, "old_name")
         assert (await after.health()).jobs_without_worker == ("old_name",)
+        assert (await after.health()).orphaned_jobs == ("old_name",)
         assert (await after.health()).status == "degraded"
         await asyncio.sleep(60 * MINUTE)
         assert await slots(after, "old_name") == fired
@@ -146,4 +148,63 @@ async def test_a_killed_worker_counts_as_alive_for_a_minute(world: World) -> Non
         await asyncio.sleep(30)
         assert (await other.job_health("report")).status == "unknown"
         await asyncio.sleep(MINUTE)
-        assert (await other.job_health("report")).status == "no_worker"
+        assert (await other.job_health("report")).status == "orphaned"
+
+
+@virtual
+async def test_a_rename_leaves_a_minute_of_runs_however_often_the_program_restarts(
+    world: World,
+) -> None:
+    async with world.program("old_name"):
+        await asyncio.sleep(15)
+    counted = []
+    for _ in range(5):
+        after = world.program("new_name")
+        async with after:
+            await asyncio.sleep(2 * MINUTE)
+            counted.append(await slots(after, "old_name"))
+            assert (await after.health()).orphaned_jobs == ("old_name",)
+        await asyncio.sleep(5 * MINUTE)
+    # The grace of one minute was given once: six slots, and one record of those missed before.
+    assert len(set(counted)) == 1
+    assert counted[0] <= 9
+    back = world.program("old_name", "new_name")
+    async with back:
+        await asyncio.sleep(MINUTE)
+        assert (await back.health()).jobs_without_worker == ()
+        assert await slots(back, "old_name") > counted[0] + 5
+    # Its absence is forgotten: the next one has a grace again.
+    async with world.program("new_name") as after:
+        before = await slots(after, "old_name")
+        await asyncio.sleep(30)
+        assert await slots(after, "old_name") > before
+
+
+@virtual
+async def test_orphans_are_removed_and_jobs_of_others_stay(world: World) -> None:
+    async with world.program("old_name") as before:
+        await before.add_job("by_hand", handler="old_name", schedule="10s")
+        await asyncio.sleep(15)
+    async with world.program("new_name") as after:
+        await asyncio.sleep(1)
+        assert [job.id for job in await after.prune_orphans(dry_run=True)] == ["old_name"]
+        assert (await after.list_jobs()).items[-1].id == "old_name"
+        await asyncio.sleep(30)  # a slot of the old job is pending
+        assert [job.id for job in await after.prune_orphans()] == ["old_name"]
+        assert [job.id for job in (await after.list_jobs()).items] == ["by_hand", "new_name"]
+        assert (await after.job_health("by_hand")).status == "no_worker"
+        left = (await after.list_runs(job="old_name", state="pending")).items
+        assert left == []
+        assert await after.prune_orphans() == []
+
+
+@virtual
+async def test_without_a_live_worker_orphans_are_removed_only_by_force(world: World) -> None:
+    async with world.program("report"):
+        await asyncio.sleep(1)
+    async with world.program(workers=0) as looking:
+        with pytest.raises(InvalidState, match="no worker is alive"):
+            await looking.prune_orphans()
+        assert [job.id for job in await looking.prune_orphans(force=True)] == ["report"]
+    async with world.program("mine", workers=0) as producer:  # its own handlers are there
+        assert await producer.prune_orphans(force=True) == []

@@ -89,6 +89,8 @@ def test_every_endpoint_is_described() -> None:
         *("POST /api/jobs", "GET /api/jobs", "POST /api/jobs/bulk", "GET /api/jobs/{id}"),
         *("PUT /api/jobs/{id}", "DELETE /api/jobs/{id}", "POST /api/jobs/{id}/trigger"),
         *("POST /api/jobs/{id}/pause", "POST /api/jobs/{id}/resume"),
+        *("POST /api/jobs/{id}/backfill", "POST /api/jobs/prune-orphans"),
+        *("POST /api/v1/jobs/{id}/backfill", "POST /api/v1/jobs/prune-orphans"),
         *("GET /api/jobs/{id}/executions", "GET /api/runs", "POST /api/runs/bulk"),
         *("GET /api/runs/{id}", "POST /api/runs/{id}/cancel", "POST /api/runs/{id}/retry"),
         *("DELETE /api/runs/{id}", "POST /api/schedules/preview", "GET /api/events"),

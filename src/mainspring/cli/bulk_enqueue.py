@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.output import progress_bar
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client
@@ -27,7 +28,8 @@ async def enqueue_lines(
 
     A file is checked first, so that an invalid line is found before anything is queued.
     """
-    with _opened(name) as lines, _bar(_checked(name), quiet=quiet) as advance:
+    total = _checked(name)
+    with _opened(name) as lines, progress_bar(quiet=quiet) as move:
         payloads, done = _payloads(lines, name), 0
         while True:
             try:
@@ -40,7 +42,7 @@ async def enqueue_lines(
                     error.add_note(f"the first {done} lines were enqueued")
                 raise
             done += len(chunk)
-            advance(len(chunk))
+            move(done, total)
 
 
 def _checked(name: str) -> int | None:
@@ -85,17 +87,3 @@ def _opened(name: str) -> Iterator[TextIO]:
         raise CommandError(f"{name} cannot be read: {error.strerror}", code=BAD_INPUT) from None
     with file:
         yield file
-
-
-@contextlib.contextmanager
-def _bar(total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    if quiet or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("enqueue", total=total)
-        yield lambda count: progress.advance(task, count)

@@ -25,8 +25,10 @@ from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, State, replace
 from mainspring.engine.live_workers import (
     LiveWorker,
+    find_orphans,
     find_workers,
     lacks_only_queue,
+    prune_command,
     removal_command,
     why_no_worker,
     without_worker,
@@ -264,12 +266,20 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
         detail = f"{why_no_worker(job, workers)}; it is not fired"
         if lacks_only_queue(job, workers):
             advice = f"start a worker that takes queue {job.policy.queue!r}"
+        elif find_orphans([job], workers):
+            advice = (
+                "its function was renamed or removed, or its program is down: start it, or remove"
+                f" the job: {removal_command(job, url)}"
+            )
         else:
             advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
         yield Check("warn", "handlers", detail, advice)
     if len(jobs) > 3:
         more = f"{len(jobs) - 3} more {'job' if len(jobs) == 4 else 'jobs'}"
-        yield Check("warn", "handlers", f"and {more} without a worker")
+        advice = ""
+        if find_orphans(jobs, workers):
+            advice = f"`{prune_command(url)}` lists all whose code is gone"
+        yield Check("warn", "handlers", f"and {more} without a worker", advice)
 
 
 async def _check_schedules(store: Store, now: datetime, orphaned: set[str]) -> Check:

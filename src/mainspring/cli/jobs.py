@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mainspring.cli import time_format
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -223,6 +225,66 @@ async def _remove(choice: StoreChoice, output: Output, job_id: str, *, force: bo
         output.document({"id": job_id, "removed": True})
     else:
         output.line(f"removed {job_id}")
+
+
+@group.command(
+    "prune-orphans",
+    epilog=example(
+        "mainspring jobs prune-orphans --dry-run", "mainspring jobs prune-orphans --yes --json"
+    ),
+)
+def prune_orphans(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the jobs; remove none.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them without asking.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also if no worker is alive to say which handlers exist."),
+    ] = False,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove the jobs of code that is gone: no live worker has their handler.
+
+    Jobs that the API made stay. Pending runs of a removed job are cancelled.
+    """
+    if not (yes or dry_run) and (json or not sys.stdin.isatty()):
+        raise CommandError(
+            "this removes jobs and cannot ask here whether it may",
+            code=BAD_INPUT,
+            advice="--dry-run lists the jobs, --yes removes them",
+        )
+    choice, output = StoreChoice.of(store, app), Output(as_json=json)
+    finish(_prune_orphans(choice, output, dry_run=dry_run, yes=yes, force=force))
+
+
+async def _prune_orphans(
+    choice: StoreChoice, output: Output, *, dry_run: bool, yes: bool, force: bool
+) -> None:
+    async with open_client(choice) as client:
+        found = await client.prune_orphans(dry_run=dry_run or not yes, force=force)
+        asked = bool(found) and not (dry_run or yes)
+        if asked:
+            output.table(_orphan_columns(), found)
+            typer.confirm(f"Remove {_count_jobs(found)}?", abort=True)
+            found = await client.prune_orphans(force=force)
+    if output.as_json:
+        output.document({"jobs": [job.id for job in found], "removed": not dry_run})
+    elif not found:
+        output.note("no job of code is without its code: nothing to remove")
+    elif dry_run:
+        output.table(_orphan_columns(), found)
+        output.note(f"{_count_jobs(found)} would be removed; --yes removes")
+    else:
+        output.line(f"removed {_count_jobs(found)}: {', '.join(job.id for job in found)}")
+
+
+def _count_jobs(jobs: list[Job]) -> str:
+    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+
+
+def _orphan_columns() -> list[Column[Any]]:
+    return [column for column in _columns(set()) if column.title != "state"]
 
 
 def _state(job: Job) -> str:

@@ -17,7 +17,7 @@ from mainspring.core.clock import utcnow
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Column", "Output", "when"]
+__all__ = ["Column", "Output", "progress_bar", "when"]
 
 T = TypeVar("T")
 
@@ -158,3 +158,19 @@ def _printable(text: str) -> str:
     """The text with lone surrogates escaped, which neither terminals nor pipes can encode. Names of
     files that are not UTF-8 contain them."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+@contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal's stderr; elsewhere nothing. Gives a function that sets how many items
+    are done, and of how many."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

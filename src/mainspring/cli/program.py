@@ -8,7 +8,19 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from mainspring.cli import doctor, enqueue, errors, jobs, keys, runs, schedule, serve, store, worker
+from mainspring.cli import (
+    backfill,
+    doctor,
+    enqueue,
+    errors,
+    jobs,
+    keys,
+    runs,
+    schedule,
+    serve,
+    store,
+    worker,
+)
 from mainspring.cli.environment import read_env_file
 from mainspring.cli.options import JsonOption, example
 
@@ -111,6 +123,7 @@ worker.register(app)
 app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
 enqueue.register(app)
+backfill.register(app)
 schedule.register(app)
 doctor.register(app)
 app.add_typer(store.group, name="store")

@@ -76,6 +76,7 @@ class Source(StrEnum):
     TRIGGER = "trigger"
     START = "start"
     AFTER = "after"
+    BACKFILL = "backfill"
 
 
 class Outcome(StrEnum):

@@ -2,8 +2,11 @@
 
 Each worker keeps a note in the store that names its handlers and expires unless it is refreshed. A
 scheduled job whose handler no live worker has, such as one whose function was renamed, is reported
-and after a grace no longer fired. Nothing is written for it: its slots count as missed, as if no
+and after a grace no longer fired. No run is made for it: its slots count as missed, as if no
 scheduler had run, and its misfire policy decides what runs once a worker has the handler again.
+
+Since when a job has had no worker is kept in a note, so that the grace is given once, and not again
+to every process that starts: else each start would leave runs that nobody takes.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 import shlex
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 
 from msgspec import Struct, convert, to_builtins
 
@@ -25,8 +28,10 @@ from mainspring.stores.url_redaction import without_password
 __all__ = [
     "LiveWorker",
     "LiveWorkers",
+    "find_orphans",
     "find_workers",
     "lacks_only_queue",
+    "prune_command",
     "removal_command",
     "why_no_worker",
     "without_worker",
@@ -35,16 +40,21 @@ __all__ = [
 log = logging.getLogger("mainspring")
 
 NOTE_KIND = "worker"
+ABSENCE_KIND = "mainspring.absence"
+"""The kind of the notes that say since when a job has had no worker. Their name is the job's id."""
+
 LIFETIME = timedelta(seconds=60)
 """How long a worker that was killed still counts as alive."""
 
 REFRESH_SECONDS = 20.0
 
-GRACE_SECONDS = 60.0
+GRACE = timedelta(seconds=60)
 """How long a job's slots are fired although no live worker has its handler: a deploy may be under
 way."""
 
 MOST_WARNINGS = 10
+
+JOBS_AT_ONCE = 1000
 
 
 class LiveWorker(Struct, frozen=True, kw_only=True):
@@ -81,6 +91,21 @@ def without_worker(jobs: Iterable[Job], workers: list[LiveWorker]) -> list[Job]:
     ]
 
 
+def find_orphans(jobs: Iterable[Job], workers: Iterable[LiveWorker]) -> list[Job]:
+    """Those of the jobs that code defined and whose handler none of the workers has: their function
+    was renamed or removed. While no worker is alive nothing is known, and there are none."""
+    alive = list(workers)
+    handlers = {handler for worker in alive for handler in worker.handlers}
+    return [
+        job
+        for job in jobs
+        if alive
+        and job.unreadable is None
+        and job.owner is Owner.CODE
+        and job.handler not in handlers
+    ]
+
+
 def lacks_only_queue(job: Job, workers: Iterable[LiveWorker]) -> bool:
     """Whether a job that none of the workers can run lacks only one that takes its queue."""
     return any(job.handler in worker.handlers for worker in workers)
@@ -102,6 +127,14 @@ def removal_command(job: Job, store_url: str | None) -> str:
     return shlex.join(words)
 
 
+def prune_command(store_url: str | None) -> str:
+    """The command line that lists the jobs whose code is gone."""
+    words = ["mainspring", "jobs", "prune-orphans", "--dry-run"]
+    if store_url is not None:
+        words += ["--store", without_password(store_url)]
+    return shlex.join(words)
+
+
 class LiveWorkers:
     """What this process knows of all workers of its store, itself included."""
 
@@ -110,13 +143,20 @@ class LiveWorkers:
         self._store_url = store_url
         self._workers: list[LiveWorker] = []
         self._read_at: float | None = None
-        self._without_worker_since: dict[str, float] = {}
-        self._not_fired: set[str] = set()
+        self._without_worker_since: dict[str, datetime] = {}  # by the store's time
+        self._warned: set[str] = set()
+        self._not_fired: dict[str, Job] = {}
 
     @property
     def not_fired(self) -> tuple[str, ...]:
         """The ids of the jobs that are not fired, because no live worker has their handler."""
         return tuple(sorted(self._not_fired))
+
+    @property
+    def orphaned(self) -> tuple[str, ...]:
+        """Those of them whose code is gone: see `find_orphans`."""
+        workers = [self.myself(), *self._workers]
+        return tuple(sorted(job.id for job in find_orphans(self._not_fired.values(), workers)))
 
     async def announce_periodically(self) -> None:
         """Keep this worker's note fresh, and read those of the others."""
@@ -140,23 +180,22 @@ class LiveWorkers:
         )
 
     def may_fire(self, job: Job, myself: LiveWorker) -> bool:
-        """Whether to fire a job that is due. True while it is not known who is alive. `myself` is
-        made once for many jobs: it names all handlers."""
+        """Whether to fire a job that is due. True while the store has not answered for so long that
+        it is not known who is alive; at the start a job of others waits for the first answer.
+        `myself` is made once for many jobs: it names all handlers."""
+        if self._read_at is None and not myself.takes(job.handler, job.policy.queue):
+            return False
         if self._has_worker(job, myself) is not False:
-            self._without_worker_since.pop(job.id, None)
-            if job.id in self._not_fired:
-                self._not_fired.discard(job.id)
-                log.warning("job %s is fired again: a worker can run it", job.id)
+            self._forget_absence(job.id)
             return True
-        now = self._engine.clock.monotonic()
         since = self._without_worker_since.get(job.id)
         if since is None:
             self._report_without_worker(job, myself)
             return True
-        if now - since < GRACE_SECONDS:
+        if self._engine.time.now() - since < GRACE:
             return True
         if job.id not in self._not_fired:
-            self._not_fired.add(job.id)
+            self._not_fired[job.id] = job
             log.warning(
                 "job %s is not fired any more: %s. It is fired again as soon as one does",
                 job.id,
@@ -195,14 +234,52 @@ class LiveWorkers:
         await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note)])
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
-        await self._forget_removed()
+        await self._settle_absences()
 
-    async def _forget_removed(self) -> None:
-        if ids := frozenset(self._not_fired):
-            page = await self._engine.store.jobs(JobQuery(ids=ids, limit=len(ids)))
-            for job_id in ids - {job.id for job in page.items if job.enabled}:
+    async def _settle_absences(self) -> None:
+        """Bring what this process knows of jobs without a worker, and the notes about them, into
+        line with each other and with the jobs and workers that there are."""
+        noted = await self._read_absences()
+        for job_id, since in noted.items():
+            self._without_worker_since[job_id] = min(
+                since, self._without_worker_since.get(job_id, since)
+            )
+        ids = list(self._without_worker_since)
+        for start in range(0, len(ids), JOBS_AT_ONCE):
+            await self._settle_these(ids[start : start + JOBS_AT_ONCE], noted)
+
+    async def _settle_these(self, ids: list[str], noted: Mapping[str, datetime]) -> None:
+        page = await self._engine.store.jobs(JobQuery(ids=frozenset(ids), limit=len(ids)))
+        jobs, myself = {job.id: job for job in page.items}, self.myself()
+        writes = []
+        for job_id in ids:
+            job = jobs.get(job_id)
+            if job is None or not job.enabled:
                 self._without_worker_since.pop(job_id, None)
-                self._not_fired.discard(job_id)
+                self._not_fired.pop(job_id, None)
+                self._warned.discard(job_id)
+            elif self._has_worker(job, myself):
+                self._forget_absence(job_id)
+            elif job_id not in noted:
+                value = {"since": self._without_worker_since[job_id]}
+                writes.append(NoteWrite.put(Note(kind=ABSENCE_KIND, name=job_id, value=value)))
+            if job_id not in self._without_worker_since and job_id in noted:
+                writes.append(NoteWrite.drop(ABSENCE_KIND, job_id))
+        if writes:
+            await self._engine.store.put_notes(writes)
+
+    async def _read_absences(self) -> dict[str, datetime]:
+        noted: dict[str, datetime] = {}
+        cursor = None
+        while True:
+            query = NoteQuery(kind=ABSENCE_KIND, limit=1000, cursor=cursor)
+            page = await self._engine.store.notes(query)
+            for note in page.items:
+                since = note.value.get("since") if isinstance(note.value, dict) else None
+                if isinstance(since, datetime):  # else written by another version
+                    noted[note.name] = since
+            if (cursor := page.cursor) is None:
+                return noted
 
     async def _warn_at_start(self) -> None:
         cursor = None
@@ -210,15 +287,24 @@ class LiveWorkers:
             page = await self._engine.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
             myself = self.myself()
             for job in without_worker(page.items, [myself, *self._workers]):
-                if job.schedule is not None and job.id not in self._without_worker_since:
+                if job.schedule is not None:
                     self._report_without_worker(job, myself)
             if (cursor := page.cursor) is None:
-                return
+                break
+        await self._settle_absences()
+
+    def _forget_absence(self, job_id: str) -> None:
+        """A worker can run the job."""
+        self._without_worker_since.pop(job_id, None)
+        self._warned.discard(job_id)
+        if self._not_fired.pop(job_id, None) is not None:
+            log.warning("job %s is fired again: a worker can run it", job_id)
 
     def _report_without_worker(self, job: Job, myself: LiveWorker) -> None:
-        self._without_worker_since[job.id] = self._engine.clock.monotonic()
-        if len(self._without_worker_since) > MOST_WARNINGS:
+        self._without_worker_since.setdefault(job.id, self._engine.time.now())
+        if job.id in self._warned or len(self._warned) >= MOST_WARNINGS:
             return
+        self._warned.add(job.id)
         workers = [myself, *self._workers]
         why = why_no_worker(job, workers)
         if lacks_only_queue(job, workers):

@@ -29,7 +29,9 @@ from mainspring.core.policy import Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
+from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
 from mainspring.engine.context import EngineContext
+from mainspring.engine.live_workers import LiveWorker, find_orphans
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
@@ -204,6 +206,12 @@ class Operations:
                 yield job
             if (cursor := page.cursor) is None:
                 return
+
+    async def backfill(
+        self, job_id: str, plan: BackfillPlan, progress: Callable[[int, int], None] | None
+    ) -> Backfill:
+        """Add a run for each slot of the plan that has none."""
+        return await backfill(self._engine, await self.job(job_id), plan, progress)
 
     # Jobs
 
@@ -466,6 +474,30 @@ class Operations:
         self._engine.jobs.forget(job_id)
         await self._cancel_unstarted(job_id)
         self._engine.emit("job.removed", job_id=job_id)
+
+    async def prune_orphans(
+        self, workers: Sequence[LiveWorker], *, dry_run: bool, force: bool
+    ) -> list[Job]:
+        """Delete the jobs whose code is gone, and cancel their pending runs; return them. While no
+        worker is alive it is not known whose code is gone: then only `force` deletes."""
+        if not workers and not force:
+            raise InvalidState(
+                "no worker is alive, so every job looks as if its code were gone: start a worker of"
+                " each program first, or force it"
+            )
+        # Also without a worker this program's own handlers are there.
+        known = LiveWorker(id="", handlers=self._engine.registry.names())
+        jobs = [job async for job in self._all_jobs()]
+        orphans = find_orphans(jobs, [*workers, known])
+        if dry_run:
+            return orphans
+        removed = []
+        for job in orphans:
+            # One that was edited or removed since it was read is left alone.
+            with contextlib.suppress(JobNotFound, JobChanged):
+                await self.remove(job.id, force=True, expected_version=job)
+                removed.append(job)
+        return removed
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
         """Enqueue one run of each job, also if several nodes start within the same minute."""

@@ -163,8 +163,11 @@ def with_followers(root: Run, followers: Iterable[Job], now: datetime) -> tuple[
 
 
 def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime) -> Run:
-    scheduled = root.source is Source.SCHEDULE
-    run_id = slot_run_id(job.id, root.scheduled_at) if scheduled else f"{job.id}@{root.id}"
+    of_slot = root.source in (Source.SCHEDULE, Source.BACKFILL)
+    if of_slot and root.id == slot_run_id(root.job_id, root.scheduled_at):
+        run_id = slot_run_id(job.id, root.scheduled_at)
+    else:
+        run_id = f"{job.id}@{root.id}"
     run = make_run(
         job,
         run_id=run_id,

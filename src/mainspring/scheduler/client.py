@@ -34,6 +34,7 @@ from mainspring.core.model import Job, Note, Page, Run, Source, State, check_key
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.zones import zone_named
+from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
@@ -41,7 +42,7 @@ from mainspring.engine.loop_thread import EngineLoop, LoopThread
 from mainspring.engine.run_log import log_runs
 from mainspring.engine.settings import Settings
 from mainspring.engine.worker_ids import make_worker_id
-from mainspring.errors import InvalidState, MainspringError, NotStarted
+from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.definitions import edit_job, new_job, replace_job
@@ -319,6 +320,19 @@ class Client:
         """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
         return await self._call(self._running().operations.remove_many(ids, force=force))
 
+    async def prune_orphans(self, *, dry_run: bool = False, force: bool = False) -> list[Job]:
+        """Delete the jobs that code defined and whose handler no live worker has: their function
+        was renamed or removed. Their pending runs are cancelled. Returns the jobs; a `dry_run`
+        deletes none. Jobs made by `add_job` or the HTTP API are never among them. While no worker
+        is alive this raises `InvalidState`; `force` deletes even then."""
+        engine = self._running()
+
+        async def prune() -> list[Job]:
+            workers = await engine.live_workers.current()
+            return await engine.operations.prune_orphans(workers, dry_run=dry_run, force=force)
+
+        return await self._call(prune())
+
     async def get_job(self, id: JobRef) -> Job:
         """The job of this id; `JobNotFound` if there is none."""
         return await self._call(statistics.get_job(self._running(), job_id_of(id)))
@@ -373,6 +387,33 @@ class Client:
         """Run a job now, also a paused one. Options are those of `enqueue`."""
         [run] = await self._enqueue(job_id, [payload], Options.of(options), Source.TRIGGER)
         return run
+
+    async def backfill(
+        self,
+        job_id: JobRef,
+        start: datetime,
+        end: datetime,
+        *,
+        limit: int | None = None,
+        priority: int = 0,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Backfill:
+        """Run the slots of a job from `start` up to, but not at, `end` that have not run.
+
+        Each slot has one run (`ctx.scheduled_at` is the slot), so a call that is repeated, or that
+        was stopped half-way, adds what is missing. Runs that exist are left alone; a slot that was
+        skipped gets a run beside the skipped one. `limit` is how many runs to add, earliest slot
+        first; without it at most 1,000 slots are allowed. Overlap does not apply, `concurrency`
+        does. A `dry_run` adds nothing. `progress(done, total)` is called after each batch of slots.
+        """
+        first, last = aware_time(start, "start"), aware_time(end, "end")
+        if first is None or last is None:
+            raise InvalidInput("a backfill needs a start and an end", field="start")
+        plan = BackfillPlan(start=first, end=last, limit=limit, priority=priority, dry_run=dry_run)
+        return await self._call(
+            self._running().operations.backfill(job_id_of(job_id), plan, progress)
+        )
 
     async def get_run(self, run_id: str) -> Run:
         """The run of this id; `RunNotFound` if there is none."""
@@ -715,6 +756,7 @@ class BlockingClient:
     pause_jobs = BlockingMethod(Client.pause_jobs)
     resume_jobs = BlockingMethod(Client.resume_jobs)
     remove_jobs = BlockingMethod(Client.remove_jobs)
+    prune_orphans = BlockingMethod(Client.prune_orphans)
     get_job = BlockingMethod(Client.get_job)
     list_jobs = BlockingMethod(Client.list_jobs)
     rotate_secret = BlockingMethod(Client.rotate_secret)
@@ -724,6 +766,7 @@ class BlockingClient:
     enqueue = BlockingMethod(Client.enqueue)
     enqueue_many = BlockingMethod(Client.enqueue_many)
     trigger = BlockingMethod(Client.trigger)
+    backfill = BlockingMethod(Client.backfill)
     get_run = BlockingMethod(Client.get_run)
     list_runs = BlockingMethod(Client.list_runs)
     wait = BlockingMethod(Client.wait)

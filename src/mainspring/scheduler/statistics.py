@@ -10,7 +10,7 @@ from typing import Literal
 
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import without_worker
+from mainspring.engine.live_workers import find_orphans, without_worker
 from mainspring.engine.settings import Settings
 from mainspring.errors import StoreError
 from mainspring.stores.protocol import JobQuery, RunQuery
@@ -23,7 +23,7 @@ RECENT = 200
 """Runs over which a job's averages are computed."""
 
 
-JobStatus = Literal["healthy", "failing", "paused", "no_worker", "unknown"]
+JobStatus = Literal["healthy", "failing", "paused", "no_worker", "orphaned", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,15 @@ class SchedulerHealth:
     is_leader: bool
     jobs_without_worker: tuple[str, ...] = ()
     """Jobs that this process does not fire, because no live worker has their handler."""
+    orphaned_jobs: tuple[str, ...] = ()
+    """Those of them that code defined, and whose code is gone (`prune_orphans` removes them)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """`no_worker`: no live worker has the job's handler, so none of its runs can start.
+    """`no_worker`: no live worker has the job's handler and takes its queue, so none of its runs
+    can start. `orphaned`: workers are alive, code defined the job, and none of them has its
+    handler: its function was renamed or removed (`prune_orphans` removes such jobs).
 
     Each process has its own breaker. `breaker` is its state in this process: "closed", "open" or
     "half_open" if the process works on the job, "unknown" if it does not, "none" if the job has no
@@ -115,8 +119,8 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         await engine.store.jobs(JobQuery(limit=1))
     except StoreError as error:
         store = str(error)
-    orphaned = engine.live_workers.not_fired
-    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1) and not orphaned
+    not_fired = engine.live_workers.not_fired
+    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1) and not not_fired
     return SchedulerHealth(
         status="healthy" if fine else "degraded",
         store=store,
@@ -125,7 +129,8 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         workers=settings.workers,
         stuck_threads=engine.worker.stuck,
         is_leader=engine.leader.leads,
-        jobs_without_worker=orphaned,
+        jobs_without_worker=not_fired,
+        orphaned_jobs=engine.live_workers.orphaned,
     )
 
 
@@ -171,10 +176,13 @@ async def _newest_tried(engine: Engine, job: Job) -> Run | None:
 async def job_health(engine: Engine, job_id: str) -> JobHealth:
     job = await get_job(engine, job_id)
     recent = await _newest_ended(engine, job_id)
+    workers = await engine.live_workers.current()
     status: JobStatus = "healthy"
-    if not job.enabled:
+    if find_orphans([job], workers):
+        status = "orphaned"
+    elif not job.enabled:
         status = "paused"
-    elif without_worker([job], await engine.live_workers.current()):
+    elif without_worker([job], workers):
         status = "no_worker"
     elif not recent:
         status = "unknown"

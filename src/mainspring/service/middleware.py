@@ -38,7 +38,7 @@ READ_ONLY_POSTS = re.compile(r"/api(/v1)?/schedules/preview")
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 """Headers that a proxy adds: its client may be on any machine."""
 
-DRY_RUN_PATHS = re.compile(r"/api(/v1)?/jobs(/[^/]+/trigger)?")
+DRY_RUN_PATHS = re.compile(r"/api(/v1)?/jobs(/prune-orphans|/[^/]+/(trigger|backfill))?")
 """POST requests that have a dry run."""
 
 BODY_SECONDS = 20.0
@@ -410,7 +410,10 @@ def _check_dry_run(scope: Scope) -> None:
     if method == "POST" and DRY_RUN_PATHS.fullmatch(path):
         return
     if given.get("dryRun", "false").lower() not in ("false", "0"):
-        why = f"is for creating and for triggering a job, not for {method} {path}: nothing was done"
+        why = (
+            "is for creating, triggering and backfilling a job and for pruning orphans, not for"
+            f" {method} {path}: nothing was done"
+        )
         raise ApiError.of_fields(FieldError.predicate("dryRun", why))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainspring.core.model import Note
+from mainspring.core.model import Note, replace
 from mainspring.errors import InvalidSchedule
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobWrite
 from mainspring.testing import FaultyStore
 from tests.support.engine import SwitchableFaults
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
@@ -490,3 +491,44 @@ async def test_one_instance_runs_what_another_instance_triggers(make: Make, tmp_
     seen = await until(ended)
     assert seen["result"] == "hello you"
     assert (await two.ok("GET", f"/api/runs/{run}"))["data"] == seen
+
+
+@pytest.mark.parametrize("base", ["/api", "/api/v1"])
+async def test_past_slots_are_backfilled_once(api: Api, base: str) -> None:
+    path = f"{base}/jobs/report/backfill"
+    body = {"start": "2026-01-05T00:00:00", "end": "2026-01-08T00:00:00Z", "limit": 2}
+
+    async def backfilled(**params: Any) -> Any:
+        answer = await api.ok("POST", path, json=body, params=params)
+        return answer["data"] if base == "/api" else answer
+
+    plan = await backfilled(dryRun=True)
+    assert (plan["slots"], len(plan["added"])) == (3, 2)
+    first = await backfilled()
+    assert first["added"] == plan["added"] == ["report@20260105T090000Z", "report@20260106T090000Z"]
+    assert (first["nextSlot"], first["mayHaveRun"]) == ("2026-01-07T09:00:00.000Z", 2)
+    second = await backfilled()
+    assert second["added"] == ["report@20260107T090000Z"]
+    assert second["existing"] == dict.fromkeys(first["added"], "pending")
+    wrong = {"start": "2026-01-05", "end": "2099-01-01", "limit": 2}
+    answer = await api.request("POST", path, json=wrong)
+    assert answer.status_code == 422
+    assert "runs slots of the past" in answer.text
+    assert (await api.request("POST", path, json={**body, "limit": 0})).status_code == 422
+
+
+@pytest.mark.parametrize("base", ["/api", "/api/v1"])
+async def test_jobs_of_code_that_is_gone_are_removed(working: Api, base: str) -> None:
+    path = f"{base}/jobs/prune-orphans"
+
+    async def pruned(**params: Any) -> Any:
+        answer = await working.ok("POST", path, params=params)
+        return answer["data"] if base == "/api" else answer
+
+    assert await pruned(dryRun=True) == {"jobs": [], "removed": False}
+    [gone] = (await working.scheduler.list_jobs(ids=["report"])).items
+    write = JobWrite.add(replace(gone, id="gone", handler="gone"))
+    assert await working.scheduler.store.put_jobs([write]) == [True]
+    assert await pruned(dryRun=True) == {"jobs": ["gone"], "removed": False}
+    assert await pruned() == {"jobs": ["gone"], "removed": True}
+    assert await pruned() == {"jobs": [], "removed": True}

@@ -52,6 +52,7 @@ async def read_health(service: Service) -> dict[str, Any]:
             "stuckThreads": found.stuck_threads,
         },
         "jobsWithoutWorker": list(found.jobs_without_worker),
+        "orphanedJobs": list(found.orphaned_jobs),
     }
 
 

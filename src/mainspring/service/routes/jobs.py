@@ -16,6 +16,7 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from mainspring.core.model import Job, Run
+from mainspring.core.schedules.base import moment
 from mainspring.errors import (
     Conflict,
     HandlerNotFound,
@@ -40,6 +41,7 @@ from mainspring.service.problems import (
     from_library_error,
     from_validation_error,
 )
+from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
 from mainspring.service.schemas.execution import Executions, execution_documents
 from mainspring.service.schemas.job import (
     Bulk,
@@ -51,6 +53,7 @@ from mainspring.service.schemas.job import (
     JobRequest,
     JobsBulkBody,
     JobUpdateBody,
+    PrunedOrphansAnswer,
     Shown,
     TriggerBody,
     created_document,
@@ -75,9 +78,13 @@ __all__ = [
     "BulkItem",
     "CreatedJob",
     "DryRun",
+    "Force",
     "IdempotencyKey",
     "IfMatch",
     "NoIdempotencyKey",
+    "OnlyCount",
+    "OnlyList",
+    "backfill_job",
     "bulk_jobs",
     "create_job",
     "created_before",
@@ -86,6 +93,7 @@ __all__ = [
     "refuse_idempotency_key",
     "refuse_other_id",
     "remove_job",
+    "remove_orphans",
     "router",
     "switch_job",
     "trigger_job",
@@ -113,6 +121,14 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         description="A request sent again with the same key and body within 24 h creates nothing.",
     ),
+]
+
+OnlyList = Annotated[bool, Query(alias="dryRun", description="Only list the jobs; delete none.")]
+OnlyCount = Annotated[
+    bool, Query(alias="dryRun", description="Only say what would be added; add nothing.")
+]
+Force = Annotated[
+    bool, Query(description="Also if no worker is alive to say which handlers exist.")
 ]
 
 NoIdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)]
@@ -191,6 +207,18 @@ async def bulk(
     )
 
 
+@router.post(
+    "/prune-orphans",
+    response_model=PrunedOrphansAnswer,
+    summary="Delete the jobs of code that is gone",
+)
+async def prune_orphans(
+    service: ServiceDep, dry_run: OnlyList = False, force: Force = False
+) -> Response:
+    found = await remove_orphans(service, dry_run=dry_run, force=force)
+    return json_response({"success": True, "data": found})
+
+
 @router.get("/{id}", response_model=JobAnswer, summary="Read a job")
 async def get(id: JobPath, service: ServiceDep) -> Response:
     return _job_response(await service.client.get_job(id))
@@ -238,6 +266,20 @@ async def trigger(
         return json_response({"success": True, "data": shown})
     run, replayed = await trigger_job(service, request, id, body, idempotency_key, if_match)
     return _run_response(run, {"Idempotency-Replayed": "true"} if replayed else None)
+
+
+@router.post(
+    "/{id}/backfill",
+    status_code=202,
+    response_model=BackfillAnswer,
+    responses={200: {"model": BackfillAnswer, "description": "What a dry run would add."}},
+    summary="Run past slots that have not run",
+)
+async def backfill(
+    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: OnlyCount = False
+) -> Response:
+    found = await backfill_job(service, id, body, dry_run=dry_run)
+    return json_response({"success": True, "data": found}, 200 if dry_run else 202)
 
 
 @router.post(
@@ -373,6 +415,26 @@ async def trigger_job(
         raise
     await once.finish({"run": run.id})
     return run, False
+
+
+async def backfill_job(
+    service: Service, id: str, body: BackfillBody, *, dry_run: bool
+) -> dict[str, Any]:
+    sent = body.sent  # the times as they were read; one without an offset is in UTC
+    found = await service.client.backfill(
+        id,
+        moment(sent["start"], "UTC", "start"),
+        moment(sent["end"], "UTC", "end"),
+        limit=body.limit,
+        priority=body.priority,
+        dry_run=dry_run,
+    )
+    return backfill_document(found)
+
+
+async def remove_orphans(service: Service, *, dry_run: bool, force: bool) -> dict[str, Any]:
+    found = await service.client.prune_orphans(dry_run=dry_run, force=force)
+    return {"jobs": [job.id for job in found], "removed": not dry_run}
 
 
 async def preview_trigger(

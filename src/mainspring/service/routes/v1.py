@@ -16,8 +16,17 @@ from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.routes import events, health, jobs, keys, runs, schedules
-from mainspring.service.routes.jobs import DryRun, IdempotencyKey, IfMatch, NoIdempotencyKey
+from mainspring.service.routes.jobs import (
+    DryRun,
+    Force,
+    IdempotencyKey,
+    IfMatch,
+    NoIdempotencyKey,
+    OnlyCount,
+    OnlyList,
+)
 from mainspring.service.schemas import job as job_schema
+from mainspring.service.schemas.backfill import Backfill, BackfillBody
 from mainspring.service.schemas.health import Health, Statistics
 from mainspring.service.schemas.job import (
     JobBody,
@@ -25,6 +34,7 @@ from mainspring.service.schemas.job import (
     JobsBulkBody,
     JobsBulkResult,
     JobUpdateBody,
+    PrunedOrphans,
     RenderedRequest,
     TriggerBody,
     etag,
@@ -124,6 +134,18 @@ async def bulk_jobs(
     )
 
 
+@router.post(
+    "/jobs/prune-orphans",
+    response_model=PrunedOrphans,
+    tags=["jobs"],
+    summary="Delete the jobs of code that is gone",
+)
+async def prune_orphans(
+    service: ServiceDep, dry_run: OnlyList = False, force: Force = False
+) -> Response:
+    return json_response(await jobs.remove_orphans(service, dry_run=dry_run, force=force))
+
+
 @router.get("/jobs/{id}", response_model=job_schema.Job, tags=["jobs"], summary="Read a job")
 async def get_job(id: JobPath, service: ServiceDep) -> Response:
     return _job(await service.client.get_job(id))
@@ -180,6 +202,21 @@ async def trigger_job(
     if replayed:
         headers["Idempotency-Replayed"] = "true"
     return json_response(run_document(run, whole=True), 202, headers)
+
+
+@router.post(
+    "/jobs/{id}/backfill",
+    status_code=202,
+    response_model=Backfill,
+    responses={200: {"model": Backfill, "description": "What a dry run would add."}},
+    tags=["jobs"],
+    summary="Run past slots that have not run",
+)
+async def backfill_job(
+    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: OnlyCount = False
+) -> Response:
+    found = await jobs.backfill_job(service, id, body, dry_run=dry_run)
+    return json_response(found, 200 if dry_run else 202)
 
 
 @router.post(
@@ -315,6 +352,7 @@ async def get_health(service: ServiceDep) -> Response:
             "capacity": state["maxConcurrentJobs"],
             **{name: state[name] for name in ("pollInterval", "isLeader", "stuckThreads")},
             "jobsWithoutWorker": found["jobsWithoutWorker"],
+            "orphanedJobs": found["orphanedJobs"],
         }
     )
 

@@ -44,6 +44,10 @@ class Health(Document):
     jobs_without_worker: Annotated[
         list[str], Field(description="Scheduled jobs whose handler no live worker has.")
     ]
+    orphaned_jobs: Annotated[
+        list[str],
+        Field(description="Those of them that code defined, and whose code is gone."),
+    ]
 
 
 class JobCounts(Document):
@@ -89,6 +93,7 @@ class PageHealth(Document):
     store: Literal["ok", "away"]
     scheduler: SchedulerHealth
     jobs_without_worker: list[str]
+    orphaned_jobs: list[str]
 
 
 class ExecutionCounts(Document):

@@ -935,6 +935,16 @@ class Bulk(Document):
     done: int
 
 
+class PrunedOrphans(Document):
+    jobs: Annotated[list[str], Field(description="The jobs whose code is gone.")]
+    removed: Annotated[bool, Field(description="Whether they were removed.")]
+
+
+class PrunedOrphansAnswer(Document):
+    success: bool
+    data: PrunedOrphans
+
+
 def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
     """What the compatibility page answers when a job was created."""
     document: dict[str, Any] = {

@@ -1,0 +1,164 @@
+"""`mainspring backfill`: runs past slots of a job that have not run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mainspring.cli import time_format
+from mainspring.cli.errors import FAILED, CommandError
+from mainspring.cli.options import (
+    AppOption,
+    JobArgument,
+    JsonOption,
+    StoreOption,
+    example,
+    finish,
+)
+from mainspring.cli.output import Output, progress_bar
+from mainspring.cli.store_access import StoreChoice, open_client
+
+if TYPE_CHECKING:
+    from mainspring.engine.backfill import Backfill
+    from mainspring.scheduler import Client
+
+__all__ = ["register"]
+
+MOST_SHOWN = 5
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "backfill",
+        epilog=example(
+            "mainspring backfill daily_report --from 2026-11-01 --to 2026-11-08 --dry-run",
+            "mainspring backfill import_hour --from 2026-01-01 --limit 5000",
+        ),
+    )(backfill)
+
+
+def backfill(
+    job: JobArgument,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="The first slot: ISO 8601; without an offset, in the job's time zone.",
+        ),
+    ],
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TIME", help="Slots before this time. Default: now.", show_default=False
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            min=1,
+            help="Add at most so many runs, earliest slot first. Needed above 1,000 slots.",
+        ),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option("--priority", min=0, max=9, help="0 to 9; higher runs first.")
+    ] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run the slots of a job that have not run. Slots that have a run are left alone."""
+    choice, output = StoreChoice.of(store, app), Output(as_json=json)
+    finish(_backfill(choice, output, job, start, end, limit, priority, dry_run))
+
+
+async def _backfill(
+    choice: StoreChoice,
+    output: Output,
+    job_id: str,
+    start: str,
+    end: str | None,
+    limit: int | None,
+    priority: int,
+    dry_run: bool,
+) -> None:
+    async with open_client(choice) as client:
+        first, last = await _range(client, job_id, start, end)
+        done = 0
+        with progress_bar(quiet=output.as_json) as move:
+
+            def count(slots: int, total: int) -> None:
+                nonlocal done
+                done = slots
+                move(slots, total)
+
+            try:
+                found = await client.backfill(
+                    job_id,
+                    first,
+                    last,
+                    limit=limit,
+                    priority=priority,
+                    dry_run=dry_run,
+                    progress=count,
+                )
+            except asyncio.CancelledError:
+                raise CommandError(
+                    f"stopped after {done:,} slots",
+                    code=FAILED,
+                    advice="the same command goes on: slots that have a run are left alone",
+                ) from None
+    if output.as_json:
+        output.document(_document(found, dry_run=dry_run))
+    else:
+        _tell(output, found, dry_run=dry_run)
+
+
+async def _range(
+    client: Client, job_id: str, start: str, end: str | None
+) -> tuple[datetime, datetime]:
+    from mainspring.core.schedules.base import moment
+
+    job = await client.get_job(job_id)
+    zone = job.schedule.timezone if job.schedule is not None else "UTC"
+    first = moment(start, zone, "--from")
+    return first, await client.now() if end is None else moment(end, zone, "--to")
+
+
+def _document(found: Backfill, *, dry_run: bool) -> dict[str, object]:
+    return {
+        "job_id": found.job_id,
+        "dry_run": dry_run,
+        "slots": found.slots,
+        "added": list(found.added),
+        "existing": {run_id: state.value for run_id, state in found.existing.items()},
+        "may_have_run": found.may_have_run,
+        "next_slot": time_format.iso(found.next_slot),
+    }
+
+
+def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:
+    verb = "would be added" if dry_run else "added"
+    count = len(found.added)
+    output.line(
+        f"{found.slots:,} {'slot' if found.slots == 1 else 'slots'} of {found.job_id}:"
+        f" {count:,} {'run' if count == 1 else 'runs'} {verb}, {len(found.existing):,} left alone"
+    )
+    states = Counter(state.value for state in found.existing.values())
+    for state, number in sorted(states.items()):
+        output.line(f"  {number:,} {state}")
+    if found.may_have_run:
+        output.note(
+            f"{found.may_have_run:,} of these slots are older than the retention: if they ran,"
+            " their runs have been deleted since, and they run again"
+        )
+    if states.get("failed"):
+        output.note("a failed run is tried again by `mainspring runs retry`")
+    if found.next_slot is not None:
+        output.note(f"the limit is reached; the next slot is {time_format.iso(found.next_slot)}")

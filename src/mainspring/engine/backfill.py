@@ -1,0 +1,229 @@
+"""Runs past slots of a job on purpose: adds a run for each slot that has none.
+
+Idempotent for each slot, because the run has the slot's own id: a call that is repeated, or was
+stopped half-way, adds what is missing and no more. A slot that was skipped has a run already, which
+stays as the record of why. Its backfill has an id of its own, made from that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from mainspring.core.model import Job, Run, Source, State, slot_run_id
+from mainspring.core.schedules import Schedule
+from mainspring.engine.context import EngineContext
+from mainspring.engine.slots import make_run, with_followers
+from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
+from mainspring.stores.protocol import RunQuery
+
+__all__ = ["MOST_SLOTS", "MOST_WITHOUT_LIMIT", "Backfill", "BackfillPlan", "backfill"]
+
+MOST_WITHOUT_LIMIT = 1000
+"""Slots that may be backfilled without saying how many."""
+
+MOST_SLOTS = 100_000
+"""Slots that one backfill looks at."""
+
+BATCH = 500
+"""Slots that are looked up and added in one step: each has two ids."""
+
+_INSTANT = timedelta(microseconds=1)
+
+Progress = Callable[[int, int], None]
+
+
+class BackfillPlan(Struct, frozen=True, kw_only=True):
+    """Which slots to backfill: those from `start` up to, but not at, `end`. At most `limit` runs
+    are added, earliest slot first."""
+
+    start: datetime
+    end: datetime
+    limit: int | None = None
+    priority: int = 0
+    dry_run: bool = False
+
+
+class Backfill(Struct, frozen=True, kw_only=True):
+    """What a backfill did, or a dry run would do.
+
+    `slots` is how many slots lie in the range. `added` are the runs of the slots that had none, by
+    id; `existing` the runs that were there already and were left alone, with their states.
+    `may_have_run` is how many of the added slots are older than the retention: if they ran, their
+    runs have been deleted since. `next_slot` is the first slot that was not looked at, because
+    `limit` was reached.
+    """
+
+    job_id: str
+    slots: int
+    added: tuple[str, ...] = ()
+    existing: Mapping[str, State] = {}
+    may_have_run: int = 0
+    next_slot: datetime | None = None
+
+
+async def backfill(
+    engine: EngineContext, job: Job, plan: BackfillPlan, progress: Progress | None = None
+) -> Backfill:
+    """Add a run for each slot of the plan that has none, a batch at a time. `progress` is called
+    with the number of slots done and to do. What was added before an error or a cancellation
+    stays."""
+    schedule = _schedule_of(job)
+    _check(job, plan, await engine.store.now())
+    total = await _count_slots(schedule, plan)
+    if plan.limit is None and not plan.dry_run and total > MOST_WITHOUT_LIMIT:
+        raise InvalidInput(
+            f"job {job.id!r} has {total:,} slots from {plan.start.isoformat()} to"
+            f" {plan.end.isoformat()}: give a limit (how many to run, up to {MOST_SLOTS:,}), or a"
+            " shorter range",
+            field="limit",
+            allowed=f"1 to {MOST_SLOTS}",
+        )
+    most = plan.limit or MOST_SLOTS
+    added: list[str] = []
+    existing: dict[str, State] = {}
+    old = done = 0
+    slot = schedule.next(plan.start - _INSTANT)
+    while slot is not None and slot < plan.end and len(added) < most:
+        slots, slot = _batch(schedule, slot, plan.end, min(BATCH, most - len(added)))
+        missing = await _missing(engine, job, slots, existing)
+        if missing and not plan.dry_run:
+            await _add(engine, job, missing, plan.priority)
+        added += missing
+        kept_since = engine.time.now() - engine.settings.retention
+        old += sum(moment < kept_since for moment in missing.values())
+        done += len(slots)
+        if progress is not None:
+            progress(done, total)
+        await asyncio.sleep(0)
+    return Backfill(
+        job_id=job.id,
+        slots=total,
+        added=tuple(added),
+        existing=existing,
+        may_have_run=old,
+        next_slot=slot if slot is not None and slot < plan.end else None,
+    )
+
+
+def _schedule_of(job: Job) -> Schedule:
+    if job.unreadable is not None:
+        raise RecordUnreadable("job", job.id, job.unreadable)
+    if job.schedule is None:
+        raise InvalidState(
+            f"job {job.id!r} has no schedule, so it has no slots to backfill: enqueue or trigger it"
+        )
+    return job.schedule
+
+
+def _check(job: Job, plan: BackfillPlan, now: datetime) -> None:
+    if plan.end <= plan.start:
+        raise InvalidInput(
+            f"end ({plan.end.isoformat()}) must be later than start ({plan.start.isoformat()})",
+            field="end",
+            given=plan.end,
+        )
+    if plan.end > now:
+        raise InvalidInput(
+            f"a backfill runs slots of the past: end is {plan.end.isoformat()}, and it is"
+            f" {now.isoformat(timespec='seconds')} now",
+            field="end",
+            given=plan.end,
+        )
+    limit, priority = plan.limit, plan.priority
+    if limit is not None and (type(limit) is not int or not 1 <= limit <= MOST_SLOTS):
+        raise InvalidInput(
+            f"limit is a whole number from 1 to {MOST_SLOTS:,}, not {limit!r}",
+            field="limit",
+            given=limit,
+        )
+    if type(priority) is not int or not 0 <= priority <= 9:
+        raise InvalidInput(
+            f"priority is 0 to 9, not {priority!r}", field="priority", given=priority
+        )
+
+
+async def _count_slots(schedule: Schedule, plan: BackfillPlan) -> int:
+    """How many slots the plan has. `InvalidInput` where they are too many for one call."""
+    first = plan.start - _INSTANT
+    count = schedule.count(first, plan.end - _INSTANT)
+    if count is None:  # they cannot be counted by arithmetic
+        count, slot = 0, schedule.next(first)
+        while slot is not None and slot < plan.end and count <= MOST_SLOTS:
+            count, slot = count + 1, schedule.next(slot)
+            if not count % BATCH:
+                await asyncio.sleep(0)
+    if count > MOST_SLOTS:
+        raise InvalidInput(
+            f"there are more than {MOST_SLOTS:,} slots from {plan.start.isoformat()} to"
+            f" {plan.end.isoformat()}: give a shorter range",
+            field="start",
+            given=plan.start,
+        )
+    return count
+
+
+def _batch(
+    schedule: Schedule, first: datetime, end: datetime, most: int
+) -> tuple[list[datetime], datetime | None]:
+    """Up to `most` slots before `end`, and the slot after them."""
+    slots: list[datetime] = []
+    slot: datetime | None = first
+    while slot is not None and slot < end and len(slots) < most:
+        slots.append(slot)
+        slot = schedule.next(slot)
+    return slots, slot
+
+
+async def _missing(
+    engine: EngineContext, job: Job, slots: Sequence[datetime], existing: dict[str, State]
+) -> dict[str, datetime]:
+    """The ids of the runs to add, with their slots. Runs that are there are put in `existing`."""
+    ids = {run_id for slot in slots for run_id in _ids(job, slot)}
+    page = await engine.store.find(RunQuery(ids=frozenset(ids), brief=True))
+    found = {run.id: run for run in page.items}
+    missing: dict[str, datetime] = {}
+    for slot in slots:
+        own, again = _ids(job, slot)
+        run_id = own
+        if own in found and found[own].state is State.SKIPPED:
+            run_id = again
+        if run_id in found:
+            existing[run_id] = found[run_id].state
+        else:
+            missing[run_id] = slot
+    return missing
+
+
+def _ids(job: Job, slot: datetime) -> tuple[str, str]:
+    """The id of the slot's run, and that of its backfill if the slot was skipped."""
+    own = slot_run_id(job.id, slot)
+    return own, f"{own}@backfill"
+
+
+async def _add(
+    engine: EngineContext, job: Job, missing: Mapping[str, datetime], priority: int
+) -> None:
+    now = await engine.store.now()
+    followers = await engine.jobs.followers()
+    runs: list[Run] = []
+    roots: list[Run] = []
+    for at, (run_id, slot) in enumerate(missing.items()):
+        due = now + at * _INSTANT  # the earliest slot runs first
+        root = make_run(
+            job,
+            run_id=run_id,
+            now=due,
+            source=Source.BACKFILL,
+            scheduled_at=slot,
+            run_at=due,
+            priority=priority,
+        )
+        roots.append(root)
+        runs += with_followers(root, followers, now)
+    await engine.store.add(runs)
+    for root in roots:
+        engine.emit("run.enqueued", root)
