@@ -165,3 +165,24 @@ def test_orphans_are_listed_and_removed(run: Run, stocked: Stocked) -> None:
     assert removed["removed"]
     assert "daily_report" in removed["jobs"]
     assert "nothing to remove" in run("jobs", "prune-orphans", "--force", "--yes").err
+
+
+def test_show_says_where_each_option_comes_from(run: Run, folder: Path) -> None:
+    (folder / "shared.py").write_text(
+        "from mainspring import Scheduler\n"
+        'scheduler = Scheduler("sqlite:///mainspring.db", defaults={"timeout": "5m"})\n'
+        "@scheduler.job(retries=2)\n"
+        "def work() -> None: ...\n"
+    )
+    with load_scheduler("shared:scheduler").blocking:
+        pass
+    shown = run("jobs", "show", "work").out
+    assert "given by the job:         retries=2\n" in shown
+    assert "the scheduler's defaults: timeout=300.0\n" in shown
+    assert 'queue="default"' in shown.partition("built in:")[2]
+    origins = run("jobs", "show", "work", "--json").json["origins"]
+    assert [origins[name] for name in ("retries", "timeout", "queue")] == [
+        "job",
+        "defaults",
+        "built_in",
+    ]

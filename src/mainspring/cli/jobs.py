@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -317,10 +318,33 @@ def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str
         ("takes", None if average is None else f"{time_format.span(average)} on average"),
         ("payload", None if job.payload is None else _one_line(job.payload)),
         ("calls", f"{job.webhook.method} {job.webhook.url}" if job.webhook else None),
-        ("policy", ", ".join(f"{k}={_one_line(v)}" for k, v in job.policy.to_dict().items())),
+        *_policy(job),
         ("tags", ", ".join(job.tags)),
         ("metadata", _one_line(dict(job.metadata)) if job.metadata else None),
     ]
+
+
+_ORIGINS = {
+    "job": "given by the job",
+    "defaults": "the scheduler's defaults",
+    "built_in": "built in",
+}
+
+
+def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
+    """The options by where they come from. Of a job that an earlier version stored that is not
+    known: what differs from the built-in values is shown then."""
+    from mainspring.core.policy_defaults import origins_of
+
+    origins = origins_of(job)
+    if origins is None:
+        options = job.policy.to_dict().items()
+        yield "options", ", ".join(f"{name}={_one_line(value)}" for name, value in options)
+        return
+    values = job.policy.to_dict(complete=True)
+    for origin, title in _ORIGINS.items():
+        names = [name for name in values if origins[name] == origin]
+        yield title, ", ".join(f"{name}={_one_line(values[name])}" for name in names)
 
 
 def _failing(count: int) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from mainspring.cli.time_format import iso
 from mainspring.core import codec
 from mainspring.core.model import Attempt, Job, Page, Progress, Run
+from mainspring.core.policy_defaults import origins_of
 from mainspring.webhooks.service import shown
 
 __all__ = ["job_document", "page_document", "plain_json", "run_document"]
@@ -36,6 +37,7 @@ def job_document(job: Job) -> dict[str, Any]:
         if schedule is None
         else {**schedule.to_dict(), "description": schedule.describe()},
         "policy": job.policy.to_dict(),
+        "origins": origins_of(job),
         "webhook": None if job.webhook is None else shown(job.webhook),
     }
 

@@ -63,7 +63,7 @@ class PolicyOptions(TypedDict, total=False):
     """How a job's runs are tried, limited and kept apart (docs/reference/job-options.md)."""
 
     retries: int
-    backoff: Backoff | BackoffKind | Literal["fixed", "linear", "exponential"]
+    backoff: Backoff | BackoffKind | Literal["fixed", "linear", "exponential"] | Mapping[str, Any]
     retry_delay: Span
     retry_on: Errors
     give_up_on: Errors
@@ -73,12 +73,12 @@ class PolicyOptions(TypedDict, total=False):
     concurrency: int | None
     concurrency_key: str | None
     overlap: Overlap | Literal["skip", "queue", "replace", "allow"]
-    misfire: Misfire | MisfireKind | Literal["once", "skip", "all"]
+    misfire: Misfire | MisfireKind | Literal["once", "skip", "all"] | Mapping[str, Any]
     start_deadline: Span | None
     delivery: Delivery | Literal["at_least_once", "at_most_once", "effect_once"]
     isolation: Isolation | Literal["auto", "thread", "process"]
     memory_limit: int | str | None
-    breaker: Breaker | bool | int | None
+    breaker: Breaker | bool | int | Mapping[str, Any] | None
     after: str | JobLike | Iterable[str | JobLike]
     run_on_start: bool
 

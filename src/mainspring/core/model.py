@@ -29,6 +29,7 @@ __all__ = [
     "Attempt",
     "Job",
     "Note",
+    "Origin",
     "Outcome",
     "Owner",
     "Page",
@@ -95,6 +96,15 @@ class Owner(StrEnum):
 
     CODE = "code"
     API = "api"
+
+
+class Origin(StrEnum):
+    """Where the value of a policy option comes from: the job itself, the defaults of the scheduler
+    that stored the job, or Mainspring."""
+
+    JOB = "job"
+    DEFAULTS = "defaults"
+    BUILT_IN = "built_in"
 
 
 class Progress(Struct, frozen=True, gc=False):
@@ -237,6 +247,10 @@ class Job(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     webhook: Webhook | None = None
+    origins: Mapping[str, str] | None = None
+    """By policy option: `job` where the job itself gives it, `defaults` where it comes from the
+    defaults of the scheduler that stored the job. What is missing here is built in. None: a version
+    stored the job that did not keep this."""
     unreadable: str | None = None
 
     def next_version(self) -> int:

@@ -185,7 +185,7 @@ class Policy:
         if unknown:
             raise UnknownOption(unknown, _READERS)
         policy = base or cls()
-        if "retry_delay" in given and isinstance(given.get("backoff"), Backoff):
+        if "retry_delay" in given and isinstance(given.get("backoff"), Backoff | Mapping):
             raise InvalidInput(
                 "give retry_delay or a Backoff with its delay, not both", field="retry_delay"
             )
@@ -242,21 +242,17 @@ class Policy:
             return False
         return not self.retry_on or bool(kinds & set(self.retry_on))
 
-    def to_dict(self) -> dict[str, Any]:
-        """What differs from the default, in JSON's words."""
+    def to_dict(self, *, complete: bool = False) -> dict[str, Any]:
+        """What differs from the built-in values, in JSON's words; with `complete` every option."""
         return {
             f.name: _plain(getattr(self, f.name))
             for f in fields(self)
-            if getattr(self, f.name) != getattr(_DEFAULT, f.name)
+            if complete or getattr(self, f.name) != getattr(_DEFAULT, f.name)
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
-        given = dict(data)
-        for name, kind in (("backoff", Backoff), ("misfire", Misfire), ("breaker", Breaker)):
-            if isinstance(given.get(name), Mapping):
-                given[name] = kind(**given[name])
-        return cls.make(**given)
+        return cls.make(**data)
 
 
 def error_names(error: BaseException | type[BaseException]) -> tuple[str, ...]:
@@ -368,16 +364,26 @@ def _size(given: Any) -> int | None:
     return _whole(given, "memory_limit", 1)
 
 
-def _value(kind: type[Any], given: Any) -> Any:
+def _value(kind: type[Any], given: Any, field: str) -> Any:
+    """One of our values: as it is, as an object of its parts, or by its first part alone."""
+    if isinstance(given, Mapping):
+        names = [part.name for part in fields(kind)]
+        if unknown := sorted(map(str, given.keys() - set(names))):
+            raise InvalidInput(
+                f"{field} has no {', '.join(unknown)}; it takes {', '.join(names)}",
+                field=f"{field}.{unknown[0]}",
+                allowed=names,
+            )
+        return kind(**given)
     return given if isinstance(given, kind) else kind(given)
 
 
-def _breaker(given: Any) -> Breaker | None:
+def _breaker(given: Any) -> Any:
     if given is None or given is False:
         return None
     if given is True:
         return Breaker()
-    return given if isinstance(given, Breaker) else Breaker(failures=given)
+    return _value(Breaker, given, "breaker")
 
 
 def _limit(given: Any) -> int | None:
@@ -386,7 +392,7 @@ def _limit(given: Any) -> int | None:
 
 _READERS: dict[str, Any] = {
     "retries": lambda v: _whole(v, "retries", 0),
-    "backoff": lambda v: _value(Backoff, v),
+    "backoff": lambda v: _value(Backoff, v, "backoff"),
     "retry_delay": lambda v: duration(v, what="retry_delay"),
     "retry_on": lambda v: _kinds(v, "retry_on"),
     "give_up_on": lambda v: _kinds(v, "give_up_on"),
@@ -396,7 +402,7 @@ _READERS: dict[str, Any] = {
     "concurrency": _limit,
     "concurrency_key": lambda v: None if v is None else _name(v, "concurrency_key"),
     "overlap": lambda v: _choice(Overlap, v, "overlap"),
-    "misfire": lambda v: _value(Misfire, v),
+    "misfire": lambda v: _value(Misfire, v, "misfire"),
     "start_deadline": lambda v: _positive(v, "start_deadline"),
     "delivery": lambda v: _choice(Delivery, v, "delivery"),
     "isolation": lambda v: _choice(Isolation, v, "isolation"),

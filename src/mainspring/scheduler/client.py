@@ -27,11 +27,13 @@ from mainspring.core.job_options import (
     JobLike,
     JobOptions,
     JobRef,
+    PolicyOptions,
     RunFilter,
     job_id_of,
 )
 from mainspring.core.model import Job, Note, Page, Run, Source, State, check_key, replace
 from mainspring.core.policy import Span
+from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.backfill import Backfill, BackfillPlan
@@ -72,6 +74,7 @@ class Client:
     `store` is a URL (`sqlite:///jobs.db`, `mongodb://…`) or a store object. `timezone` is the zone
     of times that name none. A store that cannot be reached at the start is waited for, as long as
     `wait_for_store` says. `poll` is how often `wait` looks at the store where no hint comes.
+    `defaults` are policy options, such as `{"retries": 3}`, of jobs made here that give none.
     """
 
     _name = "client"
@@ -87,6 +90,7 @@ class Client:
         timezone: str = "UTC",
         poll: Span = "1s",
         wait_for_store: Span = "30s",
+        defaults: PolicyOptions | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -97,6 +101,7 @@ class Client:
         self._store = open_store(store, self._clock) if isinstance(store, str) else store
         self._timezone = timezone
         self._zone = zone_named(timezone)
+        self._defaults = check_defaults(defaults)
         self._rng = rng or random.SystemRandom()
         self._settings = Settings.make(
             make_worker_id(self._rng), poll=poll, wait_for_store=wait_for_store
@@ -135,6 +140,11 @@ class Client:
     def timezone(self) -> str:
         """The zone of times for which neither the schedule nor the job names one."""
         return self._timezone
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The policy options of jobs made here that do not give them."""
+        return dict(self._defaults)
 
     @property
     def poll(self) -> timedelta:
@@ -194,6 +204,7 @@ class Client:
         schedule: ScheduleLike = None,
         replace: bool = False,
         dry_run: bool = False,
+        defaults: PolicyOptions | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
         """Store a job for a handler, or for a webhook: a URL, or an object with url, method,
@@ -203,8 +214,17 @@ class Client:
         definition and keeps `enabled`, so a program may call it at every start. A process that
         works on runs must have the handler itself; a client or a scheduler with `workers=0` may
         name one that another process has. A `dry_run` makes the same checks and stores nothing.
+        `defaults` are policy options for this job that it does not give itself, instead of those
+        of the scheduler.
         """
-        draft = self.draft(id, handler=handler, webhook=webhook, schedule=schedule, **options)
+        draft = self.draft(
+            id,
+            handler=handler,
+            webhook=webhook,
+            schedule=schedule,
+            defaults=defaults,
+            **options,
+        )
         operations = self._running().operations
         if not replace:
             return await self._call(operations.create(draft, dry_run=dry_run))
@@ -215,13 +235,14 @@ class Client:
 
         return await self._call(operations.put(draft, adapt, dry_run=dry_run))
 
-    def draft(self, id: str, **given: Any) -> Job:
+    def draft(self, id: str, *, defaults: PolicyOptions | None = None, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
         return new_job(
             id,
             self._registry,
             self.webhooks,
             self._timezone,
+            defaults=self._defaults if defaults is None else check_defaults(defaults),
             handlers_elsewhere=not self.workers,
             **given,
         )

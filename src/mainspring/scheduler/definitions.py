@@ -15,6 +15,7 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import JobChanges, JobOptions, option_names
 from mainspring.core.model import (
     Job,
+    Origin,
     Owner,
     Webhook,
     check_job_id,
@@ -22,6 +23,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Delivery, Isolation, Policy
+from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.executors.process_pool import Target
@@ -49,6 +51,9 @@ _SCHEDULE_OPTIONS: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _DESCRIPTIVE_OPTIONS: tuple[str, ...] = ("description", "tags", "metadata")
 
 WEBHOOK_TIMEOUT = timedelta(seconds=30)
+WEBHOOK_DEFAULTS = {"timeout": WEBHOOK_TIMEOUT}
+"""The policy options of a webhook that differ from those of other jobs."""
+
 LONGEST_USUAL = timedelta(hours=4)
 """A longer timeout or delay that is given as a bare number was perhaps meant in milliseconds: it is
 warned of."""
@@ -78,19 +83,20 @@ def draft_job(
     timezone: str | None = None,
     jitter: Any = None,
     webhook: Webhook | None = None,
+    defaults: Mapping[str, Any] | None = None,
     errors: InputErrors | None = None,
     **given: Any,
 ) -> Job:
     """A checked job that is not stored yet: it has no times and no version. A handler is given by
-    its name if another process has it; that process then checks the payload. `errors` are those
-    found so far: all are raised together."""
-    if webhook is not None:
-        given.setdefault("timeout", WEBHOOK_TIMEOUT)
+    its name if another process has it; that process then checks the payload. `defaults` are the
+    policy options that the job has where it gives none itself. `errors` are those found so far: all
+    are raised together."""
     _warn_of_bare_numbers({**given, "jitter": jitter})
     descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
     errors = errors or InputErrors()
     # Where a value is wrong, its default stands in while the others are checked.
     about: dict[str, Any] = {}
+    origins: Mapping[str, str] = {}
     read_schedule, policy = None, Policy(timeout=WEBHOOK_TIMEOUT if webhook else None)
     with errors:
         check_job_id(job_id)
@@ -99,7 +105,12 @@ def draft_job(
     with errors:
         read_schedule = _schedule(schedule, timezone, default_zone, jitter)
     with errors:
-        policy = Policy.read(**given)
+        policy, origins = merge_policy(
+            given,
+            defaults or {},
+            WEBHOOK_DEFAULTS if webhook else {},
+            longest_timeout=LONGEST_WEBHOOK if webhook else None,
+        )
         policy.check()
     with errors:
         about = _describe(descriptive)
@@ -114,6 +125,7 @@ def draft_job(
         enabled=enabled,
         owner=owner,
         webhook=webhook,
+        origins=origins,
         **about,
     )
     _check(job, None if isinstance(handler, str) else handler, errors)
@@ -127,14 +139,16 @@ def new_job(
     webhooks: Webhooks,
     default_zone: str,
     *,
+    defaults: Mapping[str, Any],
     handlers_elsewhere: bool = False,
     handler: Any = None,
     webhook: Any = None,
     **given: Any,
 ) -> Job:
-    """A draft for a handler (its name, or the decorated function) or for a webhook. With
-    `handlers_elsewhere` a handler need not be registered here: another process may have it."""
-    beside = ("schedule", "handler", "webhook", "replace", "dry_run")
+    """A draft for a handler (its name, or the decorated function) or for a webhook. `defaults` is
+    as for `draft_job`. With `handlers_elsewhere` a handler need not be registered here: another
+    process may have it."""
+    beside = ("schedule", "handler", "webhook", "replace", "dry_run", "defaults")
     refuse_unknown_options(
         {name: given[name] for name in given if name not in beside}, JobOptions, beside
     )
@@ -149,7 +163,9 @@ def new_job(
             raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
     else:
         found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
-    return draft_job(job_id, found, Owner.API, default_zone, errors=errors, **given)
+    return draft_job(
+        job_id, found, Owner.API, default_zone, defaults=defaults, errors=errors, **given
+    )
 
 
 def replace_job(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
@@ -209,6 +225,9 @@ def edit_job(
     with errors:
         after = replace(after, policy=Policy.read(job.policy, **given))
         after.policy.check()
+    if job.origins is not None:
+        own = {field_of(name): str(Origin.JOB) for name in given}
+        after = replace(after, origins={**job.origins, **own})
     if rescheduling:
         with errors:
             after = replace(after, schedule=_rescheduled(job, rescheduling, default_zone, now))

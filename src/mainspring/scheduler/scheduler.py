@@ -15,7 +15,7 @@ from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
 from mainspring.core.handlers import Handler, Hooks, name_of
-from mainspring.core.job_options import JobOptions
+from mainspring.core.job_options import JobOptions, PolicyOptions
 from mainspring.core.model import Job, Owner
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
@@ -43,8 +43,9 @@ class Scheduler(Client):
 
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how many
     runs this process works on at once; with 0 it only enqueues. Handlers find `resources` as
-    `ctx.resources`. A store that cannot be reached at the start is waited for, as long as
-    `wait_for_store` says.
+    `ctx.resources`. `defaults` are policy options, such as `{"retries": 3, "timeout": "5m"}`, of
+    jobs that do not give them. A store that cannot be reached at the start is waited for, as long
+    as `wait_for_store` says.
     """
 
     _name = "scheduler"
@@ -67,6 +68,7 @@ class Scheduler(Client):
         retention: Span = "30d",
         leader_election: bool = True,
         wait_for_store: Span = "30s",
+        defaults: PolicyOptions | None = None,
         resources: Mapping[str, Any] | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
@@ -74,7 +76,13 @@ class Scheduler(Client):
         inline: bool = False,
     ) -> None:
         super().__init__(
-            store, timezone=timezone, webhooks=webhooks, clock=clock, rng=rng, inline=inline
+            store,
+            timezone=timezone,
+            defaults=defaults,
+            webhooks=webhooks,
+            clock=clock,
+            rng=rng,
+            inline=inline,
         )
         self._settings = Settings.make(
             self._settings.worker_id,
@@ -143,7 +151,15 @@ class Scheduler(Client):
                 function = function.handler.function
             handler = Handler(id if id is not None else name_of(function), function, hooks)
             zone = self._timezone
-            draft = draft_job(handler.name, handler, Owner.CODE, zone, schedule=when, **options)
+            draft = draft_job(
+                handler.name,
+                handler,
+                Owner.CODE,
+                zone,
+                schedule=when,
+                defaults=self._defaults,
+                **options,
+            )
             self._registry.add(handler)
             self._jobs_in_code[draft.id] = draft
             self._store_if_started(draft)

@@ -391,6 +391,7 @@ JOB: Table[Job] = Table(
         Field("payload", _value("payload"), sparse=True),
         Field("metadata", MAPPING, sparse=True),
         Field("webhook", WEBHOOK, sparse=True),
+        Field("origins", _value("origins"), sparse=True),
     ],
     unstored=frozenset({"unreadable"}),
 )

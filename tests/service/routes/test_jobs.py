@@ -83,7 +83,8 @@ async def test_what_was_read_can_be_sent_back_whole(api: Api) -> None:
     read = await job(api, job_id)
     stored = await api.scheduler.get_job(job_id)
     answer = await api.ok("PUT", f"/api/jobs/{job_id}", json={**read, "priority": 9})
-    assert {**read, "priority": 9, "updatedAt": answer["data"]["updatedAt"]} == answer["data"]
+    changed = {"priority": 9, "origins": {**read["origins"], "priority": "job"}}
+    assert {**read, **changed, "updatedAt": answer["data"]["updatedAt"]} == answer["data"]
     after = await api.scheduler.get_job(job_id)
     assert stored.webhook is not None
     assert after.webhook == stored.webhook
@@ -532,3 +533,23 @@ async def test_jobs_of_code_that_is_gone_are_removed(working: Api, base: str) ->
     assert await pruned(dryRun=True) == {"jobs": ["gone"], "removed": False}
     assert await pruned() == {"jobs": ["gone"], "removed": True}
     assert await pruned() == {"jobs": [], "removed": True}
+
+
+async def test_origins_tell_what_was_sent_from_what_is_a_default(api: Api) -> None:
+    one = await job(api, await created(api, timeout="45s"))
+    origins = one["origins"]
+    assert (one["retryAttempts"], origins["retryAttempts"]) == (3, "defaults")
+    assert (origins["timeout"], origins["backoff"]) == ("job", "defaults")
+    assert origins["priority"] == "built_in"
+    path = f"/api/jobs/{one['_id']}"
+    edited = (await api.ok("PUT", path, json={**one, "priority": 7}))["data"]
+    assert edited["origins"] == {**origins, "priority": "job"}
+
+
+async def test_defaults_of_the_scheduler_come_before_those_of_the_service(make: Make) -> None:
+    scheduler = sample_scheduler(defaults={"retries": 1, "backoff": "linear", "queue": "calls"})
+    api: Api = await make(scheduler)
+    one = await job(api, await created(api, queue="mail"))
+    assert (one["retryAttempts"], one["backoff"]["kind"], one["queue"]) == (1, "linear", "mail")
+    once = await job(api, await created(api, executionType="AT_MOST_ONCE"))
+    assert (once["retryAttempts"], once["queue"]) == (0, "calls")

@@ -37,6 +37,7 @@ async def test_a_job_from_its_making_to_its_end(api: Api) -> None:
     assert (job["id"], job["schedule"]) == ("mine", WEBHOOK["schedule"])
     assert not {"_id", "jobId", "success", "signingSecret"} & job.keys()
     changed = await api.ok("PATCH", path, json={"priority": 8})
+    job["origins"]["priority"] = "job"
     assert changed == {**job, "priority": 8, "updatedAt": changed["updatedAt"]}
     assert (await api.ok("PATCH", path, json=changed))["priority"] == 8  # as it was read
     assert (await api.ok("POST", f"{path}/pause"))["enabled"] is False

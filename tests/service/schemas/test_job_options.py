@@ -45,7 +45,7 @@ def test_every_field_is_declared_once() -> None:
 def test_fields_become_options_of_the_library(
     sent: dict[str, Any], option: str, value: object
 ) -> None:
-    options = job_options(JobBody.model_validate({**SENT, **sent}), ServiceSettings.read())
+    options = job_options(JobBody.model_validate({**SENT, **sent}), ServiceSettings.read(), {})
     assert options[option] == value
 
 

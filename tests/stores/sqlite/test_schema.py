@@ -24,7 +24,7 @@ from mainspring.core.model import State, Webhook, replace
 from mainspring.core.policy import Policy
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.stores.election import elect
-from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
 from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
 from mainspring.stores.sqlite.file_lock import FileLock
@@ -220,6 +220,7 @@ async def test_a_file_of_an_earlier_schema_gets_its_lists(
         policy = Policy.make(after=("root",))
         job = replace(a_job("behind"), policy=policy, tags=("t",), description="Über")
         for made in (job_row(job), {**job_row(a_job("damaged")), "body": "{"}):
+            del made["origins"]  # it came later
             connection.execute(*_insertion("mainspring_jobs", made, made.values()))
     monkeypatch.setattr(schema, "MIGRATIONS", known)
     async with opened(path) as store:
@@ -531,3 +532,22 @@ async def test_a_file_from_before_webhooks_is_brought_up_to_date(
         assert job.webhook == Webhook(url="https://example.org/")
         [attempt] = (await get_runs(store, ["r"]))["r"].attempts
         assert (attempt.log, attempt.detail) == (("line",), None)
+
+
+async def test_jobs_of_a_file_without_origins_are_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    known = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", known[: known.index(schema._ORIGINS)])
+    with closing(schema.connect(path, create=True)) as connection:
+        schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
+        have = {row[1] for row in connection.execute("PRAGMA table_xinfo(mainspring_jobs)")}
+        old = {name: value for name, value in job_row(a_job("old")).items() if name in have}
+        connection.execute(*_insertion("mainspring_jobs", old, old.values()))
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        [job] = (await store.jobs(JobQuery())).items
+        assert job.origins is None
+        assert await store.put_jobs([JobWrite.put(replace(job, origins={}))]) == [True]
+        assert (await store.jobs(JobQuery())).items[0].origins == {}

@@ -490,7 +490,7 @@ async def _add_job(
     fields that can be read, so that the client gets every error at once.
     """
     faults = document_faults(body)
-    options = job_options(body, service.settings)
+    options = job_options(body, service.settings, service.client.defaults)
     secret = None
     if "webhook" in options and service.client.webhooks.vault.ready:
         secret = options["webhook"]["signing_secret"] = new_signing_secret()
@@ -524,7 +524,8 @@ def _is_created_by(service: Service, job: Job, body: JobBody) -> bool:
         return True  # its random id was made for this request
     client = service.client
     try:
-        draft = client.draft(job.id, **job_options(body, service.settings))
+        options = job_options(body, service.settings, client.defaults)
+        draft = client.draft(job.id, **options)
         return is_stored_as(draft, job, client.webhooks)
     except (MainspringError, ApiError):
         return False

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from mainspring.core import model
 from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
+from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.interval import Interval
@@ -256,6 +257,15 @@ def schedule_text(schedule: Schedule | None) -> str | None:
 @lru_cache(maxsize=10_000)
 def _describe(schedule: Schedule) -> str:
     return schedule.describe()  # half of the time that a job's document takes, and rarely new
+
+
+def _origins(job: model.Job) -> dict[str, str] | None:
+    """By the API's names of the options."""
+    origins = origins_of(job)
+    if origins is None:
+        return None
+    names = {spec.option or spec.name: spec.alias for spec in JOB}
+    return {names[name]: str(origin) for name, origin in origins.items() if name in names}
 
 
 def _codes(bounds: tuple[int, int]) -> int | str:
@@ -543,6 +553,15 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "`code`: a program defines the job, and clients can only pause, resume and trigger it.",
         answered=Literal["code", "api"],
         read=lambda job: str(job.owner),
+    ),
+    FieldSpec(
+        "origins",
+        "Where the job's options come from, by field: the `job` itself, the `defaults` of the"
+        " scheduler or service that stored it, or `built_in`. Null: an earlier version stored the"
+        " job, and did not keep this.",
+        {"retryAttempts": "job", "timeout": "defaults", "priority": "built_in"},
+        answered=dict[str, Literal["job", "defaults", "built_in"]] | None,
+        read=lambda job: _origins(job),
     ),
     FieldSpec(
         "next_run_at",

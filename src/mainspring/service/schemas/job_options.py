@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mainspring.core.model import Job
-from mainspring.core.policy import Backoff
+from mainspring.core.policy import Backoff, Policy
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT
 from mainspring.service.problems import ApiError, FieldError, field_errors
@@ -67,27 +67,52 @@ def new_job_id(body: JobBody) -> str:
     return f"{_slug(target or '')[:60] or 'job'}-{secrets.token_hex(4)}"
 
 
-def job_options(body: JobBody, settings: ServiceSettings) -> dict[str, Any]:
-    """The options of `add_job` beside the id. A webhook is retried by default."""
+def job_options(
+    body: JobBody, settings: ServiceSettings, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of `add_job` beside the id. `defaults` are those of the scheduler."""
     sent = body.sent
     options = options_of(JOB, sent)
+    calls = sent.get("endpoint") is not None
+    options["defaults"] = _defaults(settings, defaults, calls=calls)
     for name in _SCHEDULES:
         if sent.get(name) is not None:
             options["schedule"] = sent[name]
-    calls = sent.get("endpoint") is not None
     if calls:
         options.pop("handler", None)
         options["webhook"] = _webhook_options(sent)
-        _set_default_timeout(options)
-    at_most_once = sent.get("execution_type") == "AT_MOST_ONCE"
-    if "retries" not in options:
-        options["retries"] = settings.job_retry_attempts if calls and not at_most_once else 0
+        if options.get("timeout", "") is None:  # null means the default
+            del options["timeout"]
     delay = sent.get("retry_delay")
-    if delay is None:
-        delay = timedelta(milliseconds=settings.job_retry_delay)
-    options["backoff"] = _backoff(sent.get("backoff"), delay)
+    if sent.get("backoff") is not None:
+        usual = Policy.read(**options["defaults"]).backoff.delay
+        options["backoff"] = _backoff(sent["backoff"], usual if delay is None else delay)
+    elif delay is not None:
+        options["retry_delay"] = delay
     options["metadata"] = {**(sent.get("metadata") or {}), **_name(sent.get("name"))}
     return options
+
+
+def _defaults(
+    settings: ServiceSettings, defaults: Mapping[str, Any], *, calls: bool
+) -> dict[str, Any]:
+    """The policy options of a job that sends none: what the operator has set for the service, then
+    the scheduler's, then the service's own. Only calls of endpoints are retried by default."""
+    own = {
+        "job_retry_delay": ("retry_delay", timedelta(milliseconds=settings.job_retry_delay)),
+        "job_retry_attempts": ("retries", settings.job_retry_attempts),
+    }
+    if not calls:
+        del own["job_retry_attempts"]
+    made: dict[str, Any] = {name: value for name, value in own.values() if name not in defaults}
+    if "backoff" in defaults:
+        made.pop("retry_delay", None)
+    made |= defaults
+    made |= {name: value for key, (name, value) in own.items() if key in settings.model_fields_set}
+    if isinstance(made.get("backoff"), Backoff | Mapping) and "retry_delay" in made:
+        backoff = Policy.read(backoff=made["backoff"]).backoff
+        made["backoff"] = dataclasses.replace(backoff, delay=made.pop("retry_delay"))
+    return made
 
 
 def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from mainspring.stores.codec import (
 from mainspring.stores.sqlite.row_batches import BulkSql, select
 
 __all__ = [
+    "JOB_COLUMNS",
     "JOB_SELECT",
     "LANE_SQL",
     "RUN_INSERT",
@@ -393,6 +394,9 @@ _JOB_ROWS = JOB.adapted(
     names={"fast_read": "tuple({})"},
 )
 _JOB_COLUMNS = tuple(name for name in JOB.fields if name not in _BODY)
+JOB_COLUMNS = (*_JOB_COLUMNS, "concurrency", "limit_key", "body")
+"""The columns that `job_row` gives, the id first."""
+
 _JOB_TEXTS = tuple(
     name for name in _JOB_COLUMNS if JOB.fields[name].kind.name in ("value", "mapping", "webhook")
 )

@@ -10,7 +10,14 @@ from mainspring.core.model import Run
 from mainspring.core.policy import Overlap
 from mainspring.stores.batching import turns, waves
 from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
-from mainspring.stores.sqlite.codec import LANE_SQL, SET_ASIDE, job_row, select_runs, to_us
+from mainspring.stores.sqlite.codec import (
+    JOB_COLUMNS,
+    LANE_SQL,
+    SET_ASIDE,
+    job_row,
+    select_runs,
+    to_us,
+)
 from mainspring.stores.sqlite.commit import EncodedChange, commit
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.runs import NewRun, add
@@ -41,7 +48,7 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
         stored = _stored(tx, [items[at].id for at in wave])
         fit = [at for at in wave if _is_expected(items[at], stored.get(items[at].id))]
         rows = [row for at in fit if (row := items[at].row) is not None]
-        bulk(tx.connection, _PUT, [[row[name] for name in _COLUMNS] for row in rows])
+        bulk(tx.connection, _PUT, [[row[name] for name in JOB_COLUMNS] for row in rows])
         gone = [(items[at].id,) for at in fit if items[at].row is None]
         bulk(tx.connection, _DROP, gone)
         for at in fit:
@@ -78,15 +85,11 @@ _STORED = (
     ")",
     1,
 )
-_COLUMNS = (
-    "id", "version", "enabled", "next_run_at", "last_run_at", "concurrency", "limit_key", "body",
-    "payload", "metadata", "webhook",
-)  # fmt: skip
 _PUT = (
-    f"INSERT INTO mainspring_jobs ({', '.join(_COLUMNS)}) SELECT * FROM (VALUES ",
+    f"INSERT INTO mainspring_jobs ({', '.join(JOB_COLUMNS)}) SELECT * FROM (VALUES ",
     ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:]),
-    len(_COLUMNS),
+    + ", ".join(f"{name} = excluded.{name}" for name in JOB_COLUMNS[1:]),
+    len(JOB_COLUMNS),
 )
 _DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
 

@@ -187,7 +187,20 @@ FROM mainspring_terms;
 DROP TABLE mainspring_terms;
 """
 
-MIGRATIONS: list[str] = [_FIRST, _WEBHOOKS, _NOTES, _TRIED, _LISTS, _BEGAN, _LAST_CHANGE, _TERMS]
+# Which policy options are a job's own, and which were defaults.
+_ORIGINS = "ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT"
+
+MIGRATIONS: list[str] = [
+    _FIRST,
+    _WEBHOOKS,
+    _NOTES,
+    _TRIED,
+    _LISTS,
+    _BEGAN,
+    _LAST_CHANGE,
+    _TERMS,
+    _ORIGINS,
+]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 

@@ -139,6 +139,7 @@ JOB = Job(
         retry_on=((429, 429), (500, 599)),
         signing=(SigningSecret(Sealed("k1", "bmV3")), SigningSecret(Sealed("k0", "b2xk"), AT)),
     ),
+    origins={"retries": "job", "timeout": "defaults"},
 )
 
 VALUES: list[Any] = [

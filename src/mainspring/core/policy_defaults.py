@@ -1,0 +1,117 @@
+"""Default values of policy options: checks them, and merges them with what a job gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from mainspring.core.durations import duration
+from mainspring.core.input_errors import InputErrors
+from mainspring.core.job_options import PolicyOptions, option_names
+from mainspring.core.model import Job, Origin
+from mainspring.core.policy import Backoff, Delivery, Isolation, Policy
+from mainspring.errors import InvalidInput, UnknownOption
+
+__all__ = ["check_defaults", "field_of", "merge_policy", "origins_of"]
+
+_NOT_FOR_WEBHOOKS = ("isolation", "memory_limit")
+
+
+def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> dict[str, Any]:
+    """The defaults as they were given, or `InvalidInput` that names each wrong one as
+    `defaults.retries`."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidInput(
+            f"{field} is an object of policy options such as {{'retries': 3}}, not {given!r}",
+            field=field,
+            given=given,
+        )
+    errors = InputErrors()
+    known = option_names(PolicyOptions) - {"after"}
+    if unknown := given.keys() - known - {"after"}:
+        for name in sorted(map(str, unknown)):
+            errors.add(_named(UnknownOption([name], known), name, field))
+    if "after" in given:
+        why = "after names the jobs that one job follows, so it has no default: give it to the job"
+        errors.add(_named(InvalidInput(why), "after", field))
+    try:
+        Policy.make(**{name: value for name, value in given.items() if name in known})
+    except InvalidInput as error:
+        for one in error.each():
+            errors.add(_named(one, one.field or "", field))
+    errors.check()
+    return dict(given)
+
+
+def _named(error: InvalidInput, name: str, field: str) -> InvalidInput:
+    error.args = (f"{field}.{name}: {error}",)
+    error.field = f"{field}.{name}"
+    error.others = ()
+    return error
+
+
+def merge_policy(
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    built_in: Mapping[str, Any],
+    *,
+    longest_timeout: Any = None,
+) -> tuple[Policy, dict[str, str]]:
+    """The policy of a job, and where each value comes from that is not built in.
+
+    What the job gives wins over the `defaults`, and those win over what is `built_in` for its kind.
+    A default that does not fit what the job itself says is left out. `longest_timeout` marks a
+    job that calls an endpoint: it needs a timeout, and takes no options that are for handlers.
+    """
+    used = {name: value for name, value in defaults.items() if name not in given}
+    _leave_out_unfit(used, given, longest_timeout)
+    base = Policy.read(**{**_without(built_in, used), **used})
+    more = {}
+    if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
+        more["retry_delay"] = used["retry_delay"]
+    policy = Policy.read(base, **more, **given)
+    origins = {field_of(name): str(Origin.DEFAULTS) for name in used}
+    origins |= {field_of(name): str(Origin.JOB) for name in given}
+    return policy, {f.name: origins[f.name] for f in fields(Policy) if f.name in origins}
+
+
+def origins_of(job: Job) -> dict[str, Origin] | None:
+    """Where each value of a job's policy comes from; None where that is not known."""
+    if job.origins is None:
+        return None
+    return {
+        field.name: Origin(job.origins.get(field.name, Origin.BUILT_IN)) for field in fields(Policy)
+    }
+
+
+def field_of(option: str) -> str:
+    """The field of a policy that an option sets."""
+    return "backoff" if option == "retry_delay" else option
+
+
+def _without(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in others}
+
+
+def _leave_out_unfit(used: dict[str, Any], given: Mapping[str, Any], longest_timeout: Any) -> None:
+    if given.get("delivery") == Delivery.AT_MOST_ONCE:
+        used.pop("retries", None)
+    if given.get("isolation", Isolation.PROCESS) != Isolation.PROCESS:
+        used.pop("memory_limit", None)
+    if "concurrency" in given and given["concurrency"] is None:
+        used.pop("concurrency_key", None)
+    if isinstance(given.get("backoff"), Backoff | Mapping):
+        used.pop("retry_delay", None)
+    if longest_timeout is None:
+        return
+    for name in _NOT_FOR_WEBHOOKS:
+        used.pop(name, None)
+    if used.get("delivery") == Delivery.EFFECT_ONCE:
+        del used["delivery"]
+    if "timeout" in used and (
+        used["timeout"] is None or duration(used["timeout"]) > longest_timeout
+    ):
+        del used["timeout"]
