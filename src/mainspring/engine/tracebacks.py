@@ -6,12 +6,9 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from mainspring.core import handlers
-
 __all__ = ["trace_of", "without_engine_frames"]
 
-_HERE = str(Path(__file__).parent)
-_HANDLERS = handlers.__file__
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def trace_of(error: BaseException, most: int) -> str:
@@ -23,10 +20,6 @@ def trace_of(error: BaseException, most: int) -> str:
 def without_engine_frames(error: BaseException) -> TracebackType | None:
     """The traceback from the handler's first frame on; all of it where it has no such frame."""
     frames = error.__traceback__
-    while frames is not None and _ours(frames.tb_frame.f_code.co_filename):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frames = frames.tb_next
     return frames or error.__traceback__
-
-
-def _ours(name: str) -> bool:
-    return name.startswith(_HERE) or name == _HANDLERS

@@ -1,37 +1,44 @@
 """What Mainspring is tested with, shipped so that you can test with it too.
 
+- `TestScheduler`: your scheduler on virtual time and in memory, for tests of your program.
 - `make_context`: what a handler is given, for calling it in a test of its own.
 - `FakeClock`: time that moves when you say so.
 - `run_virtual`, `VirtualLoop`, `VirtualClock`: asyncio on virtual time, replayed by a seed.
 - `FaultyStore` with `RandomFaults` or `ScriptedFaults`: a store that fails as real ones do.
 - `StoreConformance`: the tests that every store must pass. It needs pytest; the rest does not.
+
+Names are imported when they are first used, because pytest loads `pytest_plugin.py`, with the
+fixture `mainspring_test`, in every program that has Mainspring installed.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from mainspring.testing.fake_clock import FakeClock
-from mainspring.testing.fault_injection import (
-    FaultPlan,
-    FaultyStore,
-    Injection,
-    RandomFaults,
-    ScriptedFaults,
-)
-from mainspring.testing.run_context import make_context
-from mainspring.testing.virtual_time import (
-    Deadlock,
-    SimulationLimit,
-    VirtualClock,
-    VirtualLoop,
-    run_virtual,
-)
 
 if TYPE_CHECKING:
     from mainspring.testing.conformance import StoreConformance
+    from mainspring.testing.fake_clock import FakeClock
+    from mainspring.testing.fault_injection import (
+        FaultPlan,
+        FaultyStore,
+        Injection,
+        RandomFaults,
+        ScriptedFaults,
+    )
+    from mainspring.testing.run_context import make_context
+    from mainspring.testing.virtual_scheduler import BlockingTestScheduler, TestScheduler
+    from mainspring.testing.virtual_time import (
+        Deadlock,
+        SimulationLimit,
+        VirtualClock,
+        VirtualLoop,
+        run_virtual,
+    )
+    from mainspring.testing.webhook_stub import SentRequest, WebhookStub
 
 __all__ = [
+    "BlockingTestScheduler",
     "Deadlock",
     "FakeClock",
     "FaultPlan",
@@ -39,23 +46,41 @@ __all__ = [
     "Injection",
     "RandomFaults",
     "ScriptedFaults",
+    "SentRequest",
     "SimulationLimit",
     "StoreConformance",
+    "TestScheduler",
     "VirtualClock",
     "VirtualLoop",
+    "WebhookStub",
     "make_context",
     "run_virtual",
 ]
 
+_HOMES = {
+    "conformance": ("StoreConformance",),
+    "fake_clock": ("FakeClock",),
+    "fault_injection": (
+        *("FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"),
+    ),
+    "run_context": ("make_context",),
+    "virtual_scheduler": ("BlockingTestScheduler", "TestScheduler"),
+    "virtual_time": ("Deadlock", "SimulationLimit", "VirtualClock", "VirtualLoop", "run_virtual"),
+    "webhook_stub": ("SentRequest", "WebhookStub"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """`StoreConformance` on first use: only it needs pytest."""
-    if name != "StoreConformance":
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
+    if name == "StoreConformance":
+        import pytest
 
-    # Before the import, so that a failed assertion shows its values, as in a test file.
-    pytest.register_assert_rewrite("mainspring.testing.conformance")
-    from mainspring.testing.conformance import StoreConformance
+        # Before the import, so that a failed assertion shows its values, as in a test file.
+        pytest.register_assert_rewrite("mainspring.testing.conformance")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
 
-    return StoreConformance
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

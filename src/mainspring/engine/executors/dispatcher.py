@@ -83,8 +83,7 @@ class Dispatcher:
 
     def runs_on_loop(self, attempt: LocalAttempt) -> bool:
         """Whether its handler runs on a loop."""
-        isolation = attempt.isolation
-        return isolation is Isolation.AUTO or (isolation is Isolation.THREAD and self._inline)
+        return self._inline or attempt.isolation is Isolation.AUTO
 
     def begin(self, attempts: Sequence[LocalAttempt], free: int, *, first: bool = False) -> int:
         """Begin these attempts with so much free capacity; return how much of it is taken.

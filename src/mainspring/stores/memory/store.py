@@ -71,6 +71,25 @@ def _atomic(method: Callable[P, _Result[T]]) -> Callable[P, _Result[T]]:
     return locked
 
 
+class _Runs(dict[str, Run]):
+    """Runs by id, and beside them those that have not ended: a claim looks at no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[str, Run] = {}
+
+    def __setitem__(self, run_id: str, run: Run) -> None:
+        super().__setitem__(run_id, run)
+        if run.state in LIVE:
+            self.live[run_id] = run
+        else:
+            self.live.pop(run_id, None)
+
+    def __delitem__(self, run_id: str) -> None:
+        super().__delitem__(run_id)
+        self.live.pop(run_id, None)
+
+
 class MemoryStore:
     """`data` holds what handlers write in their transactions."""
 
@@ -78,7 +97,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._steady = SteadyClock(self._clock)
         self._wall_offset: int | None = None
-        self._runs: dict[str, Run] = {}
+        self._runs = _Runs()
         self._number: dict[str, int] = {}  # the order in which runs were added, for cursors
         self._numbers = count(1)
         self._last_change: dict[str, int] = {}
@@ -139,7 +158,7 @@ class MemoryStore:
     @_atomic
     async def claim(self, claim: Claim) -> Claimed:
         now = self._now()
-        runs = self._runs.values()
+        runs = self._runs.live.values()
         used = self._used_capacity(now)
         chosen = evaluation.choose_claimed(runs, self._jobs, claim, now, used)
         for run in chosen:
@@ -174,8 +193,14 @@ class MemoryStore:
         hand_out = records.brief if query.brief else records.copy_for_caller
         if query.ids is not None:
             return Page([hand_out(run) for run in self._look_up(query.ids)])
-        newest_first = reversed(self._runs.values())
-        page = evaluation.page_of_runs(newest_first, query, self._now(), self._number)
+        now = self._now()  # first: it moves leases if the wall clock was set
+        newest_first: Iterable[Run] = reversed(self._runs.values())
+        if query.lapsed or query.upstream is not None or (query.states or FINISHED) <= LIVE:
+            number = self._number
+            newest_first = sorted(
+                self._runs.live.values(), key=lambda run: number[run.id], reverse=True
+            )
+        page = evaluation.page_of_runs(newest_first, query, now, self._number)
         return replace(page, items=[hand_out(run) for run in page.items])
 
     def _look_up(self, ids: Iterable[str]) -> list[Run]:
@@ -293,7 +318,7 @@ class MemoryStore:
         return evaluation.has_capacity(self._jobs.get(run.job_id), self._used_capacity(now))
 
     def _used_capacity(self, now: datetime) -> evaluation.UsedCapacity:
-        return evaluation.used_capacity(self._runs.values(), self._jobs, now)
+        return evaluation.used_capacity(self._runs.live.values(), self._jobs, now)
 
     def _commit(self, change: Change, now: datetime) -> bool:
         run = self._runs.get(change.id)
@@ -326,7 +351,7 @@ class MemoryStore:
             return Fired(False)
         if firing.valid_until is not None and now > firing.valid_until:
             return Fired(False)
-        unfinished = evaluation.unfinished_slots(self._runs.values(), job.id)
+        unfinished = evaluation.unfinished_slots(self._runs.live.values(), job.id)
         runs, changes = overlapped(firing, unfinished, now)
         replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(

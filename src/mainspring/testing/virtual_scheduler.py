@@ -1,0 +1,720 @@
+"""`TestScheduler`: a program's own scheduler on a memory store and on virtual time, for its tests.
+
+The scheduler that is tested is the program's own object, so that its decorated functions, its hooks
+and its `enqueue` calls are the real ones. While the test runs, it has another store, another clock
+and a stub for webhooks; afterwards it is as it was. Its engine runs on a `TickLoop` in a thread of
+its own, so that async and plain tests use the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import difflib
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, Self, TypeVar, Unpack
+from zoneinfo import ZoneInfo
+
+from mainspring.core.codec import decode
+from mainspring.core.context import ProcessResources, RunContext
+from mainspring.core.durations import duration, humanize
+from mainspring.core.handlers import Handler, Registry
+from mainspring.core.job_options import EnqueueOptions, JobRef, job_id_of
+from mainspring.core.model import FINISHED, Job, Run, State
+from mainspring.core.policy import Isolation, Span
+from mainspring.engine.loop_thread import LoopThread, wait_for_event
+from mainspring.errors import InvalidInput, InvalidState, NotStarted
+from mainspring.scheduler import Scheduler
+from mainspring.scheduler.blocking import refuse_running_loop
+from mainspring.scheduler.queries import state_set
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.memory.records import copy_for_caller
+from mainspring.stores.protocol import Claim, Claimed
+from mainspring.testing.run_report import describe_runs, short_time
+from mainspring.testing.tick_loop import RUN, TickLoop
+from mainspring.testing.webhook_stub import WebhookStub
+from mainspring.webhooks.handler import WebhookHandler
+from mainspring.webhooks.service import Webhooks
+
+__all__ = ["BlockingTestScheduler", "TestScheduler"]
+
+T = TypeVar("T")
+
+START = "2030-01-01T00:00:00Z"
+
+PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+"""Seconds of the loop's time that the engine is given for its own short pauses, one after the
+other, until all that is due has run. The clock stands still meanwhile."""
+
+
+class Inspection:
+    """What a test reads and asserts, in its async and in its blocking form."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.scheduler: Scheduler = bench.scheduler
+        self.webhooks: WebhookStub = bench.webhooks
+
+    @property
+    def now(self) -> datetime:
+        """The virtual time, in UTC. It stands still between two ticks."""
+        return self._bench.clock.now()
+
+    def runs(
+        self, job: JobRef | None = None, *, state: State | str | Iterable[State | str] | None = None
+    ) -> list[Run]:
+        """The runs there are, oldest first: of one job, of one state or of several."""
+        states = state_set(state)
+        job_id = None if job is None else self._bench.known_job(job)
+        return [
+            run
+            for run in self._bench.store.all_runs()
+            if (job_id is None or run.job_id == job_id) and (states is None or run.state in states)
+        ]
+
+    def describe(self, job: JobRef | None = None) -> str:
+        """What happened, as text: every run with its attempts, and the errors with tracebacks."""
+        return self._bench.describe(None if job is None else self._bench.known_job(job))
+
+    def assert_succeeded(self, job: JobRef, *, times: int | None = None) -> list[Run]:
+        """Runs of the job succeeded (`times` of them, or at least one) and none failed. Returns
+        those that succeeded, oldest first."""
+        __tracebackhide__ = True
+        failed = self.runs(job, state=State.FAILED)
+        return self._expect(job, State.SUCCEEDED, times, unwanted=failed)
+
+    def assert_failed(
+        self, job: JobRef, *, times: int | None = None, error: str | None = None
+    ) -> list[Run]:
+        """Runs of the job failed, after all their retries: `times` of them, or at least one. With
+        `error`, that text is in the error of each. Returns them, oldest first."""
+        __tracebackhide__ = True
+        failed = self._expect(job, State.FAILED, times)
+        for run in failed:
+            if error is not None and error not in (run.error or ""):
+                self._fail(job, f"a run of {job_id_of(job)!r} failed, but not with {error!r}")
+        return failed
+
+    def assert_skipped(
+        self, job: JobRef, *, times: int | None = None, reason: str | None = None
+    ) -> list[Run]:
+        """Runs of the job were skipped: `times` of them, or at least one. With `reason`, that text
+        is in the reason of each. Returns them, oldest first."""
+        __tracebackhide__ = True
+        skipped = self._expect(job, State.SKIPPED, times)
+        for run in skipped:
+            if reason is not None and reason not in (run.reason or ""):
+                self._fail(job, f"a run of {job_id_of(job)!r} was skipped, but not for {reason!r}")
+        return skipped
+
+    def assert_not_run(self, job: JobRef) -> None:
+        """No handler of the job has begun."""
+        __tracebackhide__ = True
+        begun = [run for run in self.runs(job) if run.attempt > 0]
+        if begun:
+            self._fail(job, f"{job_id_of(job)!r} was not expected to run, but did")
+
+    def _expect(
+        self, job: JobRef, state: State, times: int | None, *, unwanted: Sequence[Run] = ()
+    ) -> list[Run]:
+        __tracebackhide__ = True
+        found = self.runs(job, state=state)
+        enough = len(found) >= 1 if times is None else len(found) == times
+        if not enough or unwanted:
+            wanted = "at least 1" if times is None else str(times)
+            also = f" and {len(unwanted)} failed" if unwanted else ""
+            self._fail(
+                job,
+                f"expected {wanted} {state} of {job_id_of(job)!r}, found {len(found)}{also}",
+            )
+        return found
+
+    def _fail(self, job: JobRef, message: str) -> None:
+        __tracebackhide__ = True
+        raise AssertionError(f"{message}\n{self._bench.describe(job_id_of(job))}")
+
+
+class TestScheduler(Inspection):
+    """Runs a scheduler's jobs on virtual time, in a store that lives in memory.
+
+        async with TestScheduler(app.scheduler, start="2026-03-29T00:00Z") as test:
+            await test.tick("9h")
+            test.assert_succeeded("daily_report", times=1)
+
+    `scheduler` is the program's own, not started; without one, `test.scheduler` is a new one. Its
+    jobs, hooks, listeners, resources and defaults are used, its store is not touched. `resources`
+    replace those of the same name. `start` is when the test begins; a time without a zone is in
+    the scheduler's zone. A thread that works longer than `patience`, in real time, fails the test.
+
+    Between two ticks time stands still and nothing runs; every method of the scheduler answers.
+    """
+
+    __test__ = False  # no class of tests, whatever pytest thinks of its name
+
+    def __init__(
+        self,
+        scheduler: Scheduler | None = None,
+        *,
+        start: datetime | str = START,
+        resources: Mapping[str, Any] | None = None,
+        patience: Span = "10s",
+    ) -> None:
+        super().__init__(Bench(scheduler or Scheduler("memory://"), start, resources, patience))
+
+    @cached_property
+    def blocking(self) -> BlockingTestScheduler:
+        """The same for plain tests: `with TestScheduler(scheduler).blocking as test:`."""
+        return BlockingTestScheduler(self._bench)
+
+    async def start(self) -> Self:
+        """Take the scheduler over. `async with` calls this, and `stop` at its end."""
+        self._bench.open()
+        try:
+            await self._bench.call(self._bench.start)
+        except BaseException:
+            self._bench.close()
+            raise
+        return self
+
+    async def stop(self) -> None:
+        """Stop what still runs, and leave the scheduler as it was. What happened stays readable."""
+        if self._bench.started:
+            await self._bench.call(self._bench.stop)
+            self._bench.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def tick(
+        self, span: Span | None = None, *, until: datetime | str | None = None
+    ) -> list[Run]:
+        """Let time pass, and run all that comes due, also at its very end. `tick()` runs what is
+        due now. Returns the runs that ended meanwhile, oldest first."""
+        return await self._bench.call(lambda: self._bench.tick(span, until))
+
+    async def wait(self, run: Run | str, *, within: Span = "1d") -> Run:
+        """Let time pass until the run has ended, and return it. An AssertionError if it has not
+        ended within that time."""
+        return await self._bench.call(lambda: self._bench.wait(run, within))
+
+    async def run(self, job: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Run:
+        """Enqueue one run, let time pass until it has ended, and return it."""
+        return await self._bench.call(lambda: self._bench.run(job, payload, options))
+
+
+class BlockingTestScheduler(Inspection):
+    """The methods of `TestScheduler` for plain tests: each waits for its result."""
+
+    def start(self) -> Self:
+        refuse_running_loop("test.blocking.start", "test.start()")
+        self._bench.open()
+        try:
+            self._bench.call_blocking(self._bench.start)
+        except BaseException:
+            self._bench.close()
+            raise
+        return self
+
+    def stop(self) -> None:
+        if self._bench.started:
+            self._call(self._bench.stop, "stop")
+            self._bench.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def tick(self, span: Span | None = None, *, until: datetime | str | None = None) -> list[Run]:
+        """Let time pass, and run all that comes due, also at its very end. `tick()` runs what is
+        due now. Returns the runs that ended meanwhile, oldest first."""
+        return self._call(lambda: self._bench.tick(span, until), "tick")
+
+    def wait(self, run: Run | str, *, within: Span = "1d") -> Run:
+        """Let time pass until the run has ended, and return it. An AssertionError if it has not
+        ended within that time."""
+        return self._call(lambda: self._bench.wait(run, within), "wait")
+
+    def run(self, job: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Run:
+        """Enqueue one run, let time pass until it has ended, and return it."""
+        return self._call(lambda: self._bench.run(job, payload, options), "run")
+
+    def _call(self, make: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
+        refuse_running_loop(f"test.blocking.{name}", f"test.{name}(…)")
+        return self._bench.call_blocking(make)
+
+
+class Bench:
+    """The scheduler under test, with its loop, its clock and its store."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        start: datetime | str,
+        resources: Mapping[str, Any] | None,
+        patience: Span,
+    ) -> None:
+        self.scheduler = scheduler
+        self._resources = dict(resources or {})
+        self._patience = duration(patience, what="patience").total_seconds()
+        self.clock = TestClock(_moment(start, scheduler.timezone, "start"))
+        self.store = TestStore(self.clock.for_store)
+        self.webhooks = WebhookStub(self.clock.now)
+        self._thread: LoopThread | None = None
+        self._before: dict[str, Any] = {}
+        self._news: asyncio.Event
+        self._turn: asyncio.Lock
+        self._ticking: asyncio.Task[Any] | None = None
+        self._too_long = False
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def _loop(self) -> TickLoop:
+        if self._thread is None:
+            raise NotStarted(
+                "the test scheduler is not started (or was stopped): use `async with"
+                " TestScheduler(…) as test:`, or in a plain test `with"
+                " TestScheduler(…).blocking as test:`"
+            )
+        loop = self._thread.loop
+        assert isinstance(loop, TickLoop)
+        return loop
+
+    # Calls from the test
+
+    async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on the scheduler's loop, and wait for it on the test's."""
+        if asyncio.get_running_loop() is self._loop:
+            raise InvalidState("time is moved by the test, not by a handler, a hook or a listener")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self._loop))
+
+    def call_blocking(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
+
+    def open(self) -> None:
+        """Make the loop and its thread, for `start`."""
+        if self._thread is not None or self._before:
+            raise InvalidState("the test scheduler was started already: make a new one")
+        loop = TickLoop(patience=self._patience, stuck=self._stuck)
+        self.clock.follow(loop)
+        self._thread = LoopThread("mainspring-test", loop)
+
+    def close(self) -> None:
+        """End the loop and its thread. The clock stays where it is."""
+        if self._thread is not None:
+            self._loop.limit = float("inf")  # what is cancelled may need a moment to end
+            self._thread.close()
+            self._thread = None
+
+    # Start and stop
+
+    async def start(self) -> None:
+        if self.scheduler.started:
+            raise InvalidState(
+                "the scheduler runs already: a test takes one that is not started, so make the"
+                " TestScheduler before your program calls start()"
+            )
+        self._news, self._turn = asyncio.Event(), asyncio.Lock()
+        self._take_over()
+        try:
+            await Scheduler._start(self.scheduler, self._loop)
+        except BaseException:
+            self._give_back()
+            raise
+        self.scheduler.on("*", lambda _: self._news.set())
+
+    async def stop(self) -> None:
+        self._loop.limit = float("inf")
+        try:
+            await Scheduler._stop(self.scheduler, graceful=False, seconds=0)
+        finally:
+            self._give_back()
+
+    def _take_over(self) -> None:
+        """Give the scheduler the test's store, clock and webhooks; keep what it had."""
+        scheduler = self.scheduler
+        self._before = dict(vars(scheduler))
+        settings = scheduler._settings
+        scheduler._clock = self.clock
+        scheduler._store = self.store
+        scheduler._url = None
+        scheduler._rng = _NoJitter(0)
+        scheduler._inline = True
+        scheduler._settings = replace(
+            settings,
+            workers=settings.workers or 10,
+            queues=None,
+            lease=timedelta(hours=1),
+            poll=timedelta(minutes=1),
+            leader_election=False,
+        )
+        scheduler._resources = {**scheduler._resources, **self._resources}
+        scheduler._jobs_in_code = dict(scheduler._jobs_in_code)
+        scheduler._late_jobs = set()
+        scheduler._events = copy.copy(scheduler._events)
+        scheduler._events._listeners = {
+            name: list(some) for name, some in scheduler._events._listeners.items()
+        }
+        scheduler.webhooks = Webhooks(self.store, scheduler.webhooks.settings)
+        scheduler.webhooks._client = self.webhooks  # type: ignore[assignment]
+        registry = TestRegistry(self)
+        for name in scheduler._registry.names():
+            registry.add(scheduler._registry.get(name))
+        if scheduler.webhooks.available:
+            registry.replace(WebhookHandler(scheduler.webhooks, scheduler, self.clock))
+        scheduler._registry = registry
+        # A program that starts the scheduler itself, in a lifespan for example, finds it started.
+        scheduler._start = _nothing  # type: ignore[method-assign]
+        scheduler._stop = _nothing  # type: ignore[method-assign]
+
+    def _give_back(self) -> None:
+        attributes = vars(self.scheduler)
+        attributes.clear()
+        attributes.update(self._before)
+
+    # Time
+
+    async def tick(self, span: Span | None, until: datetime | str | None) -> list[Run]:
+        if span is not None and until is not None:
+            raise InvalidInput("give tick a span or `until`, not both", field="until", given=until)
+        async with self._turn:
+            target = self.clock.now()
+            if until is not None:
+                target = _moment(until, self.scheduler.timezone, "until")
+                if target < self.clock.now():
+                    raise InvalidInput(
+                        f"time passes forwards only: it is {short_time(self.clock.now())}, and"
+                        f" until={short_time(target)} is before that",
+                        field="until",
+                        given=until,
+                    )
+            elif span is not None:
+                target += duration(span, what="span")
+            return await self._advance(target)
+
+    async def wait(self, run: Run | str, within: Span) -> Run:
+        run_id = run if isinstance(run, str) else run.id
+        async with self._turn:
+            target = self.clock.now() + duration(within, what="within")
+            found = await self.scheduler.get_run(run_id)
+            if not found.finished:
+                await self._advance(target, until_ended=run_id)
+                found = await self.scheduler.get_run(run_id)
+            if not found.finished:
+                raise AssertionError(
+                    f"run {run_id} has not ended within {humanize(duration(within))}\n"
+                    f"{self.describe(found.job_id)}"
+                )
+            return found
+
+    async def run(self, job: JobRef, payload: Any, options: EnqueueOptions) -> Run:
+        run = await self.scheduler.enqueue(job, payload, **options)
+        return await self.wait(run.id, "366d")
+
+    async def _advance(self, target: datetime, until_ended: str | None = None) -> list[Run]:
+        """Let time pass to this moment; or until that run has ended, if it ends before."""
+        unfinished = {run.id for run in self.store.all_runs() if not run.finished}
+        known = {run.id for run in self.store.all_runs()}
+        self._ticking, self._too_long = asyncio.current_task(), False
+        self.store.open_for_claims = True
+        try:
+            await self._settle()
+            while self.clock.now() < target and not self._has_ended(until_ended):
+                if self.store.has_work(self._handlers):
+                    await self._flow(target)
+                else:
+                    self._leap(min(self.store.next_moment(self._handlers) or target, target))
+                    await self._settle()
+            await self._settle()
+        except asyncio.CancelledError:
+            if self._too_long:
+                raise AssertionError(self._told_stuck()) from None
+            raise
+        finally:
+            self._ticking = None
+            self.store.open_for_claims = False
+            self._freeze()
+        return [
+            run
+            for run in self.store.all_runs()
+            if run.finished and (run.id in unfinished or run.id not in known)
+        ]
+
+    def _has_ended(self, run_id: str | None) -> bool:
+        return run_id is not None and self.store.is_finished(run_id)
+
+    @property
+    def _handlers(self) -> frozenset[str]:
+        return self.scheduler._registry.names()
+
+    def _leap(self, moment: datetime) -> None:
+        """Nothing runs and nothing is due before this moment: go there at once."""
+        self._loop.leap((moment - self.clock.now()).total_seconds())
+        self.clock.set(moment)
+
+    async def _flow(self, target: datetime) -> None:
+        """Let time pass from timer to timer while handlers work, until something happens."""
+        seconds = (target - self.clock.now()).total_seconds()
+        self._news.clear()
+        self.clock.run_to(target)
+        self._loop.limit = self._loop.time() + seconds
+        happened = await wait_for_event(self._news, seconds)
+        self.clock.set(self.clock.now() if happened else target)
+
+    async def _settle(self) -> None:
+        """Run all that is due at this moment. The clock stands still; the engine's own short
+        pauses, for example between two sweeps, pass on the loop."""
+        engine = self.scheduler._running()
+        engine.time.correct(self.clock.now())
+        engine.worker.wake()
+        engine.slot_firer.jobs_changed()
+        self._loop.limit = self._loop.time()
+        await self._loop.idle()
+        for pause in PAUSES:
+            if not self.store.is_unsettled(self._handlers, self._loop.active):
+                break
+            self._loop.limit = self._loop.time() + pause
+            await asyncio.sleep(pause)
+            await self._loop.idle()
+            engine.time.correct(self.clock.now())
+
+    def _freeze(self) -> None:
+        self.clock.set(self.clock.now())
+        self._loop.limit = self._loop.time()
+
+    def _stuck(self) -> None:
+        """Called on the loop: a thread has worked for too long."""
+        if self._ticking is not None:
+            self._too_long = True
+            self._ticking.cancel()
+
+    def _told_stuck(self) -> str:
+        return (
+            f"a handler that runs in a thread has worked for {self._patience:g} s of real time"
+            " without an end. Virtual time does not pass while a thread works: replace what it"
+            " waits for in the test, or give TestScheduler a longer `patience`\n"
+            f"{self.describe(None)}"
+        )
+
+    # Reading
+
+    def known_job(self, job: JobRef) -> str:
+        """The id of a job that exists, or that has runs."""
+        job_id = job_id_of(job)
+        known = self.store.job_ids()
+        if job_id not in known and not any(r.job_id == job_id for r in self.store.all_runs()):
+            near = difflib.get_close_matches(job_id, known, n=1)
+            advice = f"did you mean {near[0]!r}? " if near else ""
+            listed = ", ".join(known) or "none"
+            raise AssertionError(f"there is no job {job_id!r}; {advice}jobs are: {listed}")
+        return job_id
+
+    def describe(self, job_id: str | None) -> str:
+        runs = [r for r in self.store.all_runs() if job_id is None or r.job_id == job_id]
+        jobs = [j for j in self.store.all_jobs() if job_id is None or j.id == job_id]
+        return describe_runs(self.clock.now(), jobs, runs)
+
+
+class TestClock:
+    """The virtual time. It follows the loop's time, but never past the moment of the tick."""
+
+    __test__ = False
+
+    def __init__(self, start: datetime) -> None:
+        self._start = start
+        self._base = self._limit = start
+        self._base_seconds = 0.0
+        self._loop: TickLoop | None = None
+        self.for_store = _StoreClock(self)
+
+    def follow(self, loop: TickLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> datetime:
+        if self._base == self._limit:
+            return self._base
+        passed = timedelta(seconds=self.monotonic() - self._base_seconds)
+        return min(self._base + passed, self._limit)
+
+    def monotonic(self) -> float:
+        return 0.0 if self._loop is None else self._loop.time()
+
+    def set(self, moment: datetime) -> None:
+        """Stand still at this moment."""
+        self._base = self._limit = moment
+
+    def run_to(self, moment: datetime) -> None:
+        """Go on with the loop's time, up to this moment."""
+        self._base, self._base_seconds, self._limit = self.now(), self.monotonic(), moment
+
+    def seconds(self) -> float:
+        return (self.now() - self._start).total_seconds()
+
+
+class _StoreClock:
+    """The same time for the store. Its monotonic time stands still with the wall, or the store
+    would take the difference for a wall clock that somebody has set."""
+
+    def __init__(self, clock: TestClock) -> None:
+        self.now = clock.now
+        self.monotonic = clock.seconds
+
+
+class TestStore(MemoryStore):
+    """A memory store that hands out runs during ticks alone."""
+
+    __test__ = False
+    open_for_claims = False
+
+    async def claim(self, claim: Claim) -> Claimed:
+        return await super().claim(claim) if self.open_for_claims else Claimed([], None)
+
+    def all_runs(self) -> list[Run]:
+        with self._guard:
+            return [copy_for_caller(run) for run in self._runs.values()]
+
+    def all_jobs(self) -> list[Job]:
+        return list(self._jobs.values())
+
+    def job_ids(self) -> list[str]:
+        return sorted(self._jobs)
+
+    def is_finished(self, run_id: str) -> bool:
+        run = self._runs.get(run_id)
+        return run is None or run.state in FINISHED
+
+    def has_work(self, handlers: frozenset[str]) -> bool:
+        """Whether a run is under way, or could begin."""
+        now = self._clock.now()
+        return any(
+            run.state is State.RUNNING or (run.handler in handlers and self._may_begin(run, now))
+            for run in self._runs.live.values()
+        )
+
+    def is_unsettled(self, handlers: frozenset[str], active: set[str]) -> bool:
+        """Whether something is due at this moment that has not been done."""
+        now = self._clock.now()
+        if any(job.next_run_at is not None and job.next_run_at <= now for job in self.all_jobs()):
+            return True
+        return any(
+            run.id not in active
+            if run.state is State.RUNNING
+            else run.handler in handlers and self._may_begin(run, now)
+            for run in self._runs.live.values()
+        )
+
+    def next_moment(self, handlers: frozenset[str]) -> datetime | None:
+        """When the next slot or run is due, after now."""
+        now = self._clock.now()
+        slots = [job.next_run_at for job in self._jobs.values() if job.next_run_at is not None]
+        due = [
+            run.run_at
+            for run in self._runs.live.values()
+            if run.state is State.PENDING and run.handler in handlers
+        ]
+        return min((moment for moment in (*slots, *due) if moment > now), default=None)
+
+    def _may_begin(self, run: Run, now: datetime) -> bool:
+        if run.state is State.WAITING:
+            return all(self.is_finished(upstream) for upstream in run.after)
+        return run.run_at <= now
+
+
+class _NoJitter(random.Random):
+    """Random numbers in the middle of their range: a retry comes after its delay exactly."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def getrandbits(self, k: int, /) -> int:
+        return super().getrandbits(k)
+
+
+class TestRegistry(Registry):
+    """The handlers of the scheduler under test. Async ones run on the loop, sync ones in threads,
+    and those with `isolation="process"` as well."""
+
+    __test__ = False
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._bench = bench
+
+    def add(self, handler: Handler) -> None:
+        super().add(handler)
+        self.replace(handler)
+
+    def replace(self, handler: Handler) -> None:
+        """Use this handler, in place of one of the same name."""
+        tested = copy.copy(handler)
+        call = handler.call
+
+        def call_tested(context: RunContext, payload: Any) -> Any:
+            job = context.job
+            if job is not None and job.policy.isolation is Isolation.PROCESS:
+                context.resources = _process_resources(context.resources)
+            if not handler.is_async and not handler.built_in:
+                return self._in_thread(context, lambda: call(context, payload))
+            return self._marked(context.run_id, call(context, payload))
+
+        tested.call = call_tested  # type: ignore[method-assign]
+        self._handlers[handler.name] = tested
+
+    async def _marked(self, run_id: str, handler: Coroutine[Any, Any, Any]) -> Any:
+        RUN.set(run_id)
+        loop = self._bench._loop
+        loop.handler_begins(run_id)
+        try:
+            return await handler
+        finally:
+            loop.handler_ends(run_id)
+
+    async def _in_thread(self, context: RunContext, call: Callable[[], Any]) -> Any:
+        answer: list[Any] = []
+        error = await self._bench._loop.call_in_thread(lambda: answer.append(call()))
+        if error is not None:
+            raise error
+        return answer[0]
+
+
+def _process_resources(resources: Mapping[str, Any]) -> ProcessResources:
+    """The resources as a process of its own would have them: those that are JSON."""
+    if isinstance(resources, ProcessResources):
+        return resources
+    texts, withheld = ProcessResources.sendable(resources)
+    return ProcessResources({name: decode(text) for name, text in texts.items()}, withheld)
+
+
+def _moment(given: datetime | str, timezone: str, field: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(given) if isinstance(given, str) else given
+    except ValueError:
+        raise InvalidInput(
+            f"{field} is a moment such as '2026-03-29T00:00Z', not {given!r}",
+            field=field,
+            given=given,
+        ) from None
+    if not isinstance(moment, datetime):
+        raise InvalidInput(
+            f"{field} is a datetime or text such as '2026-03-29T00:00Z', not {given!r}",
+            field=field,
+            given=given,
+        )
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=ZoneInfo(timezone))
+    return moment.astimezone(UTC)
+
+
+async def _nothing(*_: object, **__: object) -> None:
+    """In place of start and stop, while a test has the scheduler."""

@@ -1,0 +1,108 @@
+"""Answers webhooks in tests: records each request, and sends none."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mainspring.core.durations import duration
+from mainspring.core.policy import Span
+from mainspring.errors import WebhookFailed
+from mainspring.webhooks.request import PreparedRequest
+from mainspring.webhooks.response import PartialResponse
+
+__all__ = ["SentRequest", "WebhookStub"]
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """A request that a webhook job would have sent, with its secrets readable."""
+
+    at: datetime
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, read as JSON."""
+        return json.loads(self.body)
+
+
+@dataclass(slots=True)
+class _Answer:
+    url: str
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    error: str | None
+    delay: float
+    left: int | None
+
+
+class WebhookStub:
+    """`requests` holds what was sent, oldest first. Without a rule each request is answered 200."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self.requests: list[SentRequest] = []
+        self._now = now
+        self._answers: list[_Answer] = []
+
+    def answer(
+        self,
+        url: str = "*",
+        status: int = 200,
+        *,
+        body: Any = b"",
+        headers: Mapping[str, str] | None = None,
+        error: str | None = None,
+        delay: Span = 0,
+        times: int | None = None,
+    ) -> None:
+        """Answer requests to this URL (`*` stands for any text) so from now on, or `times` times.
+
+        The newest rule that matches wins. `body` is bytes, text, or a value sent as JSON. With
+        `error` there is no answer: the call fails with that text, as when nobody listens there.
+        `delay` is how long the answer takes, in virtual time.
+        """
+        seconds = duration(delay, what="delay").total_seconds()
+        sent = _bytes(body)
+        self._answers.append(_Answer(url, status, sent, headers or {}, error, seconds, times))
+
+    async def send(self, request: PreparedRequest, response: PartialResponse) -> None:
+        """Record the request and fill in the answer: the engine calls this to send."""
+        sent = SentRequest(
+            self._now(), request.method, request.url, dict(request.headers), request.body
+        )
+        self.requests.append(sent)
+        answer = self._take_answer(request.url)
+        if answer.delay:
+            await asyncio.sleep(answer.delay)
+        if answer.error is not None:
+            raise WebhookFailed(answer.error)
+        response.status = answer.status
+        response.headers = list(answer.headers.items())
+        response.body += answer.body
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+    def _take_answer(self, url: str) -> _Answer:
+        for answer in reversed(self._answers):
+            if answer.left != 0 and fnmatch.fnmatchcase(url, answer.url):
+                if answer.left is not None:
+                    answer.left -= 1
+                return answer
+        return _Answer("*", 200, b"", {}, None, 0.0, None)
+
+
+def _bytes(body: Any) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    return (body if isinstance(body, str) else json.dumps(body)).encode()
