@@ -93,7 +93,7 @@ class TestBackoff:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"retrys": 3},
-        r"unknown option 'retrys' \(did you mean 'retries'\?\); options are after, backoff,",
+        r"unknown option 'retrys' \(did you mean 'retries'\?\); options are after, after_",
     ),
     ({"b": 1, "a": 2}, "unknown options 'a', 'b'"),
     ({"retries": -1}, "retries is 0 or more, not -1"),

@@ -11,9 +11,10 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, replace
 from mainspring.engine import sweeper
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, MainspringError
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
+from tests.support import process_handlers
 from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -267,3 +268,195 @@ async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
         over = replace(ended, set={**ended.set, "state": State.SUCCEEDED})
         assert await store.commit([over]) == [True]
         assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED
+
+
+async def test_a_job_that_runs_after_failures_learns_what_failed(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    async def extract() -> int:
+        return 3
+
+    @scheduler.job(after=extract)
+    async def load() -> None:
+        raise OSError("disk full")
+
+    @scheduler.job(after=[extract, load], after_failure="run")
+    async def report(ctx: RunContext) -> dict[str, Any]:
+        failed = {name: run.error for name, run in ctx.results.failed.items()}
+        return {"results": dict(ctx.results), "failed": failed}
+
+    async with scheduler:
+        root = await scheduler.trigger("extract")
+        done = await scheduler.wait(f"report@{root.id}", 10)
+    assert done.result == {"results": {"extract": 3}, "failed": {"load": "OSError: disk full"}}
+
+
+async def test_a_process_of_its_own_learns_what_failed_too(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    async def extract() -> None:
+        raise OSError("disk full")
+
+    scheduler.job(id="report", after=extract, after_failure="run", isolation="process")(
+        process_handlers.failed_upstream
+    )
+    async with scheduler:
+        root = await scheduler.trigger("extract")
+        done = await scheduler.wait(f"report@{root.id}", 30)
+    assert (done.state, done.result) == (State.SUCCEEDED, {"extract": "OSError: disk full"})
+
+
+async def test_an_enqueued_run_may_run_after_failures_although_its_job_does_not(
+    make: Make,
+) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    async def part(n: int) -> int:
+        if n == 1:
+            raise ValueError("odd")
+        return n
+
+    @scheduler.job
+    async def total(ctx: RunContext) -> list[Any]:
+        return [run.result for run in ctx.results.runs]
+
+    async with scheduler:
+        parts = await scheduler.enqueue_many("part", [{"n": n} for n in range(3)])
+        ids = [run.id for run in parts]
+        run = await scheduler.enqueue("total", after=ids, after_failure="run")
+        skipped = await scheduler.enqueue("total", after=ids)
+        assert (await scheduler.wait(run.id, 10)).result == [0, None, 2]
+        assert (await scheduler.wait(skipped.id, 10)).state is State.SKIPPED
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["one", "bulk"])
+async def test_a_retry_revives_what_its_failure_skipped(make: Make, bulk: bool) -> None:
+    scheduler = make()
+    broken = True
+
+    @scheduler.job
+    async def extract() -> str:
+        if broken:
+            raise OSError("disk full")
+        return "rows"
+
+    @scheduler.job(after=extract)
+    async def load(ctx: RunContext) -> str:
+        return f"loaded {ctx.results['extract']}"
+
+    @scheduler.job(after=load)
+    async def report(ctx: RunContext) -> str:
+        return f"reported {ctx.results['load']}"
+
+    async with scheduler:
+        root = await scheduler.trigger("extract")
+        other = await scheduler.trigger("extract")
+        last = f"report@{root.id}"
+        for run_id in (last, f"report@{other.id}"):
+            assert (await scheduler.wait(run_id, 10)).reason == "upstream failed"
+        broken = False
+        if bulk:
+            assert (await scheduler.retry_runs([root.id])).done == 1
+        else:
+            await scheduler.retry(root.id)
+        assert (await scheduler.wait(last, 10)).result == "reported loaded rows"
+        assert (await scheduler.get_run(f"report@{other.id}")).state is State.SKIPPED
+
+
+async def test_a_chain_runs_in_order_and_stops_at_a_failure(make: Make) -> None:
+    scheduler = make()
+    ran: list[str] = []
+
+    @scheduler.job
+    async def first(word: str = "?") -> str:
+        ran.append(f"first {word}")
+        return word
+
+    @scheduler.job
+    async def second(ctx: RunContext) -> str:
+        ran.append(f"second {ctx.results['first']}")
+        raise OSError("disk full")
+
+    @scheduler.job
+    async def third() -> None:
+        ran.append("third")
+
+    async with scheduler:
+        links = (("first", {"word": "a"}), second, "third")
+        runs = await scheduler.chain(*links)
+        assert [run.job_id for run in runs] == ["first", "second", "third"]
+        assert (await scheduler.wait(runs[-1].id, 10)).state is State.SKIPPED
+        picture = (await scheduler.workflow(runs[0].id)).text()
+        runs = await scheduler.chain(*links, after_failure="run")
+        assert (await scheduler.wait(runs[-1].id, 10)).state is State.SUCCEEDED
+    assert ran == ["first a", "second a", "first a", "second a", "third"]
+    assert picture.splitlines() == [
+        "first  succeeded",
+        "└─ second  failed  (OSError: disk full)",
+        "   └─ third  skipped  (upstream failed)",
+    ]
+
+
+async def test_a_chain_with_a_wrong_link_queues_nothing(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    async def first(word: str) -> str:
+        return word
+
+    async with scheduler:
+        for links in (
+            (),
+            (("first", {"word": "a"}), "nobody"),
+            (("first", {"word": "a"}), ("first", {"wrod": "a"})),
+            (("first", {"word": "a"}, 3),),
+        ):
+            with pytest.raises(MainspringError):
+                await scheduler.chain(*links)
+        with pytest.raises(InvalidInput, match="after_failure is one of skip, run, not 'stop'"):
+            await scheduler.chain(("first", {"word": "a"}), after_failure="stop")  # type: ignore[arg-type]
+        assert (await scheduler.list_runs()).items == []
+
+
+async def test_a_run_collects_a_thousand_others(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    async def part(n: int) -> int:
+        return n
+
+    @scheduler.job
+    async def total(ctx: RunContext) -> int:
+        assert len(ctx.results.runs) == 1000
+        return sum(run.result for run in ctx.results.runs)
+
+    async with scheduler:
+        parts = await scheduler.enqueue_many("part", [{"n": n} for n in range(1000)])
+        run = await scheduler.enqueue("total", after=[part.id for part in parts])
+        assert (await scheduler.wait(run.id, 60)).result == sum(range(1000))
+        drawn = (await scheduler.workflow(run.id)).text().splitlines()
+    assert drawn == ["part × 1,000  1,000 succeeded", "└─ total  succeeded"]
+
+
+async def test_the_workflow_of_a_job_shows_everything_from_its_root(make: Make) -> None:
+    scheduler = make()
+    diamond(scheduler)
+
+    @scheduler.job("@daily")
+    async def alone() -> None: ...
+
+    async with scheduler:
+        drawn = (await scheduler.workflow("join")).text().splitlines()
+        assert (await scheduler.workflow("alone")).text().startswith("alone  (")
+        with pytest.raises(MainspringError, match="join"):
+            await scheduler.workflow("joyn")
+    assert drawn == [
+        "extract",
+        "├─ left",
+        "│  └─ join  [also after right]",
+        "│     └─ report",
+        "└─ right",
+    ]

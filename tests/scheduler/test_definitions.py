@@ -78,7 +78,7 @@ def test_a_store(url: str) -> None:
         ({"enabled": "yes"}, "enabled is True or False, not 'yes'"),
         (
             {"retires": 3},
-            "unknown option 'retires' (did you mean 'retries'?); options are after, backoff",
+            "unknown option 'retires' (did you mean 'retries'?); options are after, after_",
         ),
         ({"schedule": "1h", "after": "other"}, "it can have one or the other"),
         ({"after": 5}, "after"),
@@ -197,7 +197,7 @@ async def test_enqueuing(make: Make) -> None:
             ({"after": 5}, "after"),
             (
                 {"prioritty": 5},
-                "unknown option 'prioritty' (did you mean 'priority'?); options are after, at",
+                "unknown option 'prioritty' (did you mean 'priority'?); options are after, after_failure, at",
             ),
         ):
             await refused(InvalidInput, words, scheduler.enqueue("send", {"to": "a"}, **options))

@@ -263,3 +263,7 @@ class Tools:
         return text.upper()
 
     def method(self) -> None: ...
+
+
+def failed_upstream(ctx: RunContext) -> dict[str, str | None]:
+    return {name: run.error for name, run in ctx.results.failed.items()}

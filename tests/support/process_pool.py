@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mainspring.core.context import RunContext
-from mainspring.core.model import Progress, Run
+from mainspring.core.model import Progress, Run, State
+from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.process_pool import ProcessPool, RemoteError, Reply, Target
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -23,6 +24,9 @@ async def pool() -> AsyncIterator[ProcessPool]:
     pool = ProcessPool(size=2)
     yield pool
     await pool.close()
+
+
+UPSTREAM = UpstreamRun(run_id="before-1", job_id="before", state=State.SUCCEEDED, result=[1, NOW])
 
 
 class Started:
@@ -41,7 +45,7 @@ class Started:
             payload=given,
             attempt=3,
         )
-        self.context = RunContext(run)
+        self.context = RunContext(run, results=UpstreamResults([UPSTREAM]))
         target = function if isinstance(function, Target) else Target.of(function)
         code = getattr(function, "__code__", None)
         self.task = asyncio.ensure_future(
@@ -50,7 +54,6 @@ class Started:
                 run,
                 takes_context=code is not None and "ctx" in code.co_varnames[: code.co_argcount],
                 arguments=given,
-                results={"before": [1, NOW]},
                 memory_limit=limit,
                 context=self.context,
             )

@@ -20,6 +20,7 @@ from mainspring.cli import (
     serve,
     store,
     worker,
+    workflow,
 )
 from mainspring.cli.environment import read_env_file
 from mainspring.cli.options import JsonOption, example
@@ -124,6 +125,7 @@ app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
 enqueue.register(app)
 backfill.register(app)
+workflow.register(app)
 schedule.register(app)
 doctor.register(app)
 app.add_typer(store.group, name="store")

@@ -15,6 +15,7 @@ import msgspec
 
 from mainspring.core import codec
 from mainspring.core.model import Job, Progress, Run
+from mainspring.core.upstream import UpstreamResults
 from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
 
 __all__ = [
@@ -50,7 +51,8 @@ class HandlerTransaction(Protocol):
 class RunContext:
     """One attempt, seen from inside its handler.
 
-    `results` holds the results of the runs this one came after, by job id. `cancelled` turns
+    `results` holds the results of the jobs this run came after, by job id; `results.failed` holds
+    those that did not succeed, and `results.runs` every run it came after. `cancelled` turns
     true when somebody asks for the run to stop; a sync handler in a thread looks at it, an
     async one is cancelled anyway. `job` is the definition that the attempt was begun under (None
     in a process of its own).
@@ -81,7 +83,7 @@ class RunContext:
         self,
         run: Run,
         resources: Mapping[str, Any] | None = None,
-        results: Mapping[str, Any] | None = None,
+        results: UpstreamResults | None = None,
         job: Job | None = None,
         transact: Transact | None = None,
     ) -> None:
@@ -93,7 +95,7 @@ class RunContext:
         self.token: int = run.token
         self.payload: Any = run.payload
         self.resources: Mapping[str, Any] = resources if resources is not None else {}
-        self.results: Mapping[str, Any] = results if results is not None else {}
+        self.results: UpstreamResults = UpstreamResults() if results is None else results
         self.cancelled: bool = False
         self.in_transaction: bool = False
         self.will_retry: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 from mainspring.core.durations import duration
 from mainspring.core.job_options import EnqueueOptions, option_names
 from mainspring.core.model import check_key
-from mainspring.core.policy import Policy, Span
+from mainspring.core.policy import AfterFailure, Policy, Span
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = ["Options"]
@@ -25,6 +25,7 @@ class Options:
     dedupe_key: str | list[str] | None = None
     dedupe_for: Span | None = None
     after: str | list[str] | tuple[str, ...] | None = None
+    after_failure: AfterFailure | str | None = None
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
@@ -48,7 +49,17 @@ class Options:
                 field="after",
                 given=self.after,
             )
-        given = {"priority": self.priority, "queue": self.queue}
+        if self.after_failure is not None and not self.after:
+            raise InvalidInput(
+                "after_failure needs after: the runs that this one comes after",
+                field="after_failure",
+                given=self.after_failure,
+            )
+        given = {
+            "priority": self.priority,
+            "queue": self.queue,
+            "after_failure": self.after_failure,
+        }
         Policy.make(**{name: value for name, value in given.items() if value is not None})
 
     @classmethod

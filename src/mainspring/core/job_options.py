@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 from mainspring.core.model import State, Webhook
 from mainspring.core.policy import (
+    AfterFailure,
     Backoff,
     BackoffKind,
     Breaker,
@@ -80,6 +81,7 @@ class PolicyOptions(TypedDict, total=False):
     memory_limit: int | str | None
     breaker: Breaker | bool | int | Mapping[str, Any] | None
     after: str | JobLike | Iterable[str | JobLike]
+    after_failure: AfterFailure | Literal["skip", "run"]
     run_on_start: bool
 
 
@@ -114,6 +116,7 @@ class EnqueueOptions(TypedDict, total=False):
     dedupe_key: str | list[str] | None
     dedupe_for: Span | None
     after: str | list[str] | tuple[str, ...] | None
+    after_failure: AfterFailure | Literal["skip", "run"] | None
 
 
 class RunFilter(TypedDict, total=False):

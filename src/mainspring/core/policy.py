@@ -19,6 +19,7 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
+    "AfterFailure",
     "Backoff",
     "BackoffKind",
     "Breaker",
@@ -61,6 +62,13 @@ class Delivery(StrEnum):
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
     EFFECT_ONCE = "effect_once"
+
+
+class AfterFailure(StrEnum):
+    """What becomes of a run if one that it comes after did not succeed."""
+
+    SKIP = "skip"
+    RUN = "run"
 
 
 class Isolation(StrEnum):
@@ -169,6 +177,7 @@ class Policy:
     memory_limit: int | None = None
     breaker: Breaker | None = None
     after: tuple[str, ...] = ()
+    after_failure: AfterFailure = AfterFailure.SKIP
     run_on_start: bool = False
 
     @classmethod
@@ -409,6 +418,7 @@ _READERS: dict[str, Any] = {
     "memory_limit": _size,
     "breaker": _breaker,
     "after": _job_names,
+    "after_failure": lambda v: _choice(AfterFailure, v, "after_failure"),
     "run_on_start": lambda v: _flag(v, "run_on_start"),
 }
 

@@ -31,6 +31,7 @@ __all__ = [
     "EDIT_GRACE",
     "MAX_LAPSES",
     "SUSPECT_AFTER",
+    "UPSTREAM_FAILED",
     "Change",
     "Failure",
     "aborted",
@@ -51,6 +52,7 @@ __all__ = [
     "snoozed",
     "succeeded",
     "unblocked",
+    "waiting_again",
 ]
 
 MAX_LAPSES = 4
@@ -323,6 +325,20 @@ def revived(run: Run, now: datetime) -> Change:
     )
 
 
+UPSTREAM_FAILED = "upstream failed"
+"""The reason of a run that was skipped because one that it comes after did not succeed."""
+
+
+def waiting_again(run: Run) -> Change:
+    """Let a run wait again that was skipped because a run before it failed: that one is tried
+    again."""
+    return Change(
+        run.id,
+        {"state": State.SKIPPED, "token": run.token, "reason": UPSTREAM_FAILED},
+        {"state": State.WAITING, "finished_at": None, "reason": None},
+    )
+
+
 def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> Change | None:
     """What becomes of a waiting run, given the states of the runs it waits for.
 
@@ -330,7 +346,7 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
     """
     states = [upstream.get(run_id) or State.SUCCEEDED for run_id in run.after]
     if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
-        return skipped(run, now, "upstream failed")
+        return skipped(run, now, UPSTREAM_FAILED)
     if not all(s in FINISHED for s in states):
         return None
     expect = {"state": State.WAITING, "token": run.token}

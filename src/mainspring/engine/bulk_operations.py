@@ -36,6 +36,10 @@ async def _none(runs: list[Run]) -> set[str]:
     return set()
 
 
+async def _no_more(runs: list[Run]) -> list[Change]:
+    return []
+
+
 class BulkOperations:
     """`query.limit` is the most runs that are changed; `ids` names single runs instead."""
 
@@ -58,6 +62,7 @@ class BulkOperations:
             tell=lambda run: self._engine.emit("run.enqueued", run),
             alone=self._operations.retry,
             left=self._operations.not_revivable,
+            beside=self._operations.waiting_again,
         )
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
@@ -77,8 +82,10 @@ class BulkOperations:
         tell: Callable[[Run], None],
         alone: Callable[[str], Awaitable[object]],
         left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
+        beside: Callable[[list[Run]], Awaitable[list[Change]]] = _no_more,
     ) -> Matched:
-        """`left` returns the ids of the matching runs that cannot be changed."""
+        """`left` returns the ids of the matching runs that cannot be changed; `beside` returns
+        changes of other runs that belong to those of the given ones."""
         matched = done = 0
         async for runs in self._pages(chosen):
             matched += len(runs)
@@ -86,8 +93,8 @@ class BulkOperations:
             runs = [run for run in runs if run.id not in without]
             now = await self._engine.store.now()
             changes = [change(run, now) for run in runs]
-            kept = await self._engine.store.commit(changes)
-            for run, made, was_kept in zip(runs, changes, kept, strict=True):
+            kept = await self._engine.store.commit([*changes, *await beside(runs)])
+            for run, made, was_kept in zip(runs, changes, kept, strict=False):
                 if was_kept:
                     tell(made.after(run))
                 done += was_kept or await _once_more(alone, run.id)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -110,6 +110,10 @@ class Engine:
         return self._context.settings.workers > 0 and self.live_workers.myself().takes(
             job.handler, job.policy.queue
         )
+
+    async def followers(self) -> Collection[Job]:
+        """The jobs that run after others."""
+        return await self._context.jobs.followers()
 
     @property
     def retention(self) -> timedelta:

@@ -25,7 +25,7 @@ from mainspring.core.model import (
     new_run_id,
     replace,
 )
-from mainspring.core.policy import Delivery
+from mainspring.core.policy import AfterFailure, Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
@@ -37,7 +37,7 @@ from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import check_order, upstream_of
+from mainspring.engine.workflow import check_order, runs_after, upstream_of
 from mainspring.errors import (
     Conflict,
     InvalidInput,
@@ -49,6 +49,7 @@ from mainspring.errors import (
     JobOwnedByCode,
     MainspringError,
     RecordUnreadable,
+    RunNotFound,
     StoreError,
 )
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
@@ -105,8 +106,7 @@ class Operations:
         for payload in payloads:  # the store encodes each one, and refuses what is not JSON
             if handler is not None and (payload is None or not known):
                 handler.check(job.payload if payload is None else payload)
-        for upstream in options.upstream():
-            await self.run(upstream)
+        await self._check_upstream(options.upstream())
         now = await self._engine.store.now()
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await self._engine.jobs.followers()
@@ -121,6 +121,29 @@ class Operations:
             if not one.duplicate:
                 self._engine.emit("run.enqueued", one.run)
         return [one.run for one in answers]
+
+    async def chain(
+        self, links: Sequence[tuple[str, Any]], after_failure: str | None, zone: tzinfo
+    ) -> list[Run]:
+        """Add a run of each job, each after the one before it, all in one commit. A link is a job
+        id and a payload; None is the job's own payload."""
+        now = await self._engine.store.now()
+        followers = await self._engine.jobs.followers()
+        runs: list[Run] = []
+        instances: list[tuple[Run, ...]] = []
+        for at, (job_id, payload) in enumerate(links):
+            job = await self.known_job(job_id)
+            if (handler := self._engine.registry.find(job.handler)) is not None:
+                payload = handler.stored(payload)
+                handler.check(job.payload if payload is None else payload)
+            options = Options(after=runs[-1].id, after_failure=after_failure) if runs else Options()
+            made_at = now + timedelta(microseconds=at)
+            [run] = self._made_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
+            runs.append(run)
+            instances.append(with_followers(run, followers, made_at))
+        await self._engine.store.add(_flat(instances))
+        self._engine.emit("run.enqueued", runs[0])
+        return runs
 
     async def cancel(self, run_id: str, reason: str) -> bool:
         """Cancel a run; return False if it has ended. The handler of a running one is stopped, and
@@ -147,7 +170,8 @@ class Operations:
             self._worker.leases.apply_remote_changes([after])
 
     async def retry(self, run_id: str) -> Run:
-        """Make a failed or cancelled run pending again."""
+        """Make a failed or cancelled run pending again. Runs that were skipped because it did not
+        succeed wait for it again."""
         run = await self.run(run_id)
         if run.state not in (State.FAILED, State.CANCELLED):
             raise InvalidState(
@@ -160,7 +184,8 @@ class Operations:
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
         change = transitions.revived(run, await self._engine.store.now())
-        if not await self._committed(change):
+        [kept, *_] = await self._engine.store.commit([change, *await self.waiting_again([run])])
+        if not kept:
             now = await self.run(run_id)
             held = f"its dedupe key {run.dedupe_key!r} is held by another run"
             raise InvalidState(
@@ -170,6 +195,31 @@ class Operations:
         after = change.after(run)
         self._engine.emit("run.enqueued", after)
         return after
+
+    async def waiting_again(self, runs: Sequence[Run]) -> list[Change]:
+        """The changes that let runs wait again which were skipped because these did not succeed,
+        or because such a skipped run comes before them.
+
+        No index leads from a run to those that were skipped after it: every run would pay for it.
+        So this looks through the skipped runs that are not older than these.
+        """
+        if not runs:
+            return []
+        oldest = min(run.created_at for run in runs)
+        candidates: list[Run] = []
+        cursor: str | None = None
+        while True:
+            page = await self._engine.store.find(
+                RunQuery(
+                    states=frozenset({State.SKIPPED}), brief=True, limit=MANY_AT_ONCE, cursor=cursor
+                )
+            )
+            fresh = [run for run in page.items if run.created_at >= oldest]
+            candidates += [run for run in fresh if run.reason == transitions.UPSTREAM_FAILED]
+            cursor = page.cursor
+            if cursor is None or not fresh:
+                break
+        return [transitions.waiting_again(run) for run in runs_after(runs, candidates)]
 
     async def orphans(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""
@@ -569,9 +619,25 @@ class Operations:
                 dedupe_until=held_until,
             )
             if after:
-                run = replace(run, state=State.WAITING, after=after, start_by=None)
+                run = replace(
+                    run,
+                    state=State.WAITING,
+                    after=after,
+                    after_any=_runs_after_failure(job, options),
+                    start_by=None,
+                )
             runs.append(run)
         return runs
+
+    async def _check_upstream(self, run_ids: tuple[str, ...]) -> None:
+        """Raise RunNotFound for the first run of these that does not exist."""
+        if not run_ids:
+            return
+        page = await self._engine.store.find(RunQuery(ids=frozenset(run_ids), brief=True))
+        known = {run.id for run in page.items}
+        for run_id in run_ids:
+            if run_id not in known:
+                raise RunNotFound(run_id)
 
     def _refuse_effect_once(self, job: Job) -> None:
         why = self._engine.store.info().no_transactions
@@ -594,6 +660,13 @@ class Operations:
         self._slot_firer.jobs_changed()
         self._engine.emit(event, job_id=job.id, job=job)
         return job
+
+
+def _runs_after_failure(job: Job, options: Options) -> bool:
+    """Whether a run also runs if a run that it comes after did not succeed: as the caller says, or
+    as the job's policy says."""
+    chosen = job.policy.after_failure if options.after_failure is None else options.after_failure
+    return chosen == AfterFailure.RUN
 
 
 def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:

@@ -16,7 +16,7 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
-from mainspring.core.policy import MisfireKind, Overlap
+from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.stores.protocol import Firing
 
@@ -176,7 +176,13 @@ def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime)
         scheduled_at=root.scheduled_at,
         run_at=root.run_at,
     )
-    return replace(run, state=State.WAITING, after=upstream, start_by=None)
+    return replace(
+        run,
+        state=State.WAITING,
+        after=upstream,
+        after_any=job.policy.after_failure is AfterFailure.RUN,
+        start_by=None,
+    )
 
 
 def _chosen(job: Job, now: datetime, most: int) -> tuple[list[datetime], Gap | None, int]:

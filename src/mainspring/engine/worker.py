@@ -13,11 +13,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
 
 from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run
+from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
@@ -321,17 +321,18 @@ class Worker:
 
     async def _upstream_results(
         self, runs: list[Run]
-    ) -> tuple[dict[str, dict[str, Any]], set[str]]:
-        """Return the results of the upstream runs of each run, by job; and the runs of which an
-        upstream run cannot be read."""
+    ) -> tuple[dict[str, UpstreamResults], set[str]]:
+        """Return how the upstream runs of each run ended; and the runs of which an upstream run
+        cannot be read."""
         waited = {upstream for run in runs for upstream in run.after}
         if not waited:
             return {}, set()
         page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(waited)))
         found = {run.id: run for run in page.items}
         results = {
-            run.id: {found[u].job_id: found[u].result for u in run.after if u in found}
+            run.id: UpstreamResults(UpstreamRun.of(found[u]) for u in run.after if u in found)
             for run in runs
+            if run.after
         }
         unreadable = {run.id for run in found.values() if run.unreadable is not None}
         return results, {run.id for run in runs if not unreadable.isdisjoint(run.after)}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from mainspring.core.model import Run
 from mainspring.errors import InvalidInput
 
-__all__ = ["check_order", "upstream_of"]
+__all__ = ["check_order", "runs_after", "upstream_of"]
 
 Order = Mapping[str, Collection[str]]
 """The upstream jobs of each job that runs after others."""
@@ -39,6 +40,24 @@ def upstream_of(job_id: str, order: Order) -> set[str]:
             found.add(name)
             way += order.get(name, ())
     return found
+
+
+def runs_after(roots: Iterable[Run], candidates: Iterable[Run]) -> list[Run]:
+    """Return the candidates that come after one of the roots, directly or not, nearest first."""
+    by_upstream: dict[str, list[Run]] = {}
+    for run in candidates:
+        for name in run.after:
+            by_upstream.setdefault(name, []).append(run)
+    found: dict[str, Run] = {}
+    reached = [run.id for run in roots]
+    while reached:
+        following = [run for name in reached for run in by_upstream.get(name, ())]
+        reached = []
+        for run in following:
+            if run.id not in found:
+                found[run.id] = run
+                reached.append(run.id)
+    return list(found.values())
 
 
 def _refuse_unknown(job_id: str, after: Collection[str], known: Collection[str]) -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import TRANSACTING
@@ -32,10 +32,11 @@ from mainspring.core.job_options import (
     job_id_of,
 )
 from mainspring.core.model import Job, Note, Page, Run, Source, State, check_key, replace
-from mainspring.core.policy import Span
+from mainspring.core.policy import Policy, Span
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.zones import zone_named
+from mainspring.core.workflow_graph import Workflow
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
@@ -51,6 +52,7 @@ from mainspring.scheduler.definitions import edit_job, new_job, replace_job
 from mainspring.scheduler.explanation import explain_run
 from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
+from mainspring.scheduler.workflow import read_workflow
 from mainspring.stores import open_store
 from mainspring.stores.protocol import Counts, JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.stores.url_redaction import without_password
@@ -392,7 +394,8 @@ class Client:
     async def enqueue(
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
-        """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after."""
+        """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after,
+        after_failure."""
         [run] = await self._enqueue(job_id, [payload], Options.of(options))
         return run
 
@@ -401,6 +404,39 @@ class Client:
     ) -> list[Run]:
         """Queue a run for each payload, all in one commit. Returns the runs in the same order."""
         return await self._enqueue(job_id, list(payloads), Options.of(options))
+
+    async def chain(
+        self,
+        *links: JobRef | tuple[JobRef, Any],
+        after_failure: Literal["skip", "run"] | None = None,
+    ) -> list[Run]:
+        """Queue a run of each job, each after the one before it, all in one commit. Returns the
+        runs in order.
+
+        A link is a job, or a job with its payload: `chain(extract, ("load", {"table": "orders"}))`.
+        If a run does not succeed, those after it are skipped; with `after_failure="run"` they run.
+        Without it each job's own `after_failure` decides.
+        """
+        if not links:
+            raise InvalidInput("a chain needs at least one job", field="links")
+        if after_failure is not None:
+            Policy.make(after_failure=after_failure)
+        self._refuse_in_transaction()
+        named = [link if isinstance(link, tuple) else (link, None) for link in links]
+        for link in named:
+            if len(link) != 2:
+                raise InvalidInput(
+                    f"a link of a chain is a job, or a job and its payload, not {link!r}",
+                    field="links",
+                    given=link,
+                )
+        pairs = [(job_id_of(job), payload) for job, payload in named]
+        return await self._call(self._running().operations.chain(pairs, after_failure, self._zone))
+
+    async def workflow(self, id: JobRef) -> Workflow:
+        """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
+        `print(workflow.text())` draws it; `workflow.to_dict()` is for programs."""
+        return await self._call(read_workflow(self._running(), job_id_of(id)))
 
     async def trigger(
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
@@ -600,12 +636,7 @@ class Client:
         checked_by: Handler | None = None,
     ) -> list[Run]:
         """Queue a run for each payload. `checked_by`: the handler that has checked them."""
-        context = TRANSACTING.get()
-        if context is not None and context.in_transaction:
-            raise InvalidState(
-                f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
-                " of it: enqueue before the block, or have a job come after this one"
-            )
+        self._refuse_in_transaction()
         job_id, operations = job_id_of(job), self._running().operations
         if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
             # Here and not on the engine's loop: making the arguments runs the program's own code.
@@ -616,6 +647,14 @@ class Client:
         return await self._call(
             operations.enqueue(job_id, payloads, options, self._zone, source, checked_by)
         )
+
+    def _refuse_in_transaction(self) -> None:
+        context = TRANSACTING.get()
+        if context is not None and context.in_transaction:
+            raise InvalidState(
+                f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
+                " of it: enqueue before the block, or have a job come after this one"
+            )
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop."""
@@ -786,6 +825,8 @@ class BlockingClient:
     # Runs
     enqueue = BlockingMethod(Client.enqueue)
     enqueue_many = BlockingMethod(Client.enqueue_many)
+    chain = BlockingMethod(Client.chain)
+    workflow = BlockingMethod(Client.workflow)
     trigger = BlockingMethod(Client.trigger)
     backfill = BlockingMethod(Client.backfill)
     get_run = BlockingMethod(Client.get_run)

@@ -14,7 +14,17 @@ from mainspring.service import openapi
 from mainspring.service.dependencies import Service, check_query
 from mainspring.service.middleware import RequestChecks
 from mainspring.service.problems import install_error_handlers
-from mainspring.service.routes import docs, events, health, jobs, keys, runs, schedules, v1
+from mainspring.service.routes import (
+    docs,
+    events,
+    health,
+    jobs,
+    keys,
+    runs,
+    schedules,
+    v1,
+    workflows,
+)
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
@@ -54,7 +64,7 @@ def create_app(
     )
     app.state.service = service
     install_error_handlers(app)
-    parts = (v1, jobs, runs, schedules, events, health, keys, docs)
+    parts = (v1, jobs, runs, workflows, schedules, events, health, keys, docs)
     for part in parts:
         app.include_router(part.router, dependencies=[Depends(check_query)])
     app.state.routes = [route for part in parts for route in part.router.routes]

@@ -8,6 +8,7 @@ from typing import Any
 
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run, State
+from mainspring.core.upstream import UpstreamResults, UpstreamRun
 
 __all__ = ["make_context"]
 
@@ -22,9 +23,13 @@ def make_context(
     scheduled_at: datetime = _WHEN,
     resources: Mapping[str, Any] | None = None,
     results: Mapping[str, Any] | None = None,
+    failed: Mapping[str, str] | None = None,
     transaction: Any = None,
 ) -> RunContext:
     """What a handler is given, with the facts that its test cares about.
+
+    `results` are the results of the jobs that the run comes after, by job id; `failed` are the
+    errors of those that failed.
 
     `transaction` is what `ctx.transaction()` hands to the handler: a connection or a session of
     the test's own, which begins and ends nothing here.
@@ -42,9 +47,22 @@ def make_context(
         token=attempt,
         payload=payload,
     )
+    upstream = UpstreamResults(
+        [
+            *(
+                _ended(name, State.SUCCEEDED, result=value)
+                for name, value in (results or {}).items()
+            ),
+            *(_ended(name, State.FAILED, error=error) for name, error in (failed or {}).items()),
+        ]
+    )
     if transaction is None:
-        return RunContext(run, resources, results)
-    return RunContext(run, resources, results, transact=lambda ctx: _Given(ctx, transaction))
+        return RunContext(run, resources, upstream)
+    return RunContext(run, resources, upstream, transact=lambda ctx: _Given(ctx, transaction))
+
+
+def _ended(job_id: str, state: State, **facts: Any) -> UpstreamRun:
+    return UpstreamRun(run_id=f"{job_id}-run", job_id=job_id, state=state, **facts)
 
 
 class _Given:

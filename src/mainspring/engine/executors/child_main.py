@@ -32,8 +32,9 @@ from mainspring.core.arguments import ArgumentTypes, Misfit
 from mainspring.core.codec import decode, encode
 from mainspring.core.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.core.durations import duration
-from mainspring.core.model import Run
+from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
+from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.results import storable_result
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 
@@ -154,7 +155,11 @@ class _Context(RunContext):
         run = Run(**request["run"], payload=decode(request["payload"]))
         values = {name: decode(text) for name, text in request["resources"].items()}
         resources = ProcessResources(values, request["withheld"])
-        super().__init__(run, resources, results=decode(request["results"]))
+        upstream = [
+            UpstreamRun(**{**facts, "state": State(facts["state"])})
+            for facts in decode(request["upstream"])
+        ]
+        super().__init__(run, resources, UpstreamResults(upstream))
         self._channel = channel
         self._log = logging.Logger(f"mainspring.run.{self.job_id}", request["log_level"])
         self._log.addHandler(_Forward(self))

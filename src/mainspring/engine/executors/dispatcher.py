@@ -234,7 +234,6 @@ class Dispatcher:
                     context=attempt.context,
                     takes_context=attempt.handler.takes_context,
                     arguments=attempt.handler.stored_arguments(attempt.run.payload),
-                    results=attempt.context.results,
                     memory_limit=attempt.job.policy.memory_limit,
                 )
             attempt.result = reply.result

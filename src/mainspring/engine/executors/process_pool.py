@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from msgspec import structs
+
 from mainspring.core.codec import encode
 from mainspring.core.context import ProcessResources, RunContext
 from mainspring.core.model import Run
@@ -124,7 +126,6 @@ class ProcessPool:
         takes_context: bool,
         arguments: Mapping[str, Any],
         context: RunContext,
-        results: Mapping[str, Any] | None = None,
         memory_limit: int | None = None,
     ) -> Reply:
         """Run the handler in a process; log lines and progress go to `context` as they come.
@@ -140,7 +141,11 @@ class ProcessPool:
                 "run": {name: getattr(run, name) for name in _RUN_FIELDS},
                 "payload": encode(run.payload),
                 "arguments": encode(dict(arguments), what="arguments"),
-                "results": encode(dict(results or {}), what="results", limit=sys.maxsize),
+                "upstream": encode(
+                    [structs.asdict(run) for run in context.results.runs],
+                    what="upstream runs",
+                    limit=sys.maxsize,
+                ),
                 "resources": resources,
                 "withheld": withheld,
                 "takes_context": takes_context,

@@ -15,7 +15,7 @@ from mainspring.core.model import Job, State
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, problem_document
-from mainspring.service.routes import events, health, jobs, keys, runs, schedules
+from mainspring.service.routes import events, health, jobs, keys, runs, schedules, workflows
 from mainspring.service.routes.jobs import (
     DryRun,
     Force,
@@ -44,6 +44,7 @@ from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.key import ApiKey, ApiKeyList, KeyBody
 from mainspring.service.schemas.preview import Preview, PreviewBody
 from mainspring.service.schemas.run import Run, RunList, RunsBulkBody, RunsBulkResult, run_document
+from mainspring.service.schemas.workflow import ChainBody, ChainResult, Workflow
 
 __all__ = ["router"]
 
@@ -239,6 +240,31 @@ async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
     return _job(await jobs.switch_job(service, id, if_match, enabled=True))
 
 
+@router.get(
+    "/jobs/{id}/workflow",
+    response_model=Workflow,
+    tags=["jobs"],
+    summary="Show the workflow that a job belongs to",
+)
+async def get_job_workflow(id: JobPath, service: ServiceDep) -> Response:
+    return json_response(await workflows.read_job_workflow(service, id))
+
+
+@router.post(
+    "/chains",
+    status_code=202,
+    response_model=ChainResult,
+    tags=["jobs"],
+    summary="Run jobs one after the other",
+)
+async def enqueue_chain(
+    body: ChainBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
+) -> Response:
+    jobs.refuse_idempotency_key(idempotency_key)
+    made = await workflows.enqueue_chain(service, body)
+    return json_response({"items": [run_document(run, whole=True) for run in made]}, 202)
+
+
 # -- runs -----------------------------------------------------------------------------------
 
 
@@ -286,6 +312,16 @@ async def bulk_runs(
 @router.get("/runs/{id}", response_model=Run, tags=["runs"], summary="Read a run with its attempts")
 async def get_run(id: RunPath, service: ServiceDep) -> Response:
     return await _run(service, id)
+
+
+@router.get(
+    "/runs/{id}/workflow",
+    response_model=Workflow,
+    tags=["runs"],
+    summary="Show the workflow that a run belongs to",
+)
+async def get_run_workflow(id: RunPath, service: ServiceDep) -> Response:
+    return json_response(await workflows.read_run_workflow(service, id))
 
 
 @router.post("/runs/{id}/cancel", response_model=Run, tags=["runs"], summary="Cancel a run")

@@ -527,6 +527,15 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         null=(),
     ),
     FieldSpec(
+        "after_failure",
+        "What becomes of a run if one that it comes after did not succeed: `skip` or `run`.",
+        sent=Literal["skip", "run"] | None,
+        answered=Literal["skip", "run"],
+        read=lambda job: job.policy.after_failure,
+        option="after_failure",
+        null=_DEFAULT.after_failure,
+    ),
+    FieldSpec(
         "tags",
         "Words to list jobs by.",
         ["reports"],

@@ -83,6 +83,7 @@ def _apply(tx: Transaction, shape: _Shape, group: Sequence[EncodedChange]) -> Se
         applied = _find_applied(tx, group)
     if applied_alone:
         tx.changed(_UPDATE_LANE, group[0].id)
+        tx.changed(_WAIT_AGAIN, group[0].id)
     return applied
 
 
@@ -100,6 +101,13 @@ SELECT EXISTS (
 FROM mainspring_runs AS run WHERE run.id = ? AND run.state IN ({", ".join("?" * len(FINISHED))})
 """
 _UPDATE_LANE = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
+_WAIT_AGAIN = """
+INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)
+SELECT name.value, run.seq FROM mainspring_runs AS run,
+    json_each(CASE WHEN json_valid(run."after") THEN run."after" END) AS name
+WHERE run.id = ? AND run.state = 'waiting'
+"""
+"""Maintenance deletes these rows once a run no longer waits."""
 
 
 def _find_applied(tx: Transaction, group: Sequence[EncodedChange]) -> list[bool]:

@@ -16,7 +16,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change, Failure
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
 
@@ -377,6 +377,23 @@ class ReviveTests(Suite):
         changes = [transitions.revived(first, self.start), transitions.revived(second, self.start)]
         assert await store.commit(changes) == [True, False]
         assert await self.states(store, "a", "b") == [State.PENDING, State.FAILED]
+
+    async def test_a_skipped_run_that_waits_again_is_found_by_what_it_waits_for(
+        self, store: Store
+    ) -> None:
+        after = self.run("late", state=State.WAITING, after=("r1",))
+        await store.add([self.run("r1"), after])
+        skip = transitions.skipped(after, self.at(1), transitions.UPSTREAM_FAILED)
+        assert await store.commit([skip]) == [True]
+        await store.maintain(self.at(0), 100)
+        skipped = await self.one(store, "late")
+        change = transitions.waiting_again(skipped)
+        assert await store.commit([change]) == [True]
+        found = await store.find(RunQuery(upstream=frozenset({"r1"})))
+        assert [(run.id, run.state, run.reason) for run in found.items] == [
+            ("late", State.WAITING, None)
+        ]
+        assert await store.commit([transitions.waiting_again(skipped)]) == [False]
 
     async def test_a_run_that_is_live_again_is_not_revived(self, store: Store) -> None:
         dead = await self.failed(store)

@@ -26,6 +26,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import (
+    AfterFailure,
     Backoff,
     BackoffKind,
     Breaker,
@@ -111,6 +112,7 @@ POLICY = Policy(
     memory_limit=2**33,
     breaker=Breaker(2, timedelta(minutes=3)),
     after=("first", "second"),
+    after_failure=AfterFailure.RUN,
     run_on_start=True,
 )
 

@@ -1,0 +1,145 @@
+"""Reads the workflow that a job or a run belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mainspring.core.model import Job, Run
+from mainspring.core.workflow_graph import Workflow, WorkflowNode
+from mainspring.engine.engine import Engine
+from mainspring.engine.slots import with_followers
+from mainspring.engine.workflow import runs_after, upstream_of
+from mainspring.errors import JobNotFound, RunNotFound
+from mainspring.stores.protocol import JobQuery, RunQuery
+
+__all__ = ["read_workflow"]
+
+MOST_RUNS = 2000
+"""A picture of more runs helps nobody."""
+
+SEARCHED_RUNS = 10_000
+"""How many of the newest runs are searched for those that were enqueued with `after`."""
+
+PAGE = 1000
+
+
+async def read_workflow(engine: Engine, name: str) -> Workflow:
+    """The workflow of a run with this id, or else of a job with this id."""
+    page = await engine.store.find(RunQuery(ids=frozenset({name}), brief=True))
+    if page.items:
+        return await _workflow_of_run(engine, page.items[0])
+    jobs = await _all_jobs(engine)
+    if name not in jobs:
+        raise RunNotFound(name) if "@" in name else JobNotFound(name, jobs)
+    return _workflow_of_job(name, jobs)
+
+
+async def _all_jobs(engine: Engine) -> dict[str, Job]:
+    jobs: dict[str, Job] = {}
+    cursor: str | None = None
+    while True:
+        page = await engine.store.jobs(JobQuery(limit=PAGE, cursor=cursor))
+        jobs |= {job.id: job for job in page.items}
+        if (cursor := page.cursor) is None:
+            return jobs
+
+
+def _workflow_of_job(name: str, jobs: dict[str, Job]) -> Workflow:
+    """Everything that starts with the same root."""
+    order = {job.id: job.policy.after for job in jobs.values() if job.policy.after}
+    upstream = {job_id: upstream_of(job_id, order) for job_id in order}
+    roots = {one for one in upstream.get(name, ()) if one not in order} or {name}
+    members = {job_id for job_id, before in upstream.items() if before & roots} | roots
+    nodes = [
+        WorkflowNode(
+            id=job_id,
+            job_id=job_id,
+            after=tuple(one for one in order.get(job_id, ()) if one in members),
+            detail=_schedule(jobs.get(job_id)),
+        )
+        for job_id in members
+    ]
+    return Workflow(_in_order(nodes))
+
+
+def _schedule(job: Job | None) -> str | None:
+    if job is None:
+        return "there is no such job"
+    if not job.enabled:
+        return "paused"
+    return None if job.schedule is None else job.schedule.describe()
+
+
+async def _workflow_of_run(engine: Engine, run: Run) -> Workflow:
+    runs = await _upstream_runs(engine, run)
+    roots = [one for one in runs.values() if not any(name in runs for name in one.after)]
+    followers = await engine.followers()
+    now = engine.time.now()
+    expected = {one.id for root in roots for one in with_followers(root, followers, now)}
+    runs |= await _runs_by_id(engine, expected - runs.keys())
+    complete = len(runs) < MOST_RUNS
+    if complete:
+        found, complete = await _enqueued_after(engine, runs)
+        runs |= {one.id: one for one in found[: MOST_RUNS - len(runs)]}
+    nodes = [
+        WorkflowNode(
+            id=one.id,
+            job_id=one.job_id,
+            after=tuple(name for name in one.after if name in runs),
+            run_id=one.id,
+            state=one.state,
+            detail=one.error or one.reason,
+        )
+        for one in runs.values()
+    ]
+    return Workflow(_in_order(nodes), complete)
+
+
+async def _upstream_runs(engine: Engine, run: Run) -> dict[str, Run]:
+    """The run and all that come before it, directly or not."""
+    runs = {run.id: run}
+    missing = set(run.after)
+    while missing and len(runs) < MOST_RUNS:
+        found = await _runs_by_id(engine, missing)
+        runs |= found
+        missing = {name for one in found.values() for name in one.after} - runs.keys()
+    return runs
+
+
+async def _runs_by_id(engine: Engine, ids: Iterable[str]) -> dict[str, Run]:
+    ids = sorted(ids)[:MOST_RUNS]
+    if not ids:
+        return {}
+    page = await engine.store.find(RunQuery(ids=frozenset(ids), brief=True))
+    return {run.id: run for run in page.items}
+
+
+async def _enqueued_after(engine: Engine, runs: dict[str, Run]) -> tuple[list[Run], bool]:
+    """Runs that were enqueued with `after`, and whether these are all. Those that wait are found by
+    an index; those that have ended are searched among the newest runs."""
+    oldest = min(run.created_at for run in runs.values())
+    candidates: dict[str, Run] = {}
+    cursor: str | None = None
+    complete = False
+    for _ in range(SEARCHED_RUNS // PAGE):
+        page = await engine.store.find(RunQuery(brief=True, limit=PAGE, cursor=cursor))
+        candidates |= {run.id: run for run in page.items if run.after and run.id not in runs}
+        cursor = page.cursor
+        if cursor is None or page.items[-1].created_at < oldest:
+            complete = True
+            break
+    waiting = await engine.store.find(RunQuery(upstream=frozenset(runs), brief=True, limit=PAGE))
+    candidates |= {run.id: run for run in waiting.items if run.id not in runs}
+    return runs_after(runs.values(), candidates.values()), complete
+
+
+def _in_order(nodes: Iterable[WorkflowNode]) -> tuple[WorkflowNode, ...]:
+    """Each node behind those that it comes after; else by id."""
+    left = {node.id: node for node in sorted(nodes, key=lambda node: node.id)}
+    ordered: list[WorkflowNode] = []
+    while left:
+        ready = [node for node in left.values() if not any(name in left for name in node.after)]
+        for node in ready or list(left.values()):
+            ordered.append(node)
+            del left[node.id]
+    return tuple(ordered)
