@@ -197,7 +197,7 @@ async def test_enqueuing(make: Make) -> None:
             ({"after": 5}, "after"),
             (
                 {"prioritty": 5},
-                "unknown option 'prioritty' (did you mean 'priority'?); options are after, after_failure, at",
+                "unknown option 'prioritty' (did you mean 'priority'?); options are after, after_",
             ),
         ):
             await refused(InvalidInput, words, scheduler.enqueue("send", {"to": "a"}, **options))
