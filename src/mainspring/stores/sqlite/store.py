@@ -124,11 +124,15 @@ class SqliteStore:
         return added
 
     async def claim(self, claim: Claim) -> Claimed:
-        [taken] = await self._write(writes.claim, [claim], wakes=False, undo=self._release_claimed)
-        runs: list[Run] | None = taken.runs()
-        if runs is None:
-            runs = await self._keep_readable(taken.seqs)
-        return Claimed(runs, None if taken.next_due is None else from_us(taken.next_due))
+        while True:
+            [taken] = await self._write(
+                writes.claim, [claim], wakes=False, undo=self._release_claimed
+            )
+            runs: list[Run] | None = taken.runs()
+            if runs is None:
+                runs = await self._keep_readable(taken.seqs)
+            if runs or not taken.seqs:  # else all were unreadable: others may be due behind them
+                return Claimed(runs, None if taken.next_due is None else from_us(taken.next_due))
 
     async def _keep_readable(self, seqs: Sequence[int]) -> list[Run]:
         """Return the claimed runs that can be read, in order, and set the others aside. If that

@@ -68,6 +68,26 @@ class UnreadableTests(Suite):
             taken += await self.claim_ids(store, limit=3)
         assert taken == ["good"]
 
+    async def test_a_claim_that_meets_unreadable_runs_alone_takes_those_behind_them(
+        self, store: Store
+    ) -> None:
+        """Else it gives no run and no `next_due`, and a worker sleeps though a run is due."""
+        await store.add([self._full(name, priority=9) for name in ("bad1", "bad2", "bad3")])
+        await store.add([self._full("good", priority=1)])
+        for name in ("bad1", "bad2", "bad3"):
+            await self.damage_run(store, name, "payload")
+        assert await self.claim_ids(store, limit=2) == ["good"]
+
+    async def test_a_claim_that_meets_unreadable_runs_alone_says_when_the_next_is_due(
+        self, store: Store
+    ) -> None:
+        soon = self.at(5)
+        await store.add([self._full("bad"), self._full("late", run_at=soon)])
+        await self.damage_run(store, "bad", "payload")
+        claim = Claim(worker="w1", handlers=frozenset({"work"}), limit=10, lease=self.ticks(30))
+        claimed = await store.claim(claim)
+        assert (claimed.runs, claimed.next_due) == ([], soon)
+
     async def test_unreadable_runs_do_not_count_for_a_limit(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         await store.add([self._full("bad", priority=9), self._full("good")])
