@@ -7,6 +7,7 @@ Time is moved by a clock that takes the place of the servers' (so that the suite
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -55,6 +56,9 @@ class OnMongo(StoreConformance):
 
     async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
         return await self._damage("jobs", job_id, "created_at" if part == "definition" else part)
+
+    async def damage_note(self, store: Store, kind: str, name: str) -> None:
+        await self._damage("notes", json.dumps([kind, name]), "value")
 
     async def _damage(self, collection: str, id: str, field: str) -> Repair:
         """As a program other than the store would."""

@@ -59,6 +59,10 @@ class TestSqlite(StoreConformance):
 
         return repair
 
+    async def damage_note(self, store: Store, kind: str, name: str) -> None:
+        where = "UPDATE mainspring_notes SET value = ? WHERE kind = ? AND name = ?"
+        self._sql(where, BROKEN, kind, name)
+
     async def damage_every_field(
         self, store: Store, kind: str, record_id: str
     ) -> AsyncIterator[str]:

@@ -27,15 +27,26 @@ async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | N
 
     The number grows whenever the holder changes. A `ttl` of zero resigns. After an error the caller
     may call again: a term that was begun or renewed is recognised by its holder.
+
+    A note that cannot be read (it is damaged, or a newer version wrote it) counts as a term of
+    another holder, because that one may rely on it: nobody holds the name until the note expires.
+    A note that lasts longer than `ttl`, or for ever, is no term of this election and is replaced.
     """
     query = NoteQuery(kind=TERMS, names=frozenset({name}), limit=1)
-    term = next(iter((await store.notes(query)).items), None)
-    if term is not None and term.value["holder"] != holder:
+    try:
+        term = next(iter((await store.notes(query)).items), None)
+    except (TypeError, ValueError):  # its value is no JSON
         return None
     if term is None and not ttl:
         return None
     value: dict[str, Any] = {"holder": holder}
-    if term is not None:
+    if term is not None and not _is_readable(term):
+        ends = term.expires_at
+        if not ttl or (ends is not None and ends <= await store.now() + ttl):
+            return None
+    elif term is not None:
+        if term.value["holder"] != holder:
+            return None
         # A term that was never renewed has the number of the write that began it.
         value["term"] = term.value.get("term", term.version)
     note = Note(kind=TERMS, name=name, value=value, version=term.version if term else 0)
@@ -44,3 +55,12 @@ async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | N
         return None
     number: int = value.get("term", version)
     return number
+
+
+def _is_readable(term: Note) -> bool:
+    value = term.value
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("holder"), str)
+        and isinstance(value.get("term", 0), int)
+    )

@@ -97,6 +97,10 @@ class Suite:
         """The same for a job: its schedule, policy, payload or `definition` (all of it)."""
         pytest.skip("say how a record is damaged: override damage_job()")
 
+    async def damage_note(self, store: Store, kind: str, name: str) -> None:
+        """Damage the value of a note's record, so that it cannot be read."""
+        pytest.skip("say how a record is damaged: override damage_note()")
+
     async def damage_every_field(
         self, store: Store, kind: str, record_id: str
     ) -> AsyncIterator[str]:
