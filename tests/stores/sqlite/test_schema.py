@@ -26,7 +26,7 @@ from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavai
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
-from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row
+from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row, to_us
 from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
@@ -230,6 +230,27 @@ async def test_a_file_of_an_earlier_schema_gets_its_lists(
         for query in (JobQuery(follows=True), JobQuery(tag="t"), JobQuery(text="ÜBER")):
             assert [job.id for job in (await store.jobs(query)).items] == ["behind"]
         assert len((await store.jobs(JobQuery())).items) == 2
+
+
+async def test_terms_of_an_earlier_schema_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 6 kept terms in a table of their own. A leader that is in office stays so, also
+    while another node has upgraded already; the number of a term that is over is not used again."""
+    path = tmp_path / "jobs.db"
+    monkeypatch.setattr(schema, "MIGRATIONS", (known := schema.MIGRATIONS)[:6])
+    async with opened(path) as store:
+        now = to_us(await store.now())
+    sql(
+        path,
+        f"INSERT INTO mainspring_terms VALUES ('keeper', 'old', 7, {now + 60_000_000}),"
+        f" ('over', 'old', 9, {now - 60_000_000})",
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    async with opened(path) as store:
+        assert await elect(store, "keeper", "new", timedelta(seconds=30)) is None
+        assert await elect(store, "keeper", "old", timedelta(seconds=30)) == 7
+        assert await elect(store, "over", "new", timedelta(seconds=30)) == 10
 
 
 def _insertion(table: str, columns: Any, values: Any) -> tuple[str, tuple[Any, ...]]:
