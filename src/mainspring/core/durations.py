@@ -23,6 +23,9 @@ _ISO = re.compile(
     r"(?:(?P<s>\d{1,18}(?:[.,]\d{1,9})?)S)?)?",
     re.ASCII,
 )
+_NEGATIVE = re.compile(
+    r"\s*-\s*[\d.]+\s*(ms|us|[wdhms])\s*|\s*-\s*P[\dTWDHMS.,]+\s*", re.IGNORECASE
+)
 _LONGEST_TEXT = 64
 _ALLOWED = 'a text such as "30s", "1h30m", "2d" or "PT5M", a number of seconds, or a timedelta'
 
@@ -41,9 +44,11 @@ def duration(
     except (OverflowError, ValueError):
         raise _refused(what, field, value, "it is too long") from None
     if span is None:
+        if isinstance(value, str) and _NEGATIVE.fullmatch(value):
+            raise _negative(what, field, value)
         raise _refused(what, field, value)
     if span < timedelta(0):
-        raise _refused(what, field, value, "it is negative")
+        raise _negative(what, field, value)
     return span
 
 
@@ -114,6 +119,16 @@ def _total(parts: list[tuple[str, str]]) -> timedelta | None:
     whole = sum(int(n) * _UNITS[unit] for n, unit in parts if "." not in n)
     broken = sum(float(n) * _UNITS[unit] for n, unit in parts if "." in n)
     return timedelta(microseconds=whole) + timedelta(microseconds=broken)
+
+
+def _negative(what: str, field: str | None, value: object) -> InvalidInput:
+    given = humanize(value) if isinstance(value, timedelta) else repr(value)
+    return InvalidInput(
+        f"{what} {given} is negative: give zero or longer, as {_ALLOWED}",
+        field=field or what,
+        given=value,
+        allowed=_ALLOWED,
+    )
 
 
 def _refused(what: str, field: str | None, value: object, why: str | None = None) -> InvalidInput:

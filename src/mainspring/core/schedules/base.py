@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, ClassVar, Self
 
 from mainspring.core import clock
+from mainspring.core.durations import humanize
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
@@ -163,7 +164,8 @@ class Schedule(ABC):
                 part="end",
             )
         if self.jitter is not None and self.jitter < timedelta(0):
-            raise InvalidSchedule(f"jitter {self.jitter} is negative", field="jitter")
+            why = f"jitter {humanize(self.jitter)} is negative: give zero or longer"
+            raise InvalidSchedule(why, field="jitter")
 
     def _bounds_text(self) -> str:
         words = [f"from {iso(self.start)}" if self.start else ""]

@@ -63,7 +63,7 @@ def read_duration(value: float | str) -> timedelta:
         span = -LONGEST_DURATION
     if not timedelta(0) <= span <= LONGEST_DURATION:
         raise WrongFormat(
-            "is milliseconds or a text such as '30s', '1h30m' or 'PT5M', at most"
+            "is milliseconds (0 or more) or a text such as '30s', '1h30m' or 'PT5M', at most"
             f" {LONGEST_DURATION.days} days, not {value!r}"
         )
     return span
