@@ -146,7 +146,14 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
         checks = run("doctor", "--json").json["checks"]
         [orphan] = [check for check in checks if check["name"] == "handlers"]
         assert orphan["status"] == "warn"
-        assert "daily_report" in orphan["detail"]
+        assert "'daily_report'" in orphan["detail"]
+        assert "no longer fired when that lasts for a minute" in orphan["detail"]
+        shown = run("jobs", "show", "daily_report")
+        assert "no running worker has the handler 'daily_report'" in shown.err
+        assert "mainspring jobs remove daily_report --force --store sqlite:///" in shown.err
+        assert run("jobs", "show", "daily_report", "--json").json["has_worker"] is False
+        assert "no running worker" not in run("jobs", "show", "weekly_report").err
+        assert run("jobs", "show", "weekly_report", "--json").json["has_worker"] is True
         assert run("jobs", "remove", "daily_report", "--force").code == 0
     assert "no worker" not in run("jobs", "list").out
 

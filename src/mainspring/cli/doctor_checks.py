@@ -263,7 +263,8 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
     """Jobs that no running worker can run: their code was renamed, their worker is down, or no
     worker takes their queue."""
     for job in jobs[:3]:
-        detail = f"{why_no_worker(job, workers)}; it is not fired"
+        runs = "its slots are no longer fired when that lasts for a minute"
+        detail = f"{why_no_worker(job, workers)}; {runs if job.schedule else 'its runs wait'}"
         if lacks_only_queue(job, workers):
             advice = f"start a worker that takes queue {job.policy.queue!r}"
         elif find_orphans([job], workers):

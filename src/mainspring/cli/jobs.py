@@ -112,17 +112,21 @@ def show(
 
 async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
     from mainspring.cli.json_output import job_document, run_document
+    from mainspring.engine.live_workers import without_worker
 
     async with open_client(choice) as client:
         job = await client.get_job(job_id)
         metrics = await client.job_metrics(job_id)
         brief = not output.as_json
         recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
+        workers = await client.list_workers()
+    orphaned = without_worker([job], workers)
     upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and job.enabled else []
     if output.as_json:
         output.document(
             {
                 **job_document(job),
+                "has_worker": not orphaned,
                 "upcoming": [time_format.iso(moment) for moment in upcoming],
                 "success_rate": metrics.success_rate,
                 "average_duration": metrics.average_duration,
@@ -138,6 +142,8 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
         for moment in upcoming:
             output.line(f"  {when(moment) if output.pretty else time_format.seconds(moment)}")
     _recent(output, recent)
+    if orphaned:
+        _note_orphans(output, choice, orphaned, workers)
 
 
 def _recent(output: Output, recent: list[Run]) -> None:
