@@ -55,6 +55,25 @@ async def test_a_client_edits_jobs_whose_handler_another_process_has(tmp_path: P
             await client.get_job("nightly")
 
 
+async def test_a_client_warns_that_its_store_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a mistyped URL is noticed by nobody: runs wait in a file that no worker opens."""
+    monkeypatch.chdir(tmp_path)
+    async with Client("sqlite:///typo.db") as client:
+        await client.add_job("nightly", handler="double", payload={"n": 1})
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told.startswith(
+        f"there is no Mainspring database at {tmp_path / 'typo.db'}, so an empty"
+    )
+    caplog.clear()
+    async with Client("sqlite:///typo.db") as client:
+        assert (await client.get_job("nightly")).handler == "double"
+    async with make_scheduler("sqlite:///jobs.db"), Client("memory://"):
+        pass
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 async def test_a_client_keeps_notes(tmp_path: Path) -> None:
     async with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
         assert await client.put_note(Note(kind="app", name="seen", value={"id": 7})) is not None

@@ -33,7 +33,7 @@ from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wai
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.telemetry import Telemetry
 from mainspring.engine.worker import Worker
-from mainspring.errors import RecordUnreadable
+from mainspring.errors import RecordUnreadable, StoreMissing
 from mainspring.stores.protocol import Store
 
 __all__ = ["Engine"]
@@ -60,6 +60,7 @@ class Engine:
         rng: random.Random,
         resources: Mapping[str, Any],
         store_url: str | None = None,
+        warn_of_new_store: bool = False,
     ) -> None:
         time = CarriedClock(clock)
         outages = Outages(clock, time, events)
@@ -77,6 +78,7 @@ class Engine:
             settings=settings,
             resources=resources,
         )
+        self._warn_of_new_store = warn_of_new_store
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
         self.worker = Worker(self._context, self._finished)
@@ -251,7 +253,7 @@ class Engine:
 
     async def _open(self, drafts: Sequence[Job]) -> None:
         context = self._context
-        await context.store.open()
+        await self._open_store()
         try:
             context.time.correct(await context.store.now())
             await self.operations.check_order(drafts)
@@ -262,6 +264,21 @@ class Engine:
         except BaseException:
             await context.store.close()
             raise
+
+    async def _open_store(self) -> None:
+        store = self._context.store
+        if not self._warn_of_new_store:
+            await store.open()
+            return
+        try:
+            await store.open(create=False)
+        except StoreMissing as missing:
+            await store.open()
+            log.warning(
+                "%s, so an empty store was made there. If your workers use another one, check the"
+                " store's URL",
+                missing,
+            )
 
     async def _flush(self) -> None:
         """Commit the last outcomes. If the store is away, give up after the length of a lease: the

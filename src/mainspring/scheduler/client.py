@@ -77,9 +77,14 @@ class Client:
     of times that name none. A store that cannot be reached at the start is waited for, as long as
     `wait_for_store` says. `poll` is how often `wait` looks at the store where no hint comes.
     `defaults` are policy options, such as `{"retries": 3}`, of jobs made here that give none.
+
+    A store that does not exist yet is made, so that a producer may start before the first worker.
+    The log warns of it, with the absolute path of a file: the URL may be mistyped, and a client
+    alone never meant to begin a new store. (A scheduler names its store when it starts.)
     """
 
     _name = "client"
+    _warns_of_new_store = True
     _how_to_start = (
         "the client is not open (or was closed): use `async with client:`, or in plain code"
         " `with client.blocking:`"
@@ -727,6 +732,7 @@ class Client:
             rng=self._rng,
             resources=self._resources,
             store_url=self._url,
+            warn_of_new_store=self._warns_of_new_store,
         )
         await engine.start(program_loop, jobs, inline=self._inline)
         return engine
