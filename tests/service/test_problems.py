@@ -123,7 +123,7 @@ FAULTS: list[tuple[dict[str, Any], set[str]]] = [
         {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 2, "colour": "red"},
         {"retryAttempts", "colour"},
     ),
-    ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule"}),
+    ({**WEBHOOK, "secretHeaders": ["X-A"], "every": "5m"}, {"secretHeaders", "schedule", "every"}),
     ({**WEBHOOK, "headers": {"Authorization": "********"}}, {"headers"}),
     ({**WEBHOOK, "headers": {"X-Plain": "********"}}, {"headers"}),
     ({**WEBHOOK, "tags": ["a", "b\0c"]}, {"tags.1"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainspring.errors import InvalidInput
+from mainspring.errors import HandlerNotFound, InvalidInput
 
 __all__ = ["InputErrors"]
 
@@ -18,6 +18,7 @@ class InputErrors:
 
     def __init__(self) -> None:
         self._found: list[InvalidInput] = []
+        self._missing: HandlerNotFound | None = None
 
     def __enter__(self) -> None: ...
 
@@ -25,14 +26,24 @@ class InputErrors:
         if isinstance(error, InvalidInput):
             self.add(error)
             return True
+        if isinstance(error, HandlerNotFound):
+            self._missing = error
+            return True
         return False
 
     def add(self, error: InvalidInput) -> None:
         self._found += error.each()
 
     def check(self) -> None:
-        """Raise the first error, if there is one; `others` has the rest."""
-        if self._found:
-            first, *others = self._found
-            first.others = tuple(others)
-            raise first
+        """Raise the first error, if there is one; `others` has the rest. A handler that is not
+        registered raises `HandlerNotFound` if it is the only error."""
+        if not self._found:
+            if self._missing is not None:
+                raise self._missing
+            return
+        first, *others = self._found
+        if self._missing is not None:
+            missing = self._missing
+            others.append(InvalidInput(str(missing), field="handler", given=missing.handler))
+        first.others = tuple(others)
+        raise first

@@ -294,18 +294,18 @@ class Note(Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
 
 
-def check_job_id(job_id: object) -> str:
+def check_job_id(job_id: object, what: str = "a job id", field: str = "id") -> str:
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise InvalidInput(
-            f"a job id is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}",
-            field="id",
+            f"{what} is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}",
+            field=field,
             given=job_id,
         )
     if job_id in (".", ".."):
         raise InvalidInput(
-            f"a job id cannot be {job_id!r}: in an address it means a folder, so no client could"
+            f"{what} cannot be {job_id!r}: in an address it means a folder, so no client could"
             " reach the job",
-            field="id",
+            field=field,
             given=job_id,
         )
     return job_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -183,39 +183,54 @@ class Policy:
     @classmethod
     def make(cls, base: Policy | None = None, /, **given: Any) -> Policy:
         """Read the forms people write, over `base`; refuse what makes no sense."""
-        policy = cls.read(base, **given)
-        policy.check()
+        errors = InputErrors()
+        policy = cls.collect(errors, base, **given)
+        errors.check()
+        return policy
+
+    @classmethod
+    def collect(cls, errors: InputErrors, base: Policy | None = None, /, **given: Any) -> Policy:
+        """As `make`, but what is wrong is added to `errors`. An option that is wrong keeps the
+        value of `base`, so that the others can be checked."""
+        policy, wrong = cls._read(errors, base or cls(), given)
+        policy._check(errors, wrong)
         return policy
 
     @classmethod
     def read(cls, base: Policy | None = None, /, **given: Any) -> Policy:
-        """Read each option by itself; `check` tells whether they fit each other."""
-        unknown = given.keys() - _READERS.keys()
-        if unknown:
-            raise UnknownOption(unknown, _READERS)
-        policy = base or cls()
-        if "retry_delay" in given and isinstance(given.get("backoff"), Backoff | Mapping):
-            raise InvalidInput(
-                "give retry_delay or a Backoff with its delay, not both", field="retry_delay"
-            )
-        errors, values = InputErrors(), {}
-        for name, read in _READERS.items():
-            if name in given:
-                try:
-                    values[name] = read(given[name])
-                except InvalidInput as error:
-                    errors.add(error)
+        """As `make`, but it allows options that do not fit each other."""
+        errors = InputErrors()
+        policy, _ = cls._read(errors, base or cls(), given)
         errors.check()
-        retry_delay = values.pop("retry_delay", None)
-        policy = replace(policy, **values)
-        if retry_delay is not None:
-            policy = replace(policy, backoff=replace(policy.backoff, delay=retry_delay))
         return policy
 
-    def check(self) -> None:
-        """Refuse options that do not fit each other."""
-        errors = InputErrors()
-        if self.concurrency_key is not None and self.concurrency is None:
+    @classmethod
+    def _read(
+        cls, errors: InputErrors, base: Policy, given: Mapping[str, Any]
+    ) -> tuple[Policy, Set[str]]:
+        """Read each option by itself. The second value names those that are wrong."""
+        if unknown := given.keys() - _READERS.keys():
+            errors.add(UnknownOption(unknown, _READERS))
+        values: dict[str, Any] = {}
+        for name, read in _READERS.items():
+            if name in given:
+                with errors:
+                    values[name] = read(given[name])
+        if "retry_delay" in given and isinstance(given.get("backoff"), Backoff | Mapping):
+            why = "give retry_delay or a Backoff with its delay, not both"
+            errors.add(InvalidInput(why, field="retry_delay"))
+        wrong = given.keys() - values.keys()
+        retry_delay = values.pop("retry_delay", None)
+        policy = replace(base, **values)
+        if retry_delay is not None:
+            policy = replace(policy, backoff=replace(policy.backoff, delay=retry_delay))
+        return policy, wrong
+
+    def _check(self, errors: InputErrors, wrong: Set[str]) -> None:
+        """Add what is wrong with options that do not fit each other. Nothing is said of an option
+        beside one that is wrong itself."""
+        needs_limit = self.concurrency_key is not None and self.concurrency is None
+        if needs_limit and "concurrency" not in wrong:
             errors.add(
                 InvalidInput(
                     "a concurrency key needs a concurrency: how many runs that share the key may"
@@ -223,21 +238,22 @@ class Policy:
                     field="concurrency_key",
                 )
             )
-        if self.memory_limit is not None and self.isolation is not Isolation.PROCESS:
+        outside = self.memory_limit is not None and self.isolation is not Isolation.PROCESS
+        if outside and "isolation" not in wrong:
             errors.add(
                 InvalidInput(
                     'memory_limit needs isolation="process": only a process has memory of its own',
                     field="memory_limit",
                 )
             )
-        if self.delivery is Delivery.AT_MOST_ONCE and self.retries:
+        repeated = self.delivery is Delivery.AT_MOST_ONCE and self.retries
+        if repeated and "retries" not in wrong:
             errors.add(
                 InvalidInput(
                     "a run that is delivered at most once is started once: it takes no retries",
                     field="retries",
                 )
             )
-        errors.check()
 
     @property
     def limit_key(self) -> str | None:

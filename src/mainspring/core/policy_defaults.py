@@ -57,13 +57,15 @@ def merge_policy(
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
     built_in: Mapping[str, Any],
+    errors: InputErrors,
     *,
     longest_timeout: Any = None,
 ) -> tuple[Policy, dict[str, str]]:
     """The policy of a job, and where each value comes from that is not built in.
 
     What the job gives wins over the `defaults`, and those win over what is `built_in` for its kind.
-    A default that does not fit what the job itself says is left out. `longest_timeout` marks a
+    A default that does not fit what the job itself says is left out. What is wrong is added to
+    `errors`. `longest_timeout` marks a
     job that calls an endpoint: it needs a timeout, and takes no options that are for handlers.
     """
     used = {name: value for name, value in defaults.items() if name not in given}
@@ -72,7 +74,7 @@ def merge_policy(
     more = {}
     if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
         more["retry_delay"] = used["retry_delay"]
-    policy = Policy.read(base, **more, **given)
+    policy = Policy.collect(errors, base, **more, **given)
     origins = {field_of(name): str(Origin.DEFAULTS) for name in used}
     origins |= {field_of(name): str(Origin.JOB) for name in given}
     return policy, {f.name: origins[f.name] for f in fields(Policy) if f.name in origins}

@@ -25,7 +25,7 @@ from mainspring.core.model import (
 from mainspring.core.policy import Delivery, Isolation, Policy
 from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
-from mainspring.core.schedules.zones import zone_named
+from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
 from mainspring.errors import (
     InvalidArguments,
@@ -59,6 +59,9 @@ LONGEST_USUAL = timedelta(hours=4)
 warned of."""
 
 LONGEST_WEBHOOK = timedelta(hours=1)
+
+_ANY_WEBHOOK = Webhook(url="https://example.org/")
+"""Stands for a wrong webhook while the other options are checked."""
 
 
 def refuse_unknown_options(
@@ -95,25 +98,21 @@ def draft_job(
     descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
     errors = errors or InputErrors()
     # Where a value is wrong, its default stands in while the others are checked.
-    about: dict[str, Any] = {}
-    origins: Mapping[str, str] = {}
-    read_schedule, policy = None, Policy(timeout=WEBHOOK_TIMEOUT if webhook else None)
+    read_schedule = None
     with errors:
         check_job_id(job_id)
     with errors:
         payload = payload if isinstance(handler, str) else handler.stored(payload)
     with errors:
         read_schedule = _schedule(schedule, timezone, default_zone, jitter)
-    with errors:
-        policy, origins = merge_policy(
-            given,
-            defaults or {},
-            WEBHOOK_DEFAULTS if webhook else {},
-            longest_timeout=LONGEST_WEBHOOK if webhook else None,
-        )
-        policy.check()
-    with errors:
-        about = _describe(descriptive)
+    policy, origins = merge_policy(
+        given,
+        defaults or {},
+        WEBHOOK_DEFAULTS if webhook else {},
+        errors,
+        longest_timeout=LONGEST_WEBHOOK if webhook else None,
+    )
+    about = _describe(descriptive, errors)
     job = Job(
         id=job_id,
         handler=handler if isinstance(handler, str) else handler.name,
@@ -128,7 +127,8 @@ def draft_job(
         origins=origins,
         **about,
     )
-    _check(job, None if isinstance(handler, str) else handler, errors)
+    found = None if isinstance(handler, str) else handler
+    _check(job, found, errors, has_schedule=schedule is not None)
     errors.check()
     return job
 
@@ -155,14 +155,16 @@ def new_job(
     errors = InputErrors()
     found: Handler | str = HANDLER
     if webhook is not None and handler in (None, HANDLER):
+        given["webhook"] = _ANY_WEBHOOK
         with errors:
-            given["webhook"] = webhooks.define(check_job_id(job_id), webhook)
+            given["webhook"] = webhooks.define(_usable_id(job_id), webhook)
             found = _find_handler(registry, HANDLER, handlers_elsewhere=handlers_elsewhere)
     elif webhook is not None or handler in (None, HANDLER):
         with errors:
             raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
     else:
-        found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
+        with errors:
+            found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
     return draft_job(
         job_id, found, Owner.API, default_zone, defaults=defaults, errors=errors, **given
     )
@@ -205,26 +207,24 @@ def edit_job(
             rotated, _ = webhooks.rotated(job, now, secret=signing_secret)
             job = replace(job, webhook=rotated)
     descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
-    about: dict[str, Any] = {}
-    with errors:
-        about = _describe(descriptive)
+    about = _describe(descriptive, errors)
     handler = registry.find(job.handler)
     if "handler" in given:
-        found = _find_handler(registry, given.pop("handler"), handlers_elsewhere=handlers_elsewhere)
-        handler = None if isinstance(found, str) else found
-        job = replace(job, handler=found if isinstance(found, str) else found.name)
-        if (job.handler == HANDLER) is not (job.webhook is not None):
-            raise _other_kind(job)
+        asked, handler = given.pop("handler"), None  # the payload is checked by the new handler
+        with errors:
+            found = _find_handler(registry, asked, handlers_elsewhere=handlers_elsewhere)
+            handler = None if isinstance(found, str) else found
+            job = replace(job, handler=found if isinstance(found, str) else found.name)
+            if (job.handler == HANDLER) is not (job.webhook is not None):
+                raise _other_kind(job)
     rescheduling = {name: given.pop(name) for name in _SCHEDULE_OPTIONS if name in given}
     enabled = given.pop("enabled", job.enabled)
     payload = given.pop("payload", job.payload)
     if handler is not None:
         with errors:
             payload = handler.stored(payload)
-    after = replace(job, payload=payload, enabled=enabled, **about)
-    with errors:
-        after = replace(after, policy=Policy.read(job.policy, **given))
-        after.policy.check()
+    policy = Policy.collect(errors, job.policy, **given)
+    after = replace(job, payload=payload, enabled=enabled, policy=policy, **about)
     if job.origins is not None:
         own = {field_of(name): str(Origin.JOB) for name in given}
         after = replace(after, origins={**job.origins, **own})
@@ -238,7 +238,8 @@ def edit_job(
             why = f"the schedule of job {job.id!r} is over: it would never fire"
             errors.add(InvalidSchedule(why))
         after = replace(after, next_run_at=upcoming)
-    _check(after, handler, errors)
+    has_schedule = rescheduling.get("schedule", after.schedule) is not None
+    _check(after, handler, errors, has_schedule=has_schedule)
     errors.check()
     return after
 
@@ -264,9 +265,9 @@ def _find_handler(registry: Registry, asked: Any, *, handlers_elsewhere: bool) -
     found = registry.find(name) if isinstance(name, str) else None
     if found is not None:
         return found
-    return (
-        check_job_id(name) if handlers_elsewhere and isinstance(name, str) else registry.get(name)
-    )
+    if handlers_elsewhere and isinstance(name, str):
+        return check_job_id(name, "the name of a handler", "handler")
+    return registry.get(name)
 
 
 def _other_kind(job: Job) -> InvalidInput:
@@ -279,24 +280,20 @@ def _other_kind(job: Job) -> InvalidInput:
 
 def _schedule(spec: Any, timezone: str | None, default_zone: str, jitter: Any) -> Schedule | None:
     """The schedule that was given, in its own zone, else in the job's, else in the default."""
-    if spec is None:
-        if jitter is not None:
-            raise InvalidInput(
-                "jitter spreads a schedule's slots, and there is no schedule", field="jitter"
-            )
-        return None
-    try:
-        schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
-    except InvalidSchedule as error:
-        errors = InputErrors()
-        errors.add(error)
-        if error.field == "schedule" and isinstance(timezone, str):
-            with errors:
-                zone_named(timezone)  # the schedule was refused before the zone was read
-        errors.check()
-        raise
-    if jitter is not None:
-        schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
+    errors, schedule, spread = InputErrors(), None, None
+    with errors:
+        if spec is not None:
+            schedule = schedules.parse(spec, timezone=timezone, default_timezone=default_zone)
+        elif timezone is not None:
+            check_zone(timezone)
+    with errors:
+        spread = None if jitter is None else duration(jitter, what="jitter")
+    if spec is None and spread is not None:
+        why = "jitter spreads a schedule's slots, and there is no schedule"
+        errors.add(InvalidInput(why, field="jitter"))
+    errors.check()
+    if schedule is not None and spread is not None:
+        schedule = dataclasses.replace(schedule, jitter=spread)
     return schedule
 
 
@@ -305,22 +302,24 @@ def _rescheduled(
 ) -> Schedule | None:
     """The schedule after an edit. A new schedule without a zone keeps the job's zone. A new zone
     alone keeps the wall times and moves them to that zone."""
-    old, timezone = job.schedule, rescheduling.get("timezone")
-    if "schedule" in rescheduling:
-        zone = zone_of_new_schedule(old, default_zone)
-        schedule = _schedule(rescheduling["schedule"], timezone, zone, None)
-    else:
-        schedule = old
-        if old is not None and timezone is not None:
-            schedule = dataclasses.replace(old, timezone=timezone)
-    if schedule is None:
-        return _schedule(None, None, default_zone, rescheduling.get("jitter"))
-    jitter = rescheduling.get(
-        "jitter", old.jitter if old and "schedule" not in rescheduling else None
+    old, timezone, jitter = (
+        job.schedule,
+        rescheduling.get("timezone"),
+        rescheduling.get("jitter"),
     )
+    if "schedule" in rescheduling or old is None:
+        zone = zone_of_new_schedule(old, default_zone)
+        schedule = _schedule(rescheduling.get("schedule"), timezone, zone, jitter)
+        return None if schedule is None else schedule.bind(job.id, now)
+    errors, changes = InputErrors(), dict[str, Any]()
+    if timezone is not None:
+        with errors:
+            changes["timezone"] = check_zone(timezone)
     if jitter is not None:
-        schedule = dataclasses.replace(schedule, jitter=duration(jitter, what="jitter"))
-    return schedule.bind(job.id, now) if "schedule" in rescheduling else schedule
+        with errors:
+            changes["jitter"] = duration(jitter, what="jitter")
+    errors.check()
+    return dataclasses.replace(old, **changes)
 
 
 def zone_of_new_schedule(old: Schedule | None, default_zone: str) -> str:
@@ -331,28 +330,39 @@ def zone_of_new_schedule(old: Schedule | None, default_zone: str) -> str:
     return old.timezone
 
 
-def _describe(given: dict[str, Any]) -> dict[str, Any]:
+def _describe(given: dict[str, Any], errors: InputErrors) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "description" in given:
         made["description"] = str(given["description"] or "")
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
-        made["tags"] = tuple(
-            check_key(str(tag), "a tag", f"tags.{place}") for place, tag in enumerate(tags)
-        )
-    if "metadata" in given:
-        if not isinstance(given["metadata"], Mapping):
-            raise InvalidInput(
-                f"metadata is an object, not {given['metadata']!r}",
-                field="metadata",
-                given=given["metadata"],
+        with errors:
+            made["tags"] = tuple(
+                check_key(str(tag), "a tag", f"tags.{place}") for place, tag in enumerate(tags)
             )
-        made["metadata"] = codec.decode(codec.encode(dict(given["metadata"]), what="metadata"))
+    if "metadata" in given:
+        with errors:
+            made["metadata"] = _metadata(given["metadata"])
     return made
 
 
-def _check(job: Job, handler: Handler | None, errors: InputErrors) -> None:
-    """Collect what is wrong with the options together, and with the handler."""
+def _metadata(given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"metadata is an object, not {given!r}", field="metadata", given=given)
+    return codec.decode(codec.encode(dict(given), what="metadata"))
+
+
+def _usable_id(job_id: Any) -> str:
+    """The id, or one that stands for a wrong id while the webhook is checked."""
+    try:
+        return check_job_id(job_id)
+    except InvalidInput:
+        return "job"
+
+
+def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedule: bool) -> None:
+    """Collect what is wrong with the options together, and with the handler. `has_schedule`: one is
+    given, be it right or wrong."""
     if not isinstance(job.enabled, bool):
         why = f"enabled is True or False, not {job.enabled!r}"
         errors.add(InvalidInput(why, field="enabled", given=job.enabled))
@@ -360,7 +370,7 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors) -> None:
         codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
         _check_effect_once(job, handler, errors)
-    if job.schedule is not None and job.policy.after:
+    if has_schedule and job.policy.after:
         why = (
             f"job {job.id!r} has a schedule and comes after {', '.join(job.policy.after)}:"
             " it can have one or the other"
@@ -372,7 +382,7 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors) -> None:
         _check_webhook(job, errors)
     if handler is None:
         return
-    if job.schedule is not None or job.policy.after or job.policy.run_on_start:
+    if has_schedule or job.policy.after or job.policy.run_on_start:
         with errors:
             _check_arguments(job, handler)
     if job.policy.isolation is Isolation.PROCESS:

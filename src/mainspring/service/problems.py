@@ -119,7 +119,9 @@ class ApiError(Exception):
 
     @classmethod
     def of_fields(cls, *errors: FieldError) -> ApiError:
-        return cls(422, "; ".join(one.sentence or one.message for one in errors), errors=errors)
+        """Several fields may share a sentence, such as those that exclude each other."""
+        sentences = dict.fromkeys(one.sentence or one.message for one in errors)
+        return cls(422, "; ".join(sentences), errors=errors)
 
 
 def problem_response(found: ApiError, path: str = "") -> Response:

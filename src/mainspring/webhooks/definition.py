@@ -45,11 +45,12 @@ def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook
     """A new webhook. It gets a new signing secret if none was given. Without an encryption key no
     secret can be kept, so the webhook is not signed."""
     fields = _fields(given)
-    if "url" not in fields:
-        raise InvalidInput("a webhook needs a url", field="webhook.url")
     errors, url = InputErrors(), _ANY_URL
-    with errors:
-        url = _url(fields["url"], allow)
+    if "url" not in fields:
+        errors.add(InvalidInput("a webhook needs a url", field="webhook.url"))
+    else:
+        with errors:
+            url = _url(fields["url"], allow)
     webhook = Webhook(url=url, **_checked(fields, errors))
     with errors:
         webhook = _with_headers(webhook, job_id, fields, {}, vault)

@@ -219,3 +219,18 @@ async def test_a_job_cannot_be_moved_to_another_id(
     assert (await job(api, job_id))["priority"] == 5
     await api.ok(method, f"{base}/{job_id}", json={**sent, name: job_id})
     assert (await job(api, job_id))["priority"] == 9
+
+
+async def test_a_job_that_calls_an_endpoint_keeps_one(api: Api) -> None:
+    path = f"/api/jobs/{await created(api)}"
+    told = await refused(api, "PUT", path, 422, json={"endpoint": None, "priority": 99})
+    assert [one["field"] for one in told["errors"]] == ["priority", "endpoint"]
+    assert "endpoint is an address such as https://example.org/hook" in told["detail"]
+
+
+async def test_null_for_what_only_a_call_has_changes_nothing_of_another_job(api: Api) -> None:
+    """A client may send null for every field that it did not read."""
+    await api.ok("POST", "/api/v1/jobs", json={"id": "plain", "handler": "greet", "schedule": None})
+    nulls = dict.fromkeys(("endpoint", "method", "headers", "body", "successCodes", "retryOn"))
+    changed = await api.ok("PATCH", "/api/v1/jobs/plain", json={**nulls, "priority": 7})
+    assert (changed["handler"], changed["priority"]) == ("greet", 7)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring.core.durations import duration, humanize, warn_of_bare_number
+from mainspring.core.input_errors import InputErrors
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import Schedule, moment
 from mainspring.core.schedules.cron import Cron
@@ -18,7 +19,7 @@ from mainspring.core.schedules.interval import Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.core.schedules.rrule_syntax import read_recurrence_text
-from mainspring.core.schedules.zones import zone_named
+from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
 __all__ = ["at", "cron", "every", "from_dict", "parse", "rrule"]
@@ -155,11 +156,17 @@ def parse(spec: object, *, timezone: str | None = None, default_timezone: str = 
     A `Schedule`; a cron expression or macro; an interval (`"5m"`, `"PT5M"`, a number of seconds,
     a `timedelta`); a date-time (ISO 8601 text or `datetime`); an RRULE. Where it names no zone
     itself, its wall times are in `timezone`, else in `default_timezone`. Where it names another
-    than `timezone`, it is refused.
+    than `timezone`, it is refused. The error of a wrong schedule carries that of a wrong timezone.
     """
-    schedule = _read(spec)
+    errors = InputErrors()
+    with errors:
+        schedule = _read(spec)
     if timezone is not None:
-        return schedule.in_zone(_text(timezone, "a timezone"))
+        with errors:
+            check_zone(timezone)
+    errors.check()
+    if timezone is not None:
+        return schedule.in_zone(timezone)
     if schedule.floating is None or (isinstance(schedule, Interval) and not schedule.floating):
         return schedule
     return schedule.in_zone(default_timezone)

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["zone_named"]
+__all__ = ["check_zone", "zone_named"]
 
 # ZoneInfo opens files: names of any other form (paths, NULs, directories) stay out of it.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}")
@@ -27,6 +27,15 @@ def zone_named(name: str) -> tzinfo:
             return zone
     shown = repr(name[:_LONGEST])
     raise InvalidSchedule(f"unknown timezone {shown}: {_advice(name)}", field="timezone")
+
+
+def check_zone(name: object) -> str:
+    """The name, if there is such a zone; `InvalidSchedule` otherwise."""
+    if not isinstance(name, str):
+        why = f"a timezone is an IANA name such as Europe/Berlin, not {name!r}"
+        raise InvalidSchedule(why, field="timezone")
+    zone_named(name)
+    return name
 
 
 def _load(name: str) -> tzinfo | None:

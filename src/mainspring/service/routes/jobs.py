@@ -43,6 +43,7 @@ from mainspring.service.problems import (
 )
 from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
 from mainspring.service.schemas.execution import Executions, execution_documents
+from mainspring.service.schemas.fields import TolerantBody
 from mainspring.service.schemas.job import (
     Bulk,
     ChangedAnswer,
@@ -50,7 +51,6 @@ from mainspring.service.schemas.job import (
     JobAnswer,
     JobBody,
     JobPage,
-    JobRequest,
     JobsBulkBody,
     JobUpdateBody,
     PrunedOrphansAnswer,
@@ -91,7 +91,6 @@ __all__ = [
     "preview_request",
     "preview_trigger",
     "refuse_idempotency_key",
-    "refuse_other_id",
     "remove_job",
     "remove_orphans",
     "router",
@@ -229,12 +228,10 @@ async def update(
     id: JobPath,
     body: JobUpdateBody,
     service: ServiceDep,
-    request: Request,
     if_match: IfMatch = None,
     idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
     refuse_idempotency_key(idempotency_key)
-    await refuse_other_id(request, id)
     job, secret = await update_job(service, id, body, if_match)
     return _job_response(job, signing_secret=secret)
 
@@ -469,15 +466,6 @@ def refuse_idempotency_key(given: str | None) -> None:
         raise ApiError(422, why)
 
 
-async def refuse_other_id(request: Request, id: str) -> None:
-    """A client may send back a whole job that it read, with its id; the id cannot be changed."""
-    sent = await request.json()
-    for name in ("id", "_id", "jobId"):
-        if sent.get(name) not in (None, id):
-            why = f"is not {id!r}, and a job keeps its id: leave it out"
-            raise ApiError.of_fields(FieldError.predicate(name, why))
-
-
 # -- steps ----------------------------------------------------------------------------------
 
 
@@ -487,9 +475,14 @@ async def _add_job(
     """Create the job. Returns it, and the secret that signs its requests.
 
     The library checks the rules of a job, once. Where the document is wrong already, it checks the
-    fields that can be read, so that the client gets every error at once.
+    fields that can be read, so that the client gets every error at once. What depends on the store
+    (whether the jobs of `after` exist, whether the schedule is over) is checked when all else is
+    right.
     """
     faults = document_faults(body)
+    if dry_run and body.as_sent.get("endpoint") is None:
+        why = "only a job that calls an endpoint has a request to show"
+        faults = merge_faults(faults, [FieldError("endpoint", why)])
     options = job_options(body, service.settings, service.client.defaults)
     secret = None
     if "webhook" in options and service.client.webhooks.vault.ready:
@@ -502,7 +495,7 @@ async def _add_job(
 
 
 @contextlib.contextmanager
-def _named_fields(body: JobRequest, faults: Sequence[FieldError] = ()) -> Iterator[None]:
+def _named_fields(body: TolerantBody, faults: Sequence[FieldError] = ()) -> Iterator[None]:
     """Report the library's errors under the names of the fields that the client sent, beside the
     faults that the service found itself."""
     try:
@@ -569,9 +562,6 @@ def _check_if_match(job: Job, if_match: str | None) -> Job | None:
 
 
 async def preview_request(service: Service, body: JobBody) -> dict[str, Any]:
-    if body.sent.get("endpoint") is None:
-        why = "only a job that calls an endpoint has a request to show"
-        raise ApiError.of_fields(FieldError("endpoint", why))
     job, _ = await _add_job(service, new_job_id(body), body, dry_run=True)
     return await _request_of(service, job)
 

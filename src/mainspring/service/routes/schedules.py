@@ -7,16 +7,16 @@ import time
 from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Response
-from pydantic.alias_generators import to_camel
 
 from mainspring.core import schedules
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
-from mainspring.core.schedules.zones import zone_named
+from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
-from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.problems import ApiError, FieldError, field_errors
 from mainspring.service.schemas.job import schedule_text
+from mainspring.service.schemas.job_options import merge_faults
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.preview import PagePreview, Preview, PreviewBody, Slot
 
@@ -31,6 +31,9 @@ MAX_SEARCH_SECONDS = 0.1
 MAX_WAIT_SECONDS = 2.0
 """How long a preview waits for the ones before it."""
 
+_SCHEDULES = {"schedule": "schedule", "every": "every", "run_at": "runAt"}
+"""The fields that a schedule is given in, and their names in the API."""
+
 
 @router.post("/preview", response_model=PagePreview, summary="The next slots of a schedule")
 async def preview(body: PreviewBody, service: ServiceDep) -> Response:
@@ -39,8 +42,7 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
 
 async def compute_preview(service: Service, body: PreviewBody) -> Preview:
     zone = service.client.timezone
-    after = body.sent.get("after")
-    now = service.clock.now() if after is None else _in_zone(after, zone)
+    now = service.clock.now()
     try:
         async with asyncio.timeout(MAX_WAIT_SECONDS):
             await service.preview_lock.acquire()
@@ -58,29 +60,16 @@ async def compute_preview(service: Service, body: PreviewBody) -> Preview:
         service.preview_lock.release()
 
 
-def _in_zone(after: datetime, zone: str) -> datetime:
-    try:
-        return moment(after, zone, "after")
-    except InvalidInput as error:
-        raise ApiError.of_fields(FieldError("after", str(error))) from None
-
-
 def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
-    sent = body.sent
-    [(name, given)] = [
-        (name, sent[name]) for name in ("schedule", "every", "run_at") if sent.get(name) is not None
-    ]
-    count: int = sent.get("count", 10)
+    name, schedule, now = _read(body, now, default_zone)
+    count: int = body.sent.get("count", 10)
     try:
-        schedule = schedules.parse(
-            given, timezone=sent.get("timezone"), default_timezone=default_zone
-        ).bind("", now)
+        schedule = schedule.bind("", now)
         slots = _slots(schedule, count, now)
         until = max([now, *slots[-1:]])
         warnings = schedule.warnings(now, max(until, _later(now)))
     except InvalidInput as error:
-        field = "timezone" if error.field == "timezone" else to_camel(name)
-        raise ApiError.of_fields(FieldError(field, str(error))) from None
+        raise ApiError.of_fields(FieldError(name, str(error))) from None
     zone = zone_named(schedule.timezone)
     if len(slots) < count and schedule.next(until) is not None:
         warnings.insert(0, f"only the first {len(slots)} slots were computed: they take long")
@@ -97,6 +86,37 @@ def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
         ],
         warnings=warnings[:20],
     )
+
+
+def _read(body: PreviewBody, now: datetime, default_zone: str) -> tuple[str, Schedule, datetime]:
+    """The field with the schedule, the schedule, and the moment after which its slots are listed.
+    Raises every error at once."""
+    sent, faults = body.sent, field_errors(body.type_errors)
+    given = [alias for alias in _SCHEDULES.values() if body.as_sent.get(alias) is not None]
+    if len(given) != 1:
+        why = "give one of schedule, every, runAt"
+        faults += [FieldError(alias, why) for alias in given or ["schedule"]]
+    try:
+        if sent.get("after") is not None:
+            now = moment(sent["after"], default_zone, "after")
+    except InvalidInput as error:
+        faults.append(FieldError("after", str(error)))
+    schedule, timezone = None, sent.get("timezone")
+    read = [name for name in _SCHEDULES if sent.get(name) is not None]
+    alias = _SCHEDULES[read[0]] if read else "schedule"
+    try:
+        if read:
+            schedule = schedules.parse(
+                sent[read[0]], timezone=timezone, default_timezone=default_zone
+            )
+        elif timezone is not None:
+            check_zone(timezone)
+    except InvalidInput as error:
+        for one in error.each():
+            faults.append(FieldError("timezone" if one.field == "timezone" else alias, str(one)))
+    if schedule is None or faults:
+        raise ApiError.of_fields(*merge_faults(reversed(faults))[::-1])
+    return alias, schedule, now
 
 
 def _slots(schedule: Schedule, count: int, after: datetime) -> list[datetime]:

@@ -162,12 +162,10 @@ async def update_job(
     id: JobPath,
     body: JobUpdateBody,
     service: ServiceDep,
-    request: Request,
     if_match: IfMatch = None,
     idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
     jobs.refuse_idempotency_key(idempotency_key)
-    await jobs.refuse_other_id(request, id)
     return _job(*await jobs.update_job(service, id, body, if_match))
 
 

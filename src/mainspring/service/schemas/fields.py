@@ -11,19 +11,22 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     StringConstraints,
+    ValidationError,
     create_model,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mainspring.core.model import check_job_id
 from mainspring.errors import InvalidInput
@@ -43,6 +46,7 @@ __all__ = [
     "Milliseconds",
     "OneLine",
     "Time",
+    "TolerantBody",
     "answers",
     "document_of",
     "field_fault",
@@ -106,6 +110,39 @@ class Body(BaseModel):
     def sent(self) -> dict[str, Any]:
         """The values of the fields that were sent."""
         return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class TolerantBody(Body):
+    """A body that is read although some of its fields have a wrong type. Those are kept apart in
+    `type_errors`, so that the rules of the others are checked too and the client gets every error
+    at once."""
+
+    _type_errors: list[ErrorDetails] = PrivateAttr(default_factory=list)
+    _as_sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def type_errors(self) -> list[ErrorDetails]:
+        return self._type_errors
+
+    @property
+    def as_sent(self) -> dict[str, Any]:
+        """The JSON object, under the API's names."""
+        return self._as_sent
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_type_errors(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        errors: list[ErrorDetails] = []
+        try:
+            body = read(value)
+        except ValidationError as error:
+            errors = error.errors()
+            wrong = {one["loc"][0] for one in errors if one["loc"]}
+            if not isinstance(value, dict) or not wrong:
+                raise
+            body = read({name: item for name, item in value.items() if name not in wrong})
+        body._type_errors, body._as_sent = errors, value
+        return body
 
 
 class Document(BaseModel):

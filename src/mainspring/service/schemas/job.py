@@ -9,13 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from mainspring.core import model
 from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
@@ -38,6 +34,7 @@ from mainspring.service.schemas.fields import (
     Milliseconds,
     OneLine,
     Time,
+    TolerantBody,
     answers,
     document_of,
     field_fault,
@@ -72,7 +69,6 @@ __all__ = [
     "JobDocument",
     "JobList",
     "JobPage",
-    "JobRequest",
     "JobUpdateBody",
     "JobsBulkBody",
     "JobsBulkResult",
@@ -607,6 +603,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         optional=True,
         read=lambda webhook: webhook.url,
         option="url",
+        null=LEFT_OUT,
     ),
     FieldSpec(
         "method",
@@ -689,40 +686,8 @@ _EXAMPLE = {spec.alias: spec.example for spec in _SENT if spec.name in _IN_EXAMP
 # -- requests -------------------------------------------------------------------------------------
 
 
-class JobRequest(Body):
-    """A job as a client sends it. Fields of a wrong type are kept apart in `type_errors`, so that
-    the rules of the others are checked too and the client gets every error at once."""
-
-    _type_errors: list[ErrorDetails] = PrivateAttr(default_factory=list)
-    _as_sent: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @property
-    def type_errors(self) -> list[ErrorDetails]:
-        return self._type_errors
-
-    @property
-    def as_sent(self) -> dict[str, Any]:
-        """The JSON object, under the API's names."""
-        return self._as_sent
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep_type_errors(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        errors: list[ErrorDetails] = []
-        try:
-            body = read(value)
-        except ValidationError as error:
-            errors = error.errors()
-            wrong = {one["loc"][0] for one in errors if one["loc"]}
-            if not isinstance(value, dict) or not wrong:
-                raise
-            body = read({name: item for name, item in value.items() if name not in wrong})
-        body._type_errors, body._as_sent = errors, value
-        return body
-
-
 @takes(*_SENT)
-class JobBody(JobRequest):
+class JobBody(TolerantBody):
     """A new job."""
 
     model_config = ConfigDict(
@@ -739,7 +704,7 @@ _READ_ONLY = frozenset(
 
 
 @takes(*JOB, *WEBHOOK, ROTATE_SECRET)
-class JobUpdateBody(JobRequest):
+class JobUpdateBody(TolerantBody):
     """Changes of a job. What is left out stays. Fields that the service sets (`_id`, `nextRunAt`,
     …) may be sent back as they were read, and change nothing."""
 

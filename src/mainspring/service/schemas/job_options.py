@@ -20,14 +20,13 @@ from mainspring.core.model import Job
 from mainspring.core.policy import Backoff, Policy
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT
-from mainspring.service.problems import ApiError, FieldError, field_errors
-from mainspring.service.schemas.fields import FieldSpec, options_of
+from mainspring.service.problems import FieldError, field_errors
+from mainspring.service.schemas.fields import FieldSpec, TolerantBody, options_of
 from mainspring.service.schemas.job import (
     JOB,
     ROTATE_SECRET,
     WEBHOOK,
     JobBody,
-    JobRequest,
     JobUpdateBody,
     backoff_options,
     job_document,
@@ -73,7 +72,10 @@ def job_options(
     """The options of `add_job` beside the id. `defaults` are those of the scheduler."""
     sent = body.sent
     options = options_of(JOB, sent)
-    calls = sent.get("endpoint") is not None
+    # Without a handler it is a call, even if the endpoint is missing or has a wrong type: so the
+    # other fields of the call are checked.
+    given = body.as_sent
+    calls = given.get("endpoint") is not None or given.get("handler") is None
     options["defaults"] = _defaults(settings, defaults, calls=calls)
     for name in _SCHEDULES:
         if sent.get(name) is not None:
@@ -116,25 +118,16 @@ def _defaults(
 
 
 def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:
-    """The changes of `update_job`: what was sent and differs from the job as it is read."""
+    """The changes of `update_job`: what was sent and differs from the job as it is read. What is
+    for the other kind of job is left out: `document_faults` reports it."""
     sent = _changed_fields(job, body)
     changes = options_of(JOB, sent)
     changes |= _schedule_changes(job, sent)
-    if webhook := _webhook_options(sent):
-        if job.webhook is None:
-            raise ApiError.of_fields(
-                FieldError(
-                    "endpoint",
-                    f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint",
-                )
-            )
-        changes["webhook"] = webhook
     if job.webhook is not None:
+        changes.pop("handler", None)
+        if webhook := _webhook_options(sent):
+            changes["webhook"] = webhook
         _set_default_timeout(changes)
-    if "handler" in changes and job.webhook is not None:
-        raise ApiError.of_fields(
-            FieldError("handler", "a job that calls an endpoint has no other handler")
-        )
     if {"backoff", "retry_delay"} & sent.keys():
         changes["backoff"] = _changed_backoff(job, sent)
     if changes.get("delivery") == "at_most_once":
@@ -150,7 +143,7 @@ def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def document_faults(body: JobRequest, job: Job | None = None) -> list[FieldError]:
+def document_faults(body: TolerantBody, job: Job | None = None) -> list[FieldError]:
     """What is wrong with the document: types, and fields that do not fit each other. Of an edit,
     the `job` fills in what was not sent."""
     sent = body.as_sent
@@ -160,6 +153,7 @@ def document_faults(body: JobRequest, job: Job | None = None) -> list[FieldError
         found += _new_job_rules(sent)
     else:
         changed = {_ALIAS[name]: value for name, value in _changed_fields(job, body).items()}
+        found += _edit_rules(job, sent, changed)
         document = _edited_document(job, changed)
         sent = {name: sent.get(name) for name in changed}
     found += _rules(document)
@@ -182,15 +176,14 @@ def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
     ]
 
 
-def library_faults(error: InvalidInput, body: JobRequest) -> list[FieldError]:
+def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
     """The errors of the library, under the names that the client sent."""
     names = _field_names(body)
-    has_target = any(body.sent.get(name) is not None for name in ("endpoint", "handler"))
     return [
         FieldError(_client_name(one.field, names), str(one))
         for one in error.each()
-        if one.field is not None and (has_target or one.field != "handler")
-    ]  # a job without a target is reported at the endpoint
+        if one.field is not None
+    ]
 
 
 def _client_name(option: str, names: Mapping[str, str]) -> str:
@@ -199,7 +192,7 @@ def _client_name(option: str, names: Mapping[str, str]) -> str:
     return f"{names.get(first, first)}{dot}{rest}"
 
 
-def _field_names(body: JobRequest) -> dict[str, str]:
+def _field_names(body: TolerantBody) -> dict[str, str]:
     """The client's name for each option of the library."""
     sent = [name for name in _SCHEDULES if body.sent.get(name) is not None]
     return {
@@ -214,15 +207,15 @@ def _field_names(body: JobRequest) -> dict[str, str]:
 def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
     calls, runs = sent.get("endpoint") is not None, sent.get("handler") is not None
     if calls is runs:
-        yield FieldError(
-            "endpoint",
+        why = (
             "give endpoint (the address to call) or handler (the name of a registered Python"
-            f" function){', not both' if calls else ''}",
+            f" function){', not both' if calls else ''}"
         )
-    schedules = [_ALIAS[name] for name in _SCHEDULES if sent.get(_ALIAS[name]) is not None]
-    if len(schedules) > 1:
-        yield FieldError("schedule", f"give one of {', '.join(schedules)}: a job has one schedule")
-    elif not {"schedule", "every", "runAt", "after"} & sent.keys():
+        yield FieldError("endpoint", why)
+        if runs:
+            yield FieldError("handler", why)
+    yield from _one_schedule(sent)
+    if not {"schedule", "every", "runAt", "after"} & sent.keys():
         yield FieldError(
             "schedule",
             "give schedule (such as '0 */5 * * * *'), every or runAt; schedule: null makes a job"
@@ -233,6 +226,35 @@ def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError(
             "name", f"no id can be made of {name!r}: give one as id, as in 'report-eu'"
         )
+
+
+def _edit_rules(
+    job: Job, sent: Mapping[str, Any], changed: Mapping[str, Any]
+) -> Iterator[FieldError]:
+    for name in ("id", "_id", "jobId"):
+        if sent.get(name) not in (None, job.id):
+            why = f"is not {job.id!r}, and a job keeps its id: leave it out"
+            yield FieldError.predicate(name, why)
+    yield from _one_schedule(changed)
+    if job.webhook is None:
+        if changed.get("endpoint") is not None:
+            why = f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
+            yield FieldError("endpoint", why)
+        return
+    if "endpoint" in changed and changed["endpoint"] is None:
+        why = (
+            "is an address such as https://example.org/hook: this job calls one, and keeps its kind"
+        )
+        yield FieldError.predicate("endpoint", why)
+    if changed.get("handler") is not None:
+        yield FieldError("handler", "a job that calls an endpoint has no other handler")
+
+
+def _one_schedule(sent: Mapping[str, Any]) -> Iterator[FieldError]:
+    given = [_ALIAS[name] for name in _SCHEDULES if sent.get(_ALIAS[name]) is not None]
+    if len(given) > 1:
+        for name in given:
+            yield FieldError(name, f"give one of {', '.join(given)}: a job has one schedule")
 
 
 def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -258,7 +280,10 @@ def _edited_document(job: Job, changed: Mapping[str, Any]) -> dict[str, Any]:
     document = job_document(job)
     if {"schedule", "every", "runAt"} & changed.keys():
         document |= dict.fromkeys(("schedule", "every", "runAt", "timezone", "jitter"))
-    return document | dict(changed)
+    kept = {"handler"} if job.webhook is not None else {"endpoint"}
+    if changed.get("endpoint") is None:
+        kept.add("endpoint")
+    return document | {name: value for name, value in changed.items() if name not in kept}
 
 
 def _secret_header_rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -318,7 +343,7 @@ def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _changed_fields(job: Job, body: JobRequest) -> dict[str, Any]:
+def _changed_fields(job: Job, body: TolerantBody) -> dict[str, Any]:
     """What was sent and differs from the job: a job that was read, changed in one field and sent
     back whole is an edit of that field."""
     now, as_sent, sent = job_document(job), body.as_sent, body.sent
@@ -330,11 +355,6 @@ def _changed_fields(job: Job, body: JobRequest) -> dict[str, Any]:
         or as_sent[_ALIAS[name]] != now[_ALIAS[name]]
     }
     schedules = [name for name in _SCHEDULES if name in changed and sent[name] is not None]
-    if len(schedules) > 1:
-        given = ", ".join(_ALIAS[name] for name in schedules)
-        raise ApiError.of_fields(
-            FieldError("schedule", f"give one of {given}: a job has one schedule")
-        )
     if schedules:
         changed -= set(_SCHEDULES) - set(schedules)
     if "headers" in sent and ({"headers", "endpoint", "secret_headers"} & changed):
@@ -347,10 +367,6 @@ def _changed_fields(job: Job, body: JobRequest) -> dict[str, Any]:
 
 def _webhook_options(sent: Mapping[str, Any]) -> dict[str, Any]:
     options = options_of(WEBHOOK, sent)
-    if "url" in options and options["url"] is None:
-        raise ApiError.of_fields(
-            FieldError.predicate("endpoint", "is an address such as https://example.org/hook")
-        )
     marked = {name.lower() for name in sent.get("secret_headers") or ()}
     if marked:
         headers: Mapping[str, str] = sent.get("headers") or {}

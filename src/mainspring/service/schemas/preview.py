@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from mainspring.service.schemas.fields import (
-    Body,
     DateTime,
     Document,
     FieldSpec,
     Time,
-    field_fault,
+    TolerantBody,
     takes,
 )
 from mainspring.service.schemas.job import SCHEDULE
@@ -31,7 +30,7 @@ _REQUEST: tuple[FieldSpec[object], ...] = (
 
 
 @takes(*SCHEDULE, *_REQUEST)
-class PreviewBody(Body):
+class PreviewBody(TolerantBody):
     """A schedule to preview."""
 
     model_config = ConfigDict(
@@ -40,16 +39,6 @@ class PreviewBody(Body):
             "examples": [{"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "count": 3}],
         }
     )
-
-    @model_validator(mode="after")
-    def _has_one_schedule(self) -> Self:
-        given = [
-            name for name in ("schedule", "every", "run_at") if self.sent.get(name) is not None
-        ]
-        if len(given) != 1:
-            why = "give one of schedule, every, runAt"
-            raise field_fault("schedule", why, predicate=False)
-        return self
 
 
 class Slot(Document):
