@@ -39,6 +39,7 @@ WRONG: dict[str, list[Any]] = {
     "misfire": ["twice", {"limit": 0}],
     "breaker": ["often", {"failures": 0}],
     "after": [5, [""]],
+    "afterFailure": ["never"],
     "tags": [5, ["a\0"]],
     "metadata": [5, {"name": "x"}, {"a": NAN}],
     "endpoint": [5, "ftp://example.org"],
@@ -50,7 +51,10 @@ WRONG: dict[str, list[Any]] = {
     "retryOn": [5, ["9xx"]],
     "rotateSecret": ["yes"],
 }
-"""Values of each field that are refused by their type, and then by a rule of the library."""
+"""Values of each field that are refused by their type, and then by a rule of the library. A field
+that is not here is given an object with a strange name."""
+
+STRANGE = [{"no such": "value"}]
 
 WRONG_IN_PREVIEW = {**WRONG, "count": ["many", 0], "after": [5, "tomorrow"]}
 
@@ -65,8 +69,9 @@ def pairs(fields: list[str], first: str, wrong: dict[str, list[Any]]) -> list[di
     return [
         {first: one, second: other}
         for second in fields[fields.index(first) + 1 :]
-        for one, other in product(wrong[first], wrong[second])
-        if one is wrong[first][-1] or other is wrong[second][-1]
+        for ours, others in [(wrong.get(first, STRANGE), wrong.get(second, STRANGE))]
+        for one, other in product(ours, others)
+        if one is ours[-1] or other is others[-1]
     ]
 
 
