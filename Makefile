@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
+# Tests start hundreds of Python processes, and pytest rewrites every test file: both need bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -40,7 +42,7 @@ run: .venv/serving ## start the service on http://127.0.0.1:3000, on the embedde
 	@$(BIN)/mainspring serve
 
 test: servers ## all tests, on a fresh machine too
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 format: .venv/ready ## rewrite the sources in the house style
 	$(BIN)/ruff format .

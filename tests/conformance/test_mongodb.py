@@ -32,8 +32,9 @@ from tests.support.servers.server import Document
 
 class OnMongo(StoreConformance):
     url: str
-    damages: Sequence[Any] = (None, "x", -7.5, {"a": 1})
-    """What is put in place of each field, one after another."""
+    damages: Sequence[Any] = ("x", {"a": 1})
+    """What is put in place of each field, one after another. How a document is read does not depend
+    on the topology, so each topology has its own values."""
 
     def make_store(self) -> Store:
         return MongoStore(self.url, self.clock)
@@ -172,7 +173,7 @@ class TestStandalone(OnMongo):
 
 
 class TestSharded(OnMongo):
-    damages = (None, {"a": 1})
+    damages = (None, -7.5)
 
     @pytest.fixture(autouse=True)
     def _servers(self, shared_on_shards: Shared) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A cluster on virtual time, under faults, seed by seed. `python -m tests.simulation` runs more."""
+"""A cluster on virtual time, under faults, seed by seed. `make simulate` runs 20,000 seeds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.simulation.scenario import simulate
 
-SEEDS = 150
-STRESSED = 30
+SEEDS = 75
+STRESSED = 15
 CHUNK = 15
 
 MET = (
@@ -24,7 +24,7 @@ MET = (
     "revived",
     "slots",
 )
-"""What a chunk of seeds is bound to meet; if not, the workload has gone astray."""
+"""What happens in every chunk of seeds. The workload has changed if something is missing."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -41,7 +41,7 @@ def test_seeds_under_stress(first: int) -> None:
 
 
 def _held(first: int, *, stress: bool = False) -> Counter[str]:
-    """Run a chunk of seeds; what they met."""
+    """Run a chunk of seeds; return how often each thing happened in them."""
     counted: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         report = simulate(seed, stress=stress)
