@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Scheduler
+from mainspring import Breaker, Scheduler
 from mainspring.cli.app_loader import load_scheduler
 from tests.support.command_line import Run, until
 
@@ -57,6 +57,25 @@ def test_show(run: Run, stocked: Stocked) -> None:
     assert len(document["upcoming"]) == 5
     assert document["recent"] == []
     assert "it has not run yet" in run("jobs", "show", "daily_report").out
+
+
+def test_reset_a_breaker(run: Run, stocked: Stocked) -> None:
+    scheduler = load_scheduler("app:scheduler")
+    with scheduler.blocking as blocking:
+        blocking.add_job("mail", handler="send_email", breaker=Breaker(failures=1, reset="1h"))
+        bad = blocking.enqueue("mail", {"to": "nobody"})
+        blocking.wait(bad.id, 30)
+        until(lambda: blocking.job_health("mail").breaker == "open")
+    sys.modules.pop("app", None)
+    shown = run("jobs", "show", "mail", "--json").json
+    assert shown["breaker"] == "open"
+    assert f"open until {shown['breaker_until'][:10]}" in run("jobs", "show", "mail").out
+    assert run("jobs", "reset-breaker", "mail").out.startswith("closed the circuit breaker of mail")
+    again = run("jobs", "reset-breaker", "mail", "--json").json
+    assert again == {"id": "mail", "was_open": False}
+    without = run("jobs", "reset-breaker", "send_email")
+    assert without.code == 1
+    assert "has no circuit breaker to reset" in without.err
 
 
 def test_pause_and_resume(run: Run, stocked: Stocked) -> None:

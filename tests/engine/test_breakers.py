@@ -1,12 +1,19 @@
-"""Circuit breakers: open after failures in a row, burn no attempt, probe, close."""
+"""Circuit breakers: open after failures in a row over all nodes, try one run, close."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
 
+import pytest
+
 from mainspring import Breaker, Scheduler, State
+from mainspring.core.clock import EPOCH
+from mainspring.core.model import Job, Run
+from mainspring.core.policy import Policy
 from mainspring.core.transitions import request_cancel
+from mainspring.engine.breakers import NOTE_KIND, Circuit, JobOutcome
+from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
@@ -101,7 +108,8 @@ async def test_a_cancelled_probe_closes_nothing(make: Make) -> None:
         raise RuntimeError
 
     async with scheduler:
-        await ended(scheduler, await call.enqueue(wait=False))
+        await call.enqueue(wait=False)
+        await recorder.until("breaker.opened")
         probe = await call.enqueue(wait=True)
         await recorder.until("breaker.half_open")
         await recorder.until("run.started", 2)
@@ -128,7 +136,8 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
         raise RuntimeError
 
     async with scheduler:
-        await ended(scheduler, await call.enqueue(wait=False))
+        await call.enqueue(wait=False)
+        await recorder.until("breaker.opened")
         probe = await call.enqueue(wait=True)
         await recorder.until("run.started", 2)
         running = await scheduler.get_run(probe.id)
@@ -140,3 +149,216 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
         assert (await ended(scheduler, probe)).state is State.CANCELLED
         assert (await scheduler.job_health("call")).breaker != "closed"
     assert "breaker.closed" not in recorder.names
+
+
+async def test_failures_are_counted_over_all_nodes_and_all_of_them_stop(make: Make) -> None:
+    nodes = [make(workers=1, queues=[name]) for name in ("left", "right")]
+    recorder = [EventRecorder(node, "breaker.*") for node in nodes]
+    tried = []
+
+    async def call() -> None:
+        tried.append(1)
+        raise RuntimeError
+
+    for node in nodes:
+        node.job(id="call", breaker=Breaker(failures=4, reset="1h"))(call)
+    async with nodes[0], nodes[1]:
+        for name in ("left", "right", "left", "right"):
+            await ended(nodes[0], await nodes[0].enqueue("call", queue=name))
+        while (await nodes[0].job_health("call")).breaker == "closed":
+            await asyncio.sleep(0.01)
+        waiting = [await nodes[0].enqueue("call", queue=name) for name in ("left", "right")]
+        await asyncio.sleep(0.2)
+        for node, run in zip(nodes, waiting, strict=True):
+            health = await node.job_health("call")
+            assert health.breaker == "open"
+            assert health.breaker_until is not None
+            stored = await node.get_run(run.id)
+            assert (stored.state, stored.attempt) == (State.PENDING, 0)
+            assert stored.run_at == health.breaker_until
+            assert stored.reason == "its circuit breaker is open"
+    assert sorted(recorder[0].names + recorder[1].names) == ["breaker.opened"]
+    assert len(tried) == 4
+
+
+async def test_one_trial_over_all_nodes(make: Make) -> None:
+    nodes = [make(workers=5) for _ in range(3)]
+    recorder = [EventRecorder(node, "breaker.*") for node in nodes]
+    healthy, at_once, most = False, 0, 0
+
+    async def call() -> None:
+        nonlocal at_once, most
+        assert healthy
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.3)
+        at_once -= 1
+
+    for node in nodes:
+        node.job(id="call", breaker=Breaker(failures=1, reset="500ms"))(call)
+    async with nodes[0], nodes[1], nodes[2]:
+        await ended(nodes[0], await nodes[0].enqueue("call"))
+        while (await nodes[0].job_health("call")).breaker == "closed":
+            await asyncio.sleep(0.01)
+        healthy = True
+        runs = await nodes[0].enqueue_many("call", [None] * 12)
+        while not any("breaker.closed" in one.names for one in recorder):
+            assert most <= 1
+            await asyncio.sleep(0.01)
+        done = [await ended(nodes[0], run) for run in runs]
+    assert {run.state for run in done} == {State.SUCCEEDED}
+    assert {run.attempt for run in done} == {1}
+    assert sum(one.names.count("breaker.half_open") for one in recorder) == 1
+    assert sum(one.names.count("breaker.closed") for one in recorder) == 1
+
+
+async def test_a_trial_whose_worker_died_is_followed_by_another(make: Make) -> None:
+    dying = make(workers=1, lease="1s")
+    hangs = True
+
+    async def call(wait: bool) -> None:
+        if not wait:
+            raise RuntimeError
+        if hangs:
+            await asyncio.sleep(600)
+
+    dying.job(id="call", breaker=Breaker(failures=1, reset="100ms"))(call)
+    recorder = EventRecorder(dying)
+    await dying.start()
+    await dying.enqueue("call", {"wait": False})
+    await recorder.until("breaker.opened")
+    run = await dying.enqueue("call", {"wait": True})
+    await recorder.until("run.started", 2)
+    assert dying._engine is not None
+    dying._engine.worker.leases._held.clear()  # it renews no more: as if it were dead
+    hangs = False
+    second = make(workers=1, lease="1s")
+    second.job(id="call", breaker=Breaker(failures=1, reset="100ms"))(call)
+    async with second:
+        assert (await ended(second, run)).state is State.SUCCEEDED
+        while (await second.job_health("call")).breaker != "closed":  # counted by the other node
+            await asyncio.sleep(0.01)
+
+
+async def test_reset_by_hand_starts_the_runs_that_were_put_off(make: Make) -> None:
+    scheduler = make(workers=1)
+    recorder = EventRecorder(scheduler, "breaker.*")
+    healthy = False
+
+    @scheduler.job(breaker=Breaker(failures=1, reset="1h"))
+    async def call() -> None:
+        assert healthy
+
+    @scheduler.job()
+    async def other() -> None: ...
+
+    async with scheduler:
+        await call.enqueue()
+        await recorder.until("breaker.opened")
+        waiting = await call.enqueue()
+        while (await scheduler.get_run(waiting.id)).reason is None:
+            await asyncio.sleep(0.01)
+        healthy = True
+        assert await scheduler.reset_breaker("call") is True
+        assert (await ended(scheduler, waiting)).state is State.SUCCEEDED
+        assert await scheduler.reset_breaker(call) is False
+        with pytest.raises(InvalidState, match="has no circuit breaker to reset"):
+            await scheduler.reset_breaker("other")
+    assert recorder.names == ["breaker.opened", "breaker.closed"]
+
+
+async def test_a_removed_job_leaves_no_breaker_to_the_next_one_of_its_id(make: Make) -> None:
+    scheduler = make(workers=2)
+    recorder = EventRecorder(scheduler, "breaker.*")
+    go = asyncio.Event()
+
+    @scheduler.job()
+    async def call(wait: bool) -> None:
+        if wait:
+            await go.wait()
+        raise RuntimeError
+
+    async with scheduler:
+        await scheduler.add_job("api", handler="call", breaker=Breaker(failures=1, reset="1h"))
+        late = await scheduler.enqueue("api", {"wait": True})
+        while (await scheduler.get_run(late.id)).state is not State.RUNNING:
+            await asyncio.sleep(0.01)
+        await ended(scheduler, await scheduler.enqueue("api", {"wait": False}))
+        await recorder.until("breaker.opened")
+        await scheduler.remove_job("api")
+        assert (await scheduler.list_notes(NOTE_KIND)).items == []
+        await scheduler.add_job("api", handler="call", breaker=Breaker(failures=1, reset="1h"))
+        go.set()
+        await ended(scheduler, late)  # of the job that was removed
+        assert (await scheduler.job_health("api")).breaker == "closed"
+    assert recorder.names.count("breaker.opened") <= 2  # of the first job, whose run ended late
+
+
+async def test_counting_fails_and_the_outcome_of_the_run_does_not_wait(
+    make: Make, place: str | Store
+) -> None:
+    faults = SwitchableFaults()
+    scheduler = make(FaultyStore(opened(place), faults), workers=1)
+    recorder = EventRecorder(scheduler)
+
+    @scheduler.job(breaker=Breaker(failures=1, reset="1h"))
+    async def call() -> None:
+        faults.failing = {"put_notes"}
+        raise RuntimeError
+
+    async with scheduler:
+        await call.enqueue()
+        await recorder.until("run.failed")
+        faults.failing = set()
+        assert (await scheduler.job_health("call")).breaker == "closed"
+
+
+def test_a_breaker_opens_and_closes_by_the_clock_of_the_store() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        skewed = [VirtualClock(offset=3600.0, rate=1.02), VirtualClock(offset=-3600.0, rate=0.98)]
+        nodes = [
+            Scheduler(store, clock=clock, inline=True, workers=1, queues=[f"q{place}"])
+            for place, clock in enumerate(skewed)
+        ]
+        healthy, began = False, list[datetime]()
+
+        async def call() -> None:
+            began.append(await store.now())
+            assert healthy
+
+        for node in nodes:
+            node.job(id="call", breaker=Breaker(failures=2, reset="10m"))(call)
+        async with nodes[0], nodes[1]:
+            for queue in ("q0", "q1"):
+                await nodes[0].wait((await nodes[0].enqueue("call", queue=queue)).id, 60)
+            opened_at = began[-1]
+            healthy = True
+            runs = [await nodes[0].enqueue("call", queue=queue) for queue in ("q0", "q1")]
+            for run in runs:
+                assert (await nodes[0].wait(run.id, 3600)).state is State.SUCCEEDED
+        assert len(began) == 4
+        assert timedelta(0) <= began[2] - opened_at - timedelta(minutes=10) < timedelta(seconds=2)
+
+    run_virtual(main, steps=1_000_000)
+
+
+def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> None:
+    breaker = Breaker(failures=2)
+    job = Job(
+        id="a", handler="a", created_at=EPOCH, updated_at=EPOCH, policy=Policy(breaker=breaker)
+    )
+
+    def outcome(name: str, ok: bool) -> JobOutcome:
+        run = Run(id=name, job_id="a", handler="a", created_at=EPOCH, scheduled_at=EPOCH,
+                  run_at=EPOCH, token=7)  # fmt: skip
+        return JobOutcome(run, job, breaker, ok)
+
+    circuit, events = Circuit().after([outcome("1", False), outcome("2", True)])
+    assert (circuit.state, circuit.failures, events) == ("closed", 0, {})
+    circuit, events = Circuit().after([outcome(name, name == "3") for name in "1234"])
+    assert (circuit.state, circuit.failures, events) == ("open", 2, {"2": "opened"})
+    half_open = Circuit(state="half_open", failures=2, trial=("t", 7))
+    assert half_open.after([outcome("x", True), outcome("y", False)]) == (half_open, {})
+    assert half_open.after([outcome("t", False)])[1] == {"t": "opened"}
+    assert half_open.after([outcome("t", True)])[0] == Circuit()

@@ -192,6 +192,18 @@ async def test_webhook_answers_by_class() -> None:
     assert run.id not in text
 
 
+async def test_changes_of_breakers_are_counted(working: Api) -> None:
+    await working.scheduler.add_job("call", handler="greet", breaker=1)
+    run = await working.scheduler.enqueue("call", {"name": "nobody"})
+    await working.scheduler.wait(run.id, 10)
+    while (await working.scheduler.job_health("call")).breaker != "open":
+        await asyncio.sleep(0.01)
+    await working.scheduler.reset_breaker("call")
+    samples = await scraped(working)
+    name = 'mainspring_breaker_changes_total{change="%s",job="call"}'
+    assert (samples[name % "opened"], samples[name % "closed"]) == (1, 1)
+
+
 async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(working: Api) -> None:
     await finished(working, name="nobody")
     text = (await working.get("/metrics")).text

@@ -91,6 +91,7 @@ def test_every_endpoint_is_described() -> None:
         *("POST /api/jobs/{id}/pause", "POST /api/jobs/{id}/resume"),
         *("POST /api/jobs/{id}/backfill", "POST /api/jobs/prune-orphans"),
         *("POST /api/v1/jobs/{id}/backfill", "POST /api/v1/jobs/prune-orphans"),
+        *("POST /api/jobs/{id}/breaker/reset", "POST /api/v1/jobs/{id}/breaker/reset"),
         *("GET /api/jobs/{id}/executions", "GET /api/runs", "POST /api/runs/bulk"),
         *("GET /api/runs/{id}", "POST /api/runs/{id}/cancel", "POST /api/runs/{id}/retry"),
         *("DELETE /api/runs/{id}", "POST /api/schedules/preview", "GET /api/events"),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Scheduler
+from mainspring import Breaker, Scheduler
 from mainspring.core.model import Webhook
 from mainspring.errors import InvalidInput
 from mainspring.webhooks import AttemptFacts, Vault, new_key, new_signing_secret, prepare
@@ -284,6 +284,9 @@ async def test_what_a_webhook_job_cannot_have() -> None:
             await mainspring.add_job("call", handler="webhook")
         job = await mainspring.add_job("call", webhook=URL)
         assert job.policy.timeout == timedelta(seconds=30)
+        assert job.policy.breaker == Breaker(failures=5, reset="60s")
+        bare = await mainspring.add_job("bare", webhook=URL, breaker=None)
+        assert bare.policy.breaker is None
         with pytest.raises(InvalidInput, match="rotating it"):
             await mainspring.update_job("call", webhook={"signing_secret": new_signing_secret()})
 

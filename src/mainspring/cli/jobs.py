@@ -1,4 +1,5 @@
-"""`mainspring jobs`: lists jobs, shows, pauses, resumes, triggers and removes them."""
+"""`mainspring jobs`: lists jobs, shows, pauses, resumes, triggers and removes them, and resets
+their circuit breakers."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
     from mainspring.core.model import Job, Run
     from mainspring.engine.live_workers import LiveWorker
-    from mainspring.scheduler.statistics import JobMetrics
+    from mainspring.scheduler.statistics import JobHealth, JobMetrics
 
 __all__ = ["group"]
 
@@ -117,6 +121,7 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
     async with open_client(choice) as client:
         job = await client.get_job(job_id)
         metrics = await client.job_metrics(job_id)
+        health = await client.job_health(job_id)
         brief = not output.as_json
         recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
         workers = await client.list_workers()
@@ -131,11 +136,13 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
                 "success_rate": metrics.success_rate,
                 "average_duration": metrics.average_duration,
                 "consecutive_failures": metrics.consecutive_failures,
+                "breaker": health.breaker,
+                "breaker_until": time_format.iso(health.breaker_until),
                 "recent": [run_document(run) for run in recent],
             }
         )
         return
-    output.fields(_about(job, metrics, output))
+    output.fields(_about(job, metrics, health, output))
     if upcoming:
         output.line()
         output.line("next runs", style="bold")
@@ -187,6 +194,27 @@ async def _switch(choice: StoreChoice, output: Output, job_id: str, *, on: bool)
     else:
         moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
         output.line(f"resumed {job.id}: next run {moment}")
+
+
+@group.command("reset-breaker", epilog=example("mainspring jobs reset-breaker call_api"))
+def reset_breaker(
+    job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """Close a job's circuit breaker on all nodes, and let the runs that it has put off start."""
+    finish(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
+
+
+async def _reset_breaker(choice: StoreChoice, output: Output, job_id: str) -> None:
+    async with open_client(choice) as client:
+        opened = await client.reset_breaker(job_id)
+    if output.as_json:
+        output.document({"id": job_id, "was_open": opened})
+    elif opened:
+        output.line(f"closed the circuit breaker of {job_id}: its runs start again")
+    else:
+        output.line(
+            f"the circuit breaker of {job_id} was closed already: its failures are forgotten"
+        )
 
 
 @group.command("trigger", epilog=example("mainspring jobs trigger daily_report"))
@@ -306,7 +334,9 @@ def _schedule(job: Job) -> str:
     return "when enqueued"
 
 
-def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str | None]]:
+def _about(
+    job: Job, metrics: JobMetrics, health: JobHealth, output: Output
+) -> list[tuple[str, str | None]]:
     moment = when if output.pretty else time_format.seconds
     rate, average = metrics.success_rate, metrics.average_duration
     counted = f"{metrics.succeeded} of {metrics.total} succeeded" if metrics.total else None
@@ -321,6 +351,7 @@ def _about(job: Job, metrics: JobMetrics, output: Output) -> list[tuple[str, str
         ("last run", moment(job.last_run_at) if job.last_run_at else None),
         ("lately", None if rate is None else f"{counted} ({rate:.0%})"),
         ("failing", _failing(metrics.consecutive_failures)),
+        ("breaker", _breaker(health, moment)),
         ("takes", None if average is None else f"{time_format.span(average)} on average"),
         ("payload", None if job.payload is None else _one_line(job.payload)),
         ("calls", f"{job.webhook.method} {job.webhook.url}" if job.webhook else None),
@@ -355,6 +386,14 @@ def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
 
 def _failing(count: int) -> str | None:
     return f"the last {count} in a row" if count > 1 else None
+
+
+def _breaker(health: JobHealth, moment: Callable[[datetime], str]) -> str | None:
+    if health.breaker == "none":
+        return None
+    if health.breaker_until is not None:
+        return f"open until {moment(health.breaker_until)}: no run starts before"
+    return "half open: one run tries" if health.breaker == "half_open" else health.breaker
 
 
 def _one_line(value: Any) -> str:

@@ -129,7 +129,8 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """After `failures` in a row stop trying for `reset`, then let one run probe."""
+    """After `failures` in a row, counted over all nodes, no run of the job starts for `reset`; then
+    one run tries whether it can be closed."""
 
     failures: int = 5
     reset: Span = timedelta(seconds=60)

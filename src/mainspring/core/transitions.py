@@ -52,6 +52,7 @@ __all__ = [
     "snoozed",
     "succeeded",
     "unblocked",
+    "unsnoozed",
     "waiting_again",
 ]
 
@@ -302,6 +303,12 @@ def snoozed(run: Run, until: datetime, reason: str | None = None) -> Change:
     reason is kept while the run is pending."""
     later = {**_pending(run, until), **_unstarted(run)}
     return Change(run.id, _mine(run), later if reason is None else {**later, "reason": reason})
+
+
+def unsnoozed(run: Run, now: datetime) -> Change:
+    """Let a run start now that was put off to a later time."""
+    expect = {"state": State.PENDING, "token": run.token}
+    return Change(run.id, expect, {"run_at": now, "reason": None})
 
 
 def revived(run: Run, now: datetime) -> Change:

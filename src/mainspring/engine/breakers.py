@@ -1,69 +1,360 @@
-"""Circuit breakers of jobs. Each process counts its own."""
+"""Circuit breakers of jobs: one state for each job, which all nodes share.
+
+The state is a note in the store, changed by compare-and-set. Closed: runs start, and failures in a
+row are counted over all nodes. Open: no run starts until the reset time is over by the store's
+clock. Half-open: one run is the trial; its outcome closes the breaker or opens it again. The trial
+is a run and its token, so the run's own record says whether it is still under way: a trial whose
+worker dies ends with its lease. docs/decisions/0018-shared-breakers.md says why it is so.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
+from msgspec import Struct
+
+from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
+from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.policy import Breaker
+from mainspring.engine.context import EngineContext
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
 
-__all__ = ["BreakerEvent", "Breakers"]
+__all__ = [
+    "NOTE_KIND",
+    "PUT_OFF_REASON",
+    "BreakerEvent",
+    "BreakerStatus",
+    "Breakers",
+    "Circuit",
+    "JobOutcome",
+    "Notes",
+    "breaker_status",
+    "close_breaker",
+    "forget_breakers",
+]
+
+NOTE_KIND = "breaker"
+"""The kind of the notes; the name of each is the id of its job."""
+
+PUT_OFF_REASON = "its circuit breaker is open"
+"""The reason of a pending run that a breaker has put off."""
+
+KEPT = timedelta(days=366)
+"""How long a state is kept that nothing changes. The end of the reset time is the end of its note
+minus this span: the store sets the end of a note with a `ttl` by its own clock, and moves it when
+somebody sets that clock. Stored notes depend on this value."""
+
+LONGEST_RESET = timedelta(days=36_600)
+"""A longer reset time counts as this one, so that its end is a date."""
+
+TRIAL_SNOOZE = timedelta(seconds=1)
+"""How long a run is put off while another one is the trial."""
+
+TRIES = 10
+"""How often a change is tried that other nodes come before. Each time one of them succeeds."""
+
+MOST_KNOWN = 10_000
 
 BreakerEvent = Literal["opened", "half_open", "closed"]
+Notes = Mapping[str, Note | None]
+"""The notes of some jobs, by their ids."""
+Trial = tuple[str, int]
+"""The id of a run, and the token of its attempt."""
 
 
-@dataclass(slots=True)
-class _Circuit:
+class Circuit(Struct, frozen=True):
+    """The state of one breaker. `until`: when the reset time is over, while it is open."""
+
+    state: Literal["closed", "open", "half_open"] = "closed"
     failures: int = 0
-    opened_at: float | None = None
-    probing: bool = False
+    until: datetime | None = None
+    trial: Trial | None = None
+    version: int = 0
+
+    def after(self, outcomes: Sequence[JobOutcome]) -> tuple[Circuit, dict[str, BreakerEvent]]:
+        """The state after these outcomes, and which run changed it how. While the breaker is not
+        closed only the outcome of the trial counts: the others began before it opened."""
+        circuit, events = self, dict[str, BreakerEvent]()
+        for one in outcomes:
+            run = one.run
+            if circuit.state == "closed":
+                failures = 0 if one.ok else circuit.failures + 1
+                circuit = replace(circuit, failures=failures)
+                if failures >= one.breaker.failures:
+                    circuit = replace(circuit, state="open")
+                    events[run.id] = "opened"
+            elif circuit.trial == (run.id, run.token):
+                circuit = replace(
+                    circuit,
+                    state="closed" if one.ok else "open",
+                    failures=0 if one.ok else circuit.failures + 1,
+                    trial=None,
+                )
+                events[run.id] = "closed" if one.ok else "opened"
+        return circuit, events
+
+
+class JobOutcome(Struct, frozen=True):
+    """How an attempt of a job with a breaker ended."""
+
+    run: Run
+    job: Job
+    breaker: Breaker
+    ok: bool
+
+
+class BreakerStatus(Struct, frozen=True):
+    """What a breaker does now: `state` is "closed", "open" or "half_open". `failures` in a row have
+    been counted over all nodes. `until`: when the reset time of an open breaker is over. `trial`:
+    the run that tries whether a half-open one can be closed; None before such a run has begun."""
+
+    state: Literal["closed", "open", "half_open"]
+    failures: int
+    until: datetime | None = None
+    trial: str | None = None
+
+
+async def breaker_status(store: Store, job: Job) -> BreakerStatus | None:
+    """The state of a job's breaker as all nodes see it; None if the job has no breaker. It costs
+    one read of the store, and another one if the breaker is not closed."""
+    if job.policy.breaker is None:
+        return None
+    circuit = (await _read(store, [job]))[job.id]
+    state, until = circuit.state, circuit.until
+    if state == "open" and until is not None and until <= await store.now():
+        state, until = "half_open", None
+    return BreakerStatus(state, circuit.failures, until, circuit.trial and circuit.trial[0])
+
+
+async def close_breaker(store: Store, job: Job) -> bool:
+    """Close the breaker of a job and forget its failures; return whether it was not closed."""
+    for _ in range(TRIES):
+        circuit = (await _read(store, [job]))[job.id]
+        closed = Circuit(version=circuit.version)
+        if circuit == closed:
+            return False
+        [version] = await store.put_notes([_write(job, closed)])
+        if version is not None:
+            return circuit.state != "closed"
+    raise StoreUnavailable(f"the breaker of job {job.id} is changed by others all the time")
+
+
+async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
+    """Delete the states of jobs that are removed."""
+    names = frozenset(job_ids)
+    query = NoteQuery(kind=NOTE_KIND, names=names, limit=max(len(names), 1))
+    found = (await store.notes(query)).items
+    await store.put_notes([NoteWrite.drop(NOTE_KIND, note.name) for note in found])
 
 
 class Breakers:
-    """Closed: all runs may start. Open: none may, for `reset`. Then one run probes the job: its
-    outcome closes the breaker or opens it again."""
+    """The breakers as one worker uses them. Everything here happens on the engine's loop."""
 
-    def __init__(self) -> None:
-        self._circuits: dict[str, _Circuit] = {}
+    def __init__(self, engine: EngineContext) -> None:
+        self._engine = engine
+        self._known: dict[str, Circuit] = {}
+        """The breakers that were not closed when this worker last read them."""
 
-    def admit(
-        self, job_id: str, breaker: Breaker, now: float
-    ) -> tuple[timedelta | None, BreakerEvent | None]:
-        """Return how long this run has to wait (None: it may start), and how the state changed."""
-        circuit = self._circuits.get(job_id)
-        if circuit is None or circuit.opened_at is None:
-            return None, None
-        reset = duration(breaker.reset)
-        left = reset - timedelta(seconds=now - circuit.opened_at)
-        if left > timedelta():
-            return left, None
-        if circuit.probing:
-            return min(reset, timedelta(seconds=1)), None
-        circuit.probing = True
-        return None, "half_open"
+    async def read_notes(self, job_ids: Collection[str]) -> Notes:
+        """Read the states of these jobs, for `admit`."""
+        return await self._engine.retrying_store.repeat(
+            "breakers", lambda: _read_notes(self._engine.store, job_ids)
+        )
 
-    def record(self, job_id: str, breaker: Breaker, now: float, *, ok: bool) -> BreakerEvent | None:
-        """Count the outcome of an attempt; return how the state changed."""
-        circuit = self._circuits.setdefault(job_id, _Circuit())
-        if ok:
-            was_open = circuit.opened_at is not None
-            del self._circuits[job_id]
-            return "closed" if was_open else None
-        circuit.failures += 1
-        if circuit.probing or (circuit.opened_at is None and circuit.failures >= breaker.failures):
-            circuit.opened_at, circuit.probing = now, False
-            return "opened"
-        return None
+    async def admit(self, runs: Sequence[tuple[Run, Job]], notes: Notes) -> dict[str, datetime]:
+        """Decide which of these claimed runs may start, their jobs having breakers; return until
+        when each of the others is put off. `notes` were read after the claim.
 
-    def abandon(self, job_id: str) -> None:
-        """A probe ended without an outcome (cancelled, lost): let the next run probe."""
-        if job_id in self._circuits:
-            self._circuits[job_id].probing = False
+        It is repeated until the store answers: a trial that was won, and whose answer was lost,
+        is found by its run and token.
+        """
+        jobs = {job.id: job for _, job in runs}
+        if jobs.keys() <= notes.keys():
+            circuits = {i: _circuit(notes[i], job) for i, job in jobs.items()}
+            self._remember(circuits)
+            if all(circuit.state == "closed" for circuit in circuits.values()):
+                return {}
+        return await self._engine.retrying_store.repeat("breakers", lambda: self._admit(runs, jobs))
 
-    def state(self, job_id: str) -> str:
-        circuit = self._circuits.get(job_id)
-        if circuit is None or circuit.opened_at is None:
-            return "closed"
-        return "half_open" if circuit.probing else "open"
+    async def _admit(
+        self, runs: Sequence[tuple[Run, Job]], jobs: dict[str, Job]
+    ) -> dict[str, datetime]:
+        circuits = await _read(self._engine.store, jobs.values())
+        self._remember(circuits)
+        circuits = {i: circuit for i, circuit in circuits.items() if circuit.state != "closed"}
+        if not circuits:
+            return {}
+        # The moment of the claim by the store's clock, so that no other clock is asked.
+        now = runs[0][0].started_at or self._engine.time.now()
+        under_way = await self._trials_under_way(circuits.values(), now)
+        until: dict[str, datetime] = {}
+        trials: dict[str, Run] = {}
+        for run, job in runs:
+            circuit = circuits.get(job.id)
+            if circuit is None:
+                continue
+            later = now + min(TRIAL_SNOOZE, _reset(job))
+            if circuit.until is not None and now < circuit.until:
+                until[run.id] = circuit.until
+            elif circuit.trial == (run.id, run.token):
+                self._engine.emit("breaker.half_open", run)
+            elif circuit.trial in under_way or job.id in trials or _is_late(run, now):
+                until[run.id] = later
+            else:
+                trials[job.id] = run
+                until[run.id] = later  # unless it wins
+        for run in await self._begin_trials(trials, jobs, circuits):
+            del until[run.id]
+            self._engine.emit("breaker.half_open", run)
+        return until
+
+    async def _trials_under_way(self, circuits: Iterable[Circuit], now: datetime) -> set[Trial]:
+        """The trials whose run is still running, with its token and a lease."""
+        trials = {circuit.trial for circuit in circuits if circuit.trial is not None}
+        if not trials:
+            return set()
+        query = RunQuery(ids=frozenset(run_id for run_id, _ in trials), brief=True)
+        return trials & {
+            (run.id, run.token)
+            for run in (await self._engine.store.find(query)).items
+            if run.state is State.RUNNING and run.lease_until is not None and run.lease_until > now
+        }
+
+    async def _begin_trials(
+        self, trials: dict[str, Run], jobs: dict[str, Job], circuits: dict[str, Circuit]
+    ) -> list[Run]:
+        """Make these runs the trials of their jobs; return those that no other run came before."""
+        if not trials:
+            return []
+        after = {
+            job_id: replace(
+                circuits[job_id], state="half_open", until=None, trial=(run.id, run.token)
+            )
+            for job_id, run in trials.items()
+        }
+        kept = await self._put(jobs, after)
+        return [trials[job_id] for job_id in kept]
+
+    async def record(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
+        """Count the outcomes of attempts, which the store has; return which run changed the state
+        of its job's breaker, and how.
+
+        A store that fails loses the count and nothing else: the outcome of a run never waits for
+        it, and where a trial's outcome is lost another trial follows.
+        """
+        events: dict[str, BreakerEvent] = {}
+        with self._engine.outages.suppressed("breakers"):
+            await self._record(outcomes, events)
+        for one in outcomes:
+            if (event := events.get(one.run.id)) is not None:
+                self._engine.emit(f"breaker.{event}", one.run)
+        return events
+
+    async def _record(
+        self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]
+    ) -> None:
+        by_job: dict[str, list[JobOutcome]] = {}
+        for one in outcomes:
+            by_job.setdefault(one.job.id, []).append(one)
+        for _ in range(TRIES):
+            jobs = {job_id: ended[-1].job for job_id, ended in by_job.items()}
+            circuits = await _read(self._engine.store, jobs.values())
+            self._remember(circuits)
+            after = {i: circuits[i].after(ended) for i, ended in by_job.items()}
+            changed = {i: circuit for i, (circuit, _) in after.items() if circuit != circuits[i]}
+            kept = await self._put(jobs, changed)
+            for job_id in kept:
+                events |= after[job_id][1]
+            by_job = {i: by_job[i] for i in changed.keys() - set(kept)}
+            if not by_job:
+                return
+
+    def known_wait(self, run: Run, job: Job) -> datetime | None:
+        """Until when a run is put off that was admitted and waits in this process: since then this
+        worker has seen the breaker open. None: it may begin. Asks no store."""
+        circuit = self._known.get(job.id)
+        if circuit is None or circuit.trial == (run.id, run.token):
+            return None
+        return circuit.until or self._engine.time.now() + min(TRIAL_SNOOZE, _reset(job))
+
+    async def _put(self, jobs: dict[str, Job], after: dict[str, Circuit]) -> list[str]:
+        """Write these states; return the jobs whose state nobody else has changed meanwhile."""
+        if not after:
+            return []
+        writes = [_write(jobs[job_id], circuit) for job_id, circuit in after.items()]
+        versions = await self._engine.store.put_notes(writes)
+        kept = {i: v for i, v in zip(after, versions, strict=True) if v is not None}
+        now = self._engine.time.now()
+        self._remember({i: _stored(after[i], v, jobs[i], now) for i, v in kept.items()})
+        return list(kept)
+
+    def _remember(self, circuits: dict[str, Circuit]) -> None:
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        for job_id, circuit in circuits.items():
+            if circuit.state == "closed":
+                self._known.pop(job_id, None)
+            else:
+                self._known[job_id] = circuit
+
+
+async def _read(store: Store, jobs: Iterable[Job]) -> dict[str, Circuit]:
+    """The state of each of these jobs, by its id."""
+    by_id = {job.id: job for job in jobs}
+    notes = await _read_notes(store, by_id)
+    return {job_id: _circuit(notes[job_id], job) for job_id, job in by_id.items()}
+
+
+async def _read_notes(store: Store, job_ids: Collection[str]) -> Notes:
+    query = NoteQuery(kind=NOTE_KIND, names=frozenset(job_ids), limit=len(job_ids))
+    notes = {note.name: note for note in (await store.notes(query)).items}
+    return {job_id: notes.get(job_id) for job_id in job_ids}
+
+
+def _circuit(note: Note | None, job: Job) -> Circuit:
+    if note is None:
+        return Circuit()
+    value = note.value
+    if not isinstance(value, dict) or value.get("job") != to_us(job.created_at):
+        return Circuit(version=note.version)  # it was left by an earlier job of this id
+    opened = value["state"] == "open" and note.expires_at is not None
+    trial = value.get("trial")
+    return Circuit(
+        state=value["state"],
+        failures=value["failures"],
+        until=note.expires_at - KEPT if opened and note.expires_at is not None else None,
+        trial=None if trial is None else (trial[0], trial[1]),
+        version=note.version,
+    )
+
+
+def _write(job: Job, circuit: Circuit) -> NoteWrite:
+    value: dict[str, Any] = {
+        "job": to_us(job.created_at),
+        "state": circuit.state,
+        "failures": circuit.failures,
+    }
+    if circuit.trial is not None:
+        value["trial"] = list(circuit.trial)
+    note = Note(kind=NOTE_KIND, name=job.id, value=value, version=circuit.version)
+    return NoteWrite.put(note, KEPT + (_reset(job) if circuit.state == "open" else timedelta()))
+
+
+def _stored(circuit: Circuit, version: int, job: Job, now: datetime) -> Circuit:
+    """A state as it was written. The store set when the reset time is over; this is about then."""
+    until = now + _reset(job) if circuit.state == "open" else None
+    return replace(circuit, version=version, until=until)
+
+
+def _reset(job: Job) -> timedelta:
+    breaker = job.policy.breaker or Breaker()
+    return min(duration(breaker.reset), LONGEST_RESET)
+
+
+def _is_late(run: Run, now: datetime) -> bool:
+    """Whether a run will be skipped: it is no trial."""
+    return run.start_by is not None and run.start_by < now

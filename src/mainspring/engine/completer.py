@@ -1,9 +1,9 @@
 """Commits the outcomes of attempts in batches, then emits events and calls hooks.
 
 Ended attempts, and attempts that are about to begin, queue a change here. One task commits what has
-queued up, in one store call: the more attempts end at once, the less each costs. Hooks, events and
-circuit breakers hear of an outcome only after the store has it. Everything here happens on the
-engine's loop.
+queued up, in one store call: the more attempts end at once, the less each costs. Outcomes of jobs
+with a circuit breaker are then counted, also in one step for the batch. Hooks and events hear of an
+outcome only after the store has it. Everything here happens on the engine's loop.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
 from mainspring.core.transitions import Change
 from mainspring.engine.attempt import LocalAttempt, StopReason
-from mainspring.engine.breakers import BreakerEvent, Breakers
+from mainspring.engine.breakers import BreakerEvent, Breakers, JobOutcome
 from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leases import Leases
 from mainspring.engine.outcome import Decision
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["Completer"]
+__all__ = ["Completer", "Queued"]
 
 log = logging.getLogger("mainspring")
 
@@ -35,6 +35,16 @@ the same runs. A single outcome never waits."""
 
 OnCommitted = Callable[[bool], None]
 CallHook = Callable[..., None]
+
+
+class Queued(NamedTuple):
+    """A change to commit, and what to do then."""
+
+    change: Change | None
+    """None: the handler's transaction has committed it."""
+    committed: OnCommitted
+    outcome: JobOutcome | None = None
+    """What the job's breaker counts."""
 
 
 class Completer:
@@ -49,12 +59,17 @@ class Completer:
         self._engine = engine
         self._leases = leases
         self._finished = finished
-        self._queued: list[tuple[Change, OnCommitted]] = []
+        self._queued: list[Queued] = []
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.breakers = Breakers()
+        self.breakers = Breakers(engine)
+        self._turns: dict[str, BreakerEvent] = {}
+        """How runs of the batch that was committed last changed their job's breaker."""
+        self._uncounted: list[JobOutcome] = []
+        """Successes of the last batch. They are counted beside the next commit, or at once if there
+        is none: so they cost no time between two commits."""
         self.call_hook: CallHook
 
     def complete(self, attempt: LocalAttempt, decision: Decision) -> None:
@@ -62,9 +77,8 @@ class Completer:
         attempt.ended = True
         if attempt.committed:
             _warn_of_dropped_outcome(attempt)
-            self._completed(attempt, decision, True)
-            return
-        self._queue(decision.change, lambda kept: self._completed(attempt, decision, kept))
+        change = None if attempt.committed else decision.change
+        self._queue_outcome(change, attempt, decision)
 
     def complete_unstarted(self, run: Run, change: Change) -> None:
         """Queue a change of a claimed run that has no attempt here."""
@@ -76,7 +90,7 @@ class Completer:
                 self._engine.emit(name, change.after(run))
                 self._finished(run.id)
 
-        self._queue(change, committed)
+        self._queue(Queued(change, committed))
 
     def record_begin(self, attempt: LocalAttempt, recorded: OnCommitted) -> None:
         """Queue the record that a handler begins. `recorded(False)`: the run is not this worker's
@@ -87,11 +101,7 @@ class Completer:
             if not kept:
                 self._start(self._end_refused(attempt))
 
-        self._queue(transitions.beginning(attempt.run), committed)
-
-    def emit_breaker(self, run: Run, turn: BreakerEvent | None) -> None:
-        if turn is not None:
-            self._engine.emit(f"breaker.{turn}", run)
+        self._queue(Queued(transitions.beginning(attempt.run), committed))
 
     async def committing(self) -> None:
         """Commit what is queued, one batch at a time, until the engine stops."""
@@ -108,22 +118,49 @@ class Completer:
 
     # Committing
 
-    def _queue(self, change: Change, committed: OnCommitted) -> None:
-        self._queued.append((change, committed))
+    def _queue(self, queued: Queued) -> None:
+        self._queued.append(queued)
         self._idle.clear()
         self._filled.set()
+
+    def _queue_outcome(
+        self, change: Change | None, attempt: LocalAttempt, decision: Decision
+    ) -> None:
+        def committed(kept: bool) -> None:
+            self._completed(attempt, decision, kept)
+
+        self._queue(Queued(change, committed, _breaker_outcome(attempt, decision)))
 
     async def _commit_batch(self) -> int:
         batch = self._queued[:LARGEST_BATCH]
         del self._queued[:LARGEST_BATCH]
         if not self._queued:
             self._filled.clear()
-        done = await self._commit([change for change, _ in batch])
-        for (_, committed), kept in zip(batch, done, strict=True):
-            committed(kept)
+        answers = iter(await self._commit_and_count([one.change for one in batch if one.change]))
+        kept = [one.change is None or next(answers) for one in batch]
+        pairs = list(zip(batch, kept, strict=True))
+        outcomes = [one.outcome for one, ok in pairs if ok and one.outcome is not None]
+        if all(outcome.ok for outcome in outcomes):
+            self._turns, self._uncounted = {}, outcomes
+        else:  # the events of these runs say whether one opened its breaker
+            self._turns = await self.breakers.record(outcomes)
+        for one, ok in pairs:
+            one.committed(ok)
+        if not self._queued and self._uncounted:
+            await self._commit_and_count([])
         if not self._queued:
             self._idle.set()
         return len(batch)
+
+    async def _commit_and_count(self, changes: Sequence[Change]) -> list[bool]:
+        outcomes, self._uncounted = self._uncounted, []
+        if not outcomes:
+            return await self._commit(changes) if changes else []
+        if not changes:
+            await self.breakers.record(outcomes)
+            return []
+        done, _ = await asyncio.gather(self._commit(changes), self.breakers.record(outcomes))
+        return done
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
@@ -155,13 +192,12 @@ class Completer:
             self.call_hook(hooks.on_error, attempt.context, decision.error.exception)
         elif state is State.SUCCEEDED and hooks.on_success is not None:
             self.call_hook(hooks.on_success, attempt.context, change.set["result"])
-        judged = decision.error is not None or state is State.SUCCEEDED
-        turn = self._count_in_breaker(attempt, judged=judged, ok=decision.error is None)
         name = "run.retrying" if decision.will_retry else EVENT_OF.get(state)
         if name is not None:
             error = decision.error.exception if decision.error else None
             if self._engine.events.wanted(name):
-                data = {"breaker": turn} if turn == "opened" and decision.will_retry else {}
+                opened = decision.will_retry and self._turns.get(attempt.run.id) == "opened"
+                data = {"breaker": "opened"} if opened else {}
                 self._engine.emit(name, change.after(attempt.run), error, **data)
             if not decision.will_retry:
                 self._finished(attempt.run.id)
@@ -174,7 +210,7 @@ class Completer:
             mine = run.token == attempt.run.token
             if mine and run.state is State.SUCCEEDED and attempt.completion is not None:
                 # The handler's transaction was committed after all; only the answer was lost.
-                self._completed(attempt, Decision(attempt.completion), True)
+                self._queue_outcome(None, attempt, Decision(attempt.completion))
                 return
             if mine and run.state is State.RUNNING and run.cancel_requested:
                 now, context = self._engine.time.now(), attempt.context
@@ -197,25 +233,22 @@ class Completer:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.complete_unstarted(now, change)
 
-    def _count_in_breaker(
-        self, attempt: LocalAttempt, *, judged: bool, ok: bool
-    ) -> BreakerEvent | None:
-        """Count the outcome in the job's circuit breaker; return how that changed its state."""
-        breaker = attempt.job.policy.breaker
-        if breaker is None:
-            return None
-        if not judged or attempt.stop_reason in (StopReason.CANCEL, StopReason.DRAIN):
-            self.breakers.abandon(attempt.run.job_id)
-            return None
-        now = self._engine.clock.monotonic()
-        turn = self.breakers.record(attempt.run.job_id, breaker, now, ok=ok)
-        self.emit_breaker(attempt.run, turn)
-        return turn
-
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _breaker_outcome(attempt: LocalAttempt, decision: Decision) -> JobOutcome | None:
+    """What the breaker of the job counts; None if it has none, or if the end of the attempt says
+    nothing about the job: it was cancelled, drained, released or snoozed."""
+    breaker = attempt.job.policy.breaker
+    if breaker is None or attempt.stop_reason in (StopReason.CANCEL, StopReason.DRAIN):
+        return None
+    ok = decision.change.set["state"] is State.SUCCEEDED
+    if not ok and decision.error is None:
+        return None
+    return JobOutcome(attempt.run, attempt.job, breaker, ok)
 
 
 def _warn_of_dropped_outcome(attempt: LocalAttempt) -> None:

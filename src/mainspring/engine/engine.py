@@ -107,12 +107,6 @@ class Engine:
         """The store's time, carried on between readings."""
         return self._context.time
 
-    def can_run(self, job: Job) -> bool:
-        """Whether this process runs attempts of the job."""
-        return self._context.settings.workers > 0 and self.live_workers.myself().takes(
-            job.handler, job.policy.queue
-        )
-
     async def followers(self) -> Collection[Job]:
         """The jobs that run after others."""
         return await self._context.jobs.followers()

@@ -30,6 +30,7 @@ from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
+from mainspring.engine.breakers import PUT_OFF_REASON, close_breaker, forget_breakers
 from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, find_orphans
 from mainspring.engine.run_waiters import RunWaiters
@@ -500,6 +501,7 @@ class Operations:
             self._slot_firer.jobs_changed()
         if not removed:
             return
+        await forget_breakers(self._engine.store, removed)
         counts = (await self._engine.store.counts()).runs
         for job_id in removed:
             if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
@@ -522,6 +524,7 @@ class Operations:
         else:
             raise _contended(f"job {job_id}")
         self._engine.jobs.forget(job_id)
+        await forget_breakers(self._engine.store, [job_id])
         await self._cancel_unstarted(job_id)
         self._engine.emit("job.removed", job_id=job_id)
 
@@ -548,6 +551,35 @@ class Operations:
                 await self.remove(job.id, force=True, expected_version=job)
                 removed.append(job)
         return removed
+
+    async def reset_breaker(self, job_id: str) -> bool:
+        """Close the circuit breaker of a job, forget its failures, and let the runs that it has put
+        off start now. Return whether it was open or half-open."""
+        job = await self.job(job_id)
+        _refuse_unreadable(job)
+        if job.policy.breaker is None:
+            raise InvalidState(
+                f"job {job_id!r} has no circuit breaker to reset: give it one with breaker=…"
+            )
+        opened = await close_breaker(self._engine.store, job)
+        await self._start_put_off(job_id)
+        if opened:
+            self._engine.emit("breaker.closed", job_id=job_id)
+        return opened
+
+    async def _start_put_off(self, job_id: str) -> None:
+        """Make the runs due that the breaker of the job has put off."""
+        pending, cursor = frozenset({State.PENDING}), None
+        while True:
+            query = RunQuery(job=job_id, states=pending, brief=True, limit=1000, cursor=cursor)
+            page = await self._engine.store.find(query)
+            now = await self._engine.store.now()
+            put_off = [
+                run for run in page.items if run.reason == PUT_OFF_REASON and run.run_at > now
+            ]
+            await self._engine.store.commit([transitions.unsnoozed(run, now) for run in put_off])
+            if (cursor := page.cursor) is None:
+                return
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
         """Enqueue one run of each job, also if several nodes start within the same minute."""

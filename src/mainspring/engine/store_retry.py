@@ -39,6 +39,7 @@ LONGEST_PAUSE = 5.0
 
 OPERATIONS = {
     "announce": "announcing this worker",
+    "breakers": "reading and changing circuit breakers",
     "claim": "claiming runs",
     "commit": "recording outcomes of runs",
     "elect": "electing the leader",

@@ -16,9 +16,10 @@ from datetime import datetime, timedelta
 
 from mainspring.core import transitions
 from mainspring.core.context import RunContext
-from mainspring.core.model import Run
+from mainspring.core.model import Job, Run
 from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.attempt import LocalAttempt, StopReason
+from mainspring.engine.breakers import PUT_OFF_REASON, Notes
 from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
@@ -109,9 +110,6 @@ class Worker:
     def stuck(self) -> int:
         """How many handlers outlived their attempt and still take capacity."""
         return len(self._stuck)
-
-    def breaker_state(self, job_id: str) -> str:
-        return self.completer.breakers.state(job_id)
 
     def set_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Use this dispatcher, which calls `ended` and `thread_ended`."""
@@ -238,10 +236,17 @@ class Worker:
         """Make attempts of claimed runs; complete those that will not run."""
         registry = self._engine.registry
         newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
-        jobs = await self._engine.jobs.get(
-            {run.job_id for run in runs}, newest, store=self._engine.retrying_store
-        )
+        ids = {run.job_id for run in runs}
+        guarded = [job.id for job in self._engine.jobs.last_known(ids) if job.policy.breaker]
+        reading = self._engine.jobs.get(ids, newest, store=self._engine.retrying_store)
+        notes: Notes = {}
+        if guarded:  # both reads at once: what is admitted later begins later
+            breakers = self.completer.breakers
+            jobs, notes = await asyncio.gather(reading, breakers.read_notes(guarded))
+        else:
+            jobs = await reading
         results, blocked = await self._upstream_results(runs)
+        put_off = await self._closed_to(runs, jobs, notes)
         for run in runs:
             job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # removed, perhaps replaced by another of its id
@@ -255,6 +260,11 @@ class Worker:
                 later = self._engine.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
                 self.completer.complete_unstarted(run, transitions.snoozed(run, later, reason))
+                continue
+            if run.id in put_off:
+                self.completer.complete_unstarted(
+                    run, self._put_off_by_breaker(run, put_off[run.id])
+                )
                 continue
             handler = registry.get(run.handler)
             context = RunContext(
@@ -298,26 +308,36 @@ class Worker:
         return RunTransaction(self._engine, self.leases.of(context))
 
     def _put_off(self, attempt: LocalAttempt) -> bool:
-        """Skip a run that is too late; snooze one whose breaker is open. Return whether it did."""
+        """Skip a run that is too late; snooze one whose breaker has opened while it waited here.
+        Return whether it did."""
         run, breaker = attempt.run, attempt.job.policy.breaker
-        if run.start_by is None and breaker is None:
-            return False
-        now = self._engine.time.now()
-        if run.start_by is not None and now > run.start_by:
+        if run.start_by is not None and (now := self._now()) > run.start_by:
             self._complete_unbegun(attempt, transitions.skipped(run, now, "expired"))
             return True
         if breaker is None:
             return False
-        mono = self._engine.clock.monotonic()
-        wait, turn = self.completer.breakers.admit(run.job_id, breaker, mono)
-        self.completer.emit_breaker(run, turn)
-        if wait is None:
+        until = self.completer.breakers.known_wait(run, attempt.job)
+        if until is None:
             return False
-        later = now + max(wait, LEAST_SNOOZE)
-        self._complete_unbegun(
-            attempt, transitions.snoozed(run, later, "its circuit breaker is open")
-        )
+        self._complete_unbegun(attempt, self._put_off_by_breaker(run, until))
         return True
+
+    async def _closed_to(
+        self, runs: list[Run], jobs: dict[str, Job | None], notes: Notes
+    ) -> dict[str, datetime]:
+        """Which of the runs their job's circuit breaker does not let start, and until when."""
+        guarded = [
+            (run, job)
+            for run in runs
+            if (job := jobs[run.job_id]) is not None
+            and job.policy.breaker is not None
+            and not is_orphan(run, job)
+        ]
+        return await self.completer.breakers.admit(guarded, notes) if guarded else {}
+
+    def _put_off_by_breaker(self, run: Run, until: datetime) -> transitions.Change:
+        later = max(until, self._now() + LEAST_SNOOZE)
+        return transitions.snoozed(run, later, PUT_OFF_REASON)
 
     async def _upstream_results(
         self, runs: list[Run]
@@ -463,7 +483,6 @@ class Worker:
             decision = None
             if attempt.stop_reason is StopReason.LOST and not attempt.committed:
                 self.leases.let_go(attempt)
-                self.completer.breakers.abandon(attempt.run.job_id)
             elif attempt.stop_reason is StopReason.LATE:
                 self._give_back(attempt)
             else:

@@ -333,6 +333,12 @@ class Client:
             )
         )
 
+    async def reset_breaker(self, id: JobRef) -> bool:
+        """Close the circuit breaker of a job by hand, on all nodes: its failures are forgotten, and
+        the runs that it has put off start now. Returns whether it was open or half-open;
+        `InvalidState` if the job has no breaker."""
+        return await self._call(self._running().operations.reset_breaker(job_id_of(id)))
+
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
         `pause_job` would raise; an error of one job does not stop the others."""
@@ -819,6 +825,7 @@ class BlockingClient:
     remove_job = BlockingMethod(Client.remove_job)
     pause_job = BlockingMethod(Client.pause_job)
     resume_job = BlockingMethod(Client.resume_job)
+    reset_breaker = BlockingMethod(Client.reset_breaker)
     pause_jobs = BlockingMethod(Client.pause_jobs)
     resume_jobs = BlockingMethod(Client.resume_jobs)
     remove_jobs = BlockingMethod(Client.remove_jobs)

@@ -22,7 +22,7 @@ from mainspring.core.model import (
     check_key,
     replace,
 )
-from mainspring.core.policy import Delivery, Isolation, Policy
+from mainspring.core.policy import Breaker, Delivery, Isolation, Policy
 from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
@@ -51,7 +51,7 @@ _SCHEDULE_OPTIONS: tuple[str, ...] = ("schedule", "timezone", "jitter")
 _DESCRIPTIVE_OPTIONS: tuple[str, ...] = ("description", "tags", "metadata")
 
 WEBHOOK_TIMEOUT = timedelta(seconds=30)
-WEBHOOK_DEFAULTS = {"timeout": WEBHOOK_TIMEOUT}
+WEBHOOK_DEFAULTS = {"timeout": WEBHOOK_TIMEOUT, "breaker": Breaker()}
 """The policy options of a webhook that differ from those of other jobs."""
 
 LONGEST_USUAL = timedelta(hours=4)

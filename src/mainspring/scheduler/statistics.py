@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Literal
 
 from mainspring.core.model import Job, Page, Run, State, replace
+from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import find_orphans, without_worker
 from mainspring.engine.settings import Settings
@@ -61,9 +62,8 @@ class JobHealth:
     can start. `orphaned`: workers are alive, code defined the job, and none of them has its
     handler: its function was renamed or removed (`prune_orphans` removes such jobs).
 
-    Each process has its own breaker. `breaker` is its state in this process: "closed", "open" or
-    "half_open" if the process works on the job, "unknown" if it does not, "none" if the job has no
-    breaker.
+    `breaker` is the state of the circuit breaker, which all nodes share: "closed", "open" (until
+    `breaker_until`, then one run tries), "half_open", or "none" if the job has no breaker.
     """
 
     job_id: str
@@ -73,6 +73,7 @@ class JobHealth:
     next_run_at: datetime | None
     consecutive_failures: int
     breaker: str
+    breaker_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ async def job_health(engine: Engine, job_id: str) -> JobHealth:
         status = "unknown"
     elif recent[0].state is State.FAILED:
         status = "failing"
+    breaker = await breaker_status(engine.store, job)
     return JobHealth(
         job_id=job_id,
         status=status,
@@ -195,14 +197,9 @@ async def job_health(engine: Engine, job_id: str) -> JobHealth:
         last_run_at=job.last_run_at,
         next_run_at=job.next_run_at,
         consecutive_failures=_consecutive_failures(recent),
-        breaker=_breaker(engine, job),
+        breaker="none" if breaker is None else breaker.state,
+        breaker_until=None if breaker is None else breaker.until,
     )
-
-
-def _breaker(engine: Engine, job: Job) -> str:
-    if job.policy.breaker is None:
-        return "none"
-    return engine.worker.breaker_state(job.id) if engine.can_run(job) else "unknown"
 
 
 async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:

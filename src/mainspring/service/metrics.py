@@ -49,6 +49,11 @@ _ENDED = {
     "run.skipped": "skipped",
 }
 _BEFORE_END = ("run.started", "run.retrying", "run.rescued")
+_BREAKER = {
+    "breaker.opened": "opened",
+    "breaker.half_open": "half_open",
+    "breaker.closed": "closed",
+}
 
 
 class Metrics:
@@ -61,7 +66,7 @@ class Metrics:
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
         self._make_instruments()
-        for name in (*_ENDED, *_BEFORE_END, "ownership.lost", "job.removed"):
+        for name in (*_ENDED, *_BEFORE_END, *_BREAKER, "ownership.lost", "job.removed"):
             client.on(name, self._count_event)
 
     def _make_instruments(self) -> None:
@@ -88,6 +93,11 @@ class Metrics:
         )
         self._rescued = counter(
             "mainspring_runs_rescued_total", "Runs taken from workers that died.", ["job"]
+        )
+        self._breakers = counter(
+            "mainspring_breaker_changes_total",
+            "Changes of circuit breakers that this process made: opened, half_open or closed.",
+            ["job", "change"],
         )
         self._lost = counter(
             "mainspring_ownership_lost_total", "Runs that this process lost to another."
@@ -131,6 +141,7 @@ class Metrics:
             self._lateness,
             self._retries,
             self._rescued,
+            self._breakers,
             self._responses,
         )
 
@@ -160,6 +171,8 @@ class Metrics:
             self._lost.inc()
         elif event.name == "job.removed":
             self._succeeded_at.pop(event.job_id or "", None)
+        elif event.name in _BREAKER and event.job_id is not None:
+            self._breakers.labels(self._label(event.job_id), _BREAKER[event.name]).inc()
         elif event.run is not None:
             self._count_run(event.name, event.run)
 

@@ -183,7 +183,8 @@ def _headers(path: str, method: str, status: int) -> dict[str, tuple[str, str]]:
     headers: dict[str, tuple[str, str]] = {}
     if "/jobs" not in path:
         return headers
-    of_job = {"": "POST", "/{id}": "GET PUT PATCH", "/{id}/pause": "POST", "/{id}/resume": "POST"}
+    actions = ("/{id}/pause", "/{id}/resume", "/{id}/breaker/reset")
+    of_job = {"": "POST", "/{id}": "GET PUT PATCH", **dict.fromkeys(actions, "POST")}
     if method in of_job.get(subject, "").split() and (subject or status == 201):
         headers["ETag"] = ("string", "The version of the job's definition, for If-Match.")
     if status == 201 or (status == 202 and path.startswith(V1)):

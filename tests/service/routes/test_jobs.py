@@ -285,6 +285,33 @@ async def test_pause_resume_and_trigger(working: Api) -> None:
     assert "nme" in wrong["error"]
 
 
+async def test_an_open_breaker_is_reset(working: Api) -> None:
+    api = working
+    breaker = {"failures": 1, "reset": "1h"}
+    body = {"handler": "greet", "id": "mine", "schedule": None, "breaker": breaker}
+    await api.ok("POST", "/api/jobs", json=body)
+    run = await api.ok("POST", "/api/jobs/mine/trigger", json={"payload": {"name": "nobody"}})
+    await api.scheduler.wait(run["data"]["id"], 10)
+    while (await api.scheduler.job_health("mine")).breaker != "open":
+        await asyncio.sleep(0.01)
+    for form in ("/api", "/api/v1"):
+        answer = await api.post(f"{form}/jobs/mine/breaker/reset")
+        api.check_described(answer)
+        assert answer.status_code == 200
+        assert (await api.scheduler.job_health("mine")).breaker == "closed"
+    await api.ok("POST", "/api/jobs", json={**body, "id": "plain", "breaker": None})
+    without = await refused(api, "POST", "/api/jobs/plain/breaker/reset", 409)
+    assert "has no circuit breaker to reset" in without["error"]
+    await refused(api, "POST", "/api/jobs/nobody/breaker/reset", 404)
+
+
+async def test_a_webhook_has_a_breaker_unless_null_is_sent(api: Api) -> None:
+    await api.ok("POST", "/api/jobs", json={**WEBHOOK, "id": "a"})
+    assert (await job(api, "a"))["breaker"] == {"failures": 5, "reset": 60_000}
+    await api.ok("POST", "/api/jobs", json={**WEBHOOK, "id": "b", "breaker": None})
+    assert (await job(api, "b"))["breaker"] is None
+
+
 async def test_handlers_by_name(api: Api) -> None:
     body = {"handler": "greet", "schedule": "@hourly", "payload": {"name": "Ada"}}
     job_id = (await api.ok("POST", "/api/jobs", json=body))["data"]["jobId"]

@@ -21,6 +21,7 @@ from mainspring.core.model import (
     LIVE,
     Attempt,
     Job,
+    Note,
     Outcome,
     Run,
     Source,
@@ -52,6 +53,9 @@ INVARIANTS = {
     "turns": "after such a run of a second or more, the others have the worker for as long",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
+    "breaker": "while a breaker is open by the store's clock no attempt begins that was claimed"
+    " since it opened; then only the trial does",
+    "trial": "a breaker has one trial at a time",
     "slots": "every slot of a schedule is accounted for by exactly one record",
     "postponed": "to register another version of a job never moves its next slot to a later time",
     "drain": "a worker that stops fires no slot that falls due from then on",
@@ -71,7 +75,9 @@ INVARIANTS = {
     "engine": "no error but the store's reaches the engine's loops",
 }
 
-MUTATORS = frozenset({"add", "claim", "renew", "commit", "maintain", "put_jobs", "fire"})
+MUTATORS = frozenset(
+    {"add", "claim", "renew", "commit", "maintain", "put_jobs", "put_notes", "fire"}
+)
 TICK = timedelta(microseconds=1)
 LATE = timedelta(seconds=8)
 """What delays on the way may add to the time of a firing."""
@@ -132,6 +138,11 @@ class Monitor:
     _edited: set[str] = field(default_factory=set)
     _draining: dict[str, datetime] = field(default_factory=dict)
     _pruned: set[str] = field(default_factory=set)
+    _circuits: dict[str, Note] = field(default_factory=dict)
+    _not_closed_since: dict[str, float] = field(default_factory=dict)
+    _open_until: dict[str, float] = field(default_factory=dict)
+    _trials: set[Key] = field(default_factory=set)
+    _clock_set_at: float = -1.0
     _data: Any = None
     _set_back: timedelta = timedelta()
 
@@ -188,6 +199,7 @@ class Monitor:
             if not _was_frozen(other) and not _was_frozen(handling):
                 self.fail("alone", f"{run_id} began on {author} while {other.author} works on it")
         self._check_begin(run, token, author)
+        self._check_breaker(run, key)
         self._started.add(key)
         self._starts[run_id] += 1
         job = self._jobs.get(run.job_id)
@@ -224,6 +236,55 @@ class Monitor:
             if killed >= 4 * (1 + self._revived[run.id]):
                 self.fail("poison", f"{run.id} killed {killed} workers and goes on")
 
+    def _check_breaker(self, run: Run, key: Key) -> None:
+        since = self._not_closed_since.get(run.job_id)
+        if since is not None and key not in self._trials and self._claimed[key] > since:
+            self.fail("breaker", f"{run.id} began, and its breaker is open since {since:.3f} s")
+
+    def _observe_breakers(self) -> None:
+        """Check what became of the breakers, by the loop's own time: the reset time lasts as long
+        as was meant, whatever the clocks say."""
+        for (kind, name), note in self.store._notes.items():
+            if kind == "breaker" and self._circuits.get(name) != note:
+                self._check_circuit(name, self._circuits.get(name), note)
+                self._circuits[name] = note
+
+    def _check_circuit(self, name: str, old: Note | None, note: Note) -> None:
+        state, moment = note.value["state"], self._moment()
+        before = "closed" if old is None else old.value["state"]
+        if state != before:
+            self.note("MONITOR", f"breaker {name} {state}")
+            self.counted[f"breaker {state}"] += 1
+        breaker = self._jobs[name].policy.breaker
+        if state == "closed" or breaker is None:
+            self._not_closed_since.pop(name, None)
+            return
+        self._not_closed_since.setdefault(name, moment)
+        if state == "open":
+            if before != "open":
+                self._open_until[name] = moment + duration(breaker.reset).total_seconds()
+            return
+        run_id, token = note.value["trial"]
+        # Somebody set the clock between the claim and the decision: it may be off by the step.
+        early = self._open_until[name] - self._claimed[run_id, token]
+        if before == "open" and early > 0.001 and self._clock_set_at < self._claimed[run_id, token]:
+            self.fail("breaker", f"{run_id} is the trial {early} s before the reset time is over")
+        if before == "closed":
+            self.fail("breaker", f"{run_id} is the trial of a breaker that is closed")
+        if old is not None and before == "half_open" and old.value["trial"] != [run_id, token]:
+            self._check_earlier_trial(tuple(old.value["trial"]), run_id)
+        self._trials.add((run_id, token))
+
+    def _check_earlier_trial(self, trial: Key, successor: str) -> None:
+        run_id, token = trial
+        handling = self._active[run_id].get(token)
+        if handling is None or _was_frozen(handling):
+            return
+        if self._leases[trial] > self.clock.now():
+            self.fail(
+                "trial", f"{successor} is the trial while {run_id} is it on {handling.author}"
+            )
+
     def _is_suspect(self, run_id: str, token: int) -> bool:
         run = self._runs.get(run_id)
         return run is not None and run.token == token and run.lapses >= 2
@@ -255,6 +316,7 @@ class Monitor:
         what was due is due: this is what the store has to make of it."""
         self.note("WORLD", f"the clock is set by {by}")
         self.counted["clock set"] += 1
+        self._clock_set_at = self._moment()
         now = self.clock.now()
         before = now - by
         for run_id, run in self._runs.items():
@@ -296,6 +358,9 @@ class Monitor:
 
     def observe(self, author: str, method: str) -> None:
         self.calls += 1
+        if method == "put_notes":
+            self._observe_breakers()
+            return
         now = self.clock.now()
         stored = self.store._runs
         changed = [

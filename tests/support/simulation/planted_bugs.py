@@ -21,9 +21,10 @@ from mainspring.core import transitions
 from mainspring.core.model import Run, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
-from mainspring.engine import operations, outcome
+from mainspring.engine import breakers, operations, outcome
 from mainspring.engine import slots as planning
-from mainspring.engine.completer import Completer
+from mainspring.engine.breakers import Breakers
+from mainspring.engine.completer import Completer, Queued
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.handler_transaction import RunTransaction
@@ -346,7 +347,7 @@ def _turns_far_apart() -> Patches:
 
 def _begins_unrecorded() -> Patches:
     def begin(self: Completer, attempt: Any, recorded: Callable[[bool], None]) -> None:
-        self._queue(transitions.beginning(attempt.run), lambda kept: None)
+        self._queue(Queued(transitions.beginning(attempt.run), lambda kept: None))
         asyncio.get_running_loop().call_soon(recorded, True)
 
     return [patch.object(Completer, "record_begin", begin)]
@@ -491,6 +492,64 @@ def _forgotten_is_removed() -> Patches:
     return [patch.object(JobCache, "get", get)]
 
 
+def _breaker_by_own_clock() -> Patches:
+    right = Breakers._admit
+
+    async def admit(self: Breakers, runs: Any, jobs: Any) -> Any:
+        now = self._engine.clock.now()
+        return await right(self, [(replace(run, started_at=now), job) for run, job in runs], jobs)
+
+    return [patch.object(Breakers, "_admit", admit)]
+
+
+def _breaker_of_each_process() -> Patches:
+    """A worker asks the store about a breaker only if it has seen it open itself."""
+    right = Breakers.admit
+
+    async def admit(self: Breakers, runs: Any, notes: Any) -> Any:
+        known = [(run, job) for run, job in runs if job.id in self._known]
+        return await right(self, known, {}) if known else {}
+
+    return [patch.object(Breakers, "admit", admit)]
+
+
+def _trial_without_comparing() -> Patches:
+    right = breakers._write
+
+    def write(job: Any, circuit: Any) -> Any:
+        return replace(right(job, circuit), expected_version=None)
+
+    async def none(self: Breakers, circuits: Any, now: datetime) -> set[Any]:
+        return set()
+
+    return [
+        patch.object(breakers, "_write", write),
+        patch.object(Breakers, "_trials_under_way", none),
+    ]
+
+
+def _half_open_to_all() -> Patches:
+    right = Breakers._admit
+
+    async def admit(self: Breakers, runs: Any, jobs: Any) -> Any:
+        until = await right(self, runs, jobs)
+        now = runs[0][0].started_at
+        return {run_id: at for run_id, at in until.items() if at > now + timedelta(seconds=1)}
+
+    return [patch.object(Breakers, "_admit", admit), _knows_no_breaker()]
+
+
+def _knows_no_breaker() -> AbstractContextManager[Any]:
+    return patch.object(Breakers, "known_wait", lambda self, run, job: None)
+
+
+def _trial_for_ever() -> Patches:
+    async def all_of_them(self: Breakers, circuits: Any, now: datetime) -> set[Any]:
+        return {circuit.trial for circuit in circuits}
+
+    return [patch.object(Breakers, "_trials_under_way", all_of_them)]
+
+
 def _bugs() -> Iterator[Planted]:
     def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
         return Planted(name, story, frozenset(caught_by), **how)
@@ -574,6 +633,18 @@ def _bugs() -> Iterator[Planted]:
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
               "fence", "finished", "effect", "cancel", patches=_aborted_without_fence,
               first_seed=2)  # fmt: skip
+    yield bug("breaker by own clock", "the worker's clock says when the reset time is over",
+              "breaker", patches=_breaker_by_own_clock, focus="broken", calm=False)  # fmt: skip
+    yield bug("breaker of each process", "a worker looks only at what it has seen fail itself",
+              "breaker", patches=_breaker_of_each_process, focus="broken",
+              calm=False)  # fmt: skip
+    yield bug("trial without comparing", "two nodes write that their run is the trial", "trial",
+              "breaker", patches=_trial_without_comparing, focus="broken",
+              calm=False)  # fmt: skip
+    yield bug("half open to all", "after the reset time every run starts beside the trial",
+              "breaker", patches=_half_open_to_all, focus="broken", calm=False)  # fmt: skip
+    yield bug("trial for ever", "a trial whose worker died is waited for", "lost",
+              patches=_trial_for_ever, focus="broken")  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
               "alone", patches=_holds_on, calm=False, first_seed=11)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",

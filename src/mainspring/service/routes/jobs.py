@@ -291,6 +291,15 @@ async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> 
     return _job_response(await switch_job(service, id, if_match, enabled=True))
 
 
+@router.post(
+    "/{id}/breaker/reset",
+    response_model=JobAnswer,
+    summary="Close the circuit breaker and let its waiting runs start",
+)
+async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+    return _job_response(await close_breaker(service, id, if_match))
+
+
 @router.get("/{id}/executions", response_model=Executions, summary="Attempts, newest first")
 async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
     await service.client.get_job(id)
@@ -383,6 +392,13 @@ async def switch_job(service: Service, id: str, if_match: str | None, *, enabled
     expected = _check_if_match(await service.client.get_job(id), if_match)
     switch = service.client.resume_job if enabled else service.client.pause_job
     return await switch(id, expected_version=expected)
+
+
+async def close_breaker(service: Service, id: str, if_match: str | None) -> Job:
+    job = await service.client.get_job(id)
+    _check_if_match(job, if_match)
+    await service.client.reset_breaker(id)
+    return job
 
 
 async def trigger_job(

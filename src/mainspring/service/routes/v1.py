@@ -263,6 +263,16 @@ async def enqueue_chain(
     return json_response({"items": [run_document(run, whole=True) for run in made]}, 202)
 
 
+@router.post(
+    "/jobs/{id}/breaker/reset",
+    response_model=job_schema.Job,
+    tags=["jobs"],
+    summary="Close the circuit breaker and let its waiting runs start",
+)
+async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+    return _job(await jobs.close_breaker(service, id, if_match))
+
+
 # -- runs -----------------------------------------------------------------------------------
 
 

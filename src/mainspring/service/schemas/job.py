@@ -175,7 +175,7 @@ BREAKER: tuple[FieldSpec[Any], ...] = (
     ),
     FieldSpec(
         "reset",
-        "How long the breaker stays open before one run probes.",
+        "How long the breaker stays open before one run is tried.",
         sent=Duration,
         default="60s",
         answered=Milliseconds,
@@ -506,7 +506,8 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "breaker",
-        "After so many failures in a row runs wait, until one run that probes succeeds.",
+        "After so many failures in a row, counted over all nodes, runs wait; then one is tried, and"
+        " if it succeeds the others start. Webhooks have a breaker by default; null: none.",
         sent=bool | Annotated[int, Field(ge=1, le=LARGEST)] | BreakerBody | None,
         answered=BreakerDocument | None,
         read=lambda job: job.policy.breaker and document_of(BREAKER, job.policy.breaker),
