@@ -112,11 +112,11 @@ def bare(path: Path, *, other_process: bool) -> list[float]:
     if other_process:
         here, there = multiprocessing.get_context("spawn").Pipe()
         reader: Any = multiprocessing.get_context("spawn").Process(
-            target=bare_reader, args=(path, there)
+            target=bare_reader, args=(path, there, SAMPLES)
         )
     else:
         here, there = multiprocessing.Pipe()
-        reader = threading.Thread(target=bare_reader, args=(path, there))
+        reader = threading.Thread(target=bare_reader, args=(path, there, SAMPLES))
     reader.start()
     assert here.recv() == "ready"
     for gap in gaps():
@@ -127,11 +127,11 @@ def bare(path: Path, *, other_process: bool) -> list[float]:
     return taken
 
 
-def bare_reader(path: Path, pipe: Connection) -> None:
+def bare_reader(path: Path, pipe: Connection, samples: int) -> None:
     connection = connect(path)
     taken: list[float] = []
     pipe.send("ready")
-    while len(taken) < SAMPLES:
+    while len(taken) < samples:
         found = connection.execute("SELECT id, sent FROM runs WHERE state = 'pending'").fetchall()
         for run_id, sent in found:
             connection.execute("UPDATE runs SET state = 'running' WHERE id = ?", (run_id,))

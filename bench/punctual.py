@@ -9,11 +9,12 @@ from typing import Any
 from bench.measure import folder, milliseconds
 from mainspring import RunContext, Scheduler
 
+JOBS = (100, 1000)
 SECONDS = 10
 
 
 def run() -> dict[str, Any]:
-    return {f"{jobs} jobs a second": asyncio.run(lateness(jobs)) for jobs in (100, 1000)}
+    return {f"{jobs} jobs a second": asyncio.run(lateness(jobs)) for jobs in JOBS}
 
 
 async def lateness(jobs: int) -> dict[str, float]:

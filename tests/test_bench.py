@@ -1,0 +1,105 @@
+"""Every benchmark runs to its end, with few items: a broken one fails here, not when it is needed.
+
+Nothing is measured. Benchmarks on MongoDB use the shared replica set instead of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.__main__ import BENCHMARKS, measured, show
+from bench.cron import _MOMENTS
+from tests.support.servers.fixtures import *  # noqa: F403
+
+SMALL: dict[str, dict[str, Any]] = {
+    "sqlite": {"ROUNDS": 1, "RUNS": 40, "SINGLE": 5},
+    "latency": {"SAMPLES": 3},
+    "punctual": {"JOBS": (3,), "SECONDS": 1},
+    "slots": {"SETTLE": 1},
+    "catch_up": {"RUNNING": 1},
+    "cron": {"_ROUNDS": 1, "_MOMENTS": _MOMENTS[:3]},
+    "effects": {"COUNT": 5},
+    "api": {"ROUNDS": 1, "CREATIONS": 3, "JOBS": 10, "LISTS": 2, "LIMIT": 2},
+    "webhooks": {"ROUNDS": 1, "CALLS": 5, "IN_FLIGHT": 2},
+    "mongodb": {
+        **{"ROUNDS": 1, "RUNS": 20, "BATCHES": (10,), "PROCESSES": 1, "PROCESS_ROUNDS": 1},
+        **{"LIMITED_RUNS": 5, "HEAD_START": 1.0, "CLAIM": 5, "CLAIM_ROUNDS": 2},
+        **{"SIZES": {"few": 20, "more": 40}},
+    },
+    "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
+    "sizing": {"KEPT": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
+    "scale": {
+        "SHAPES": {f"{n}": {"pending": 401, "future": 10 * (n == 4)} for n in range(5)},
+        **{"ROUNDS": 1, "CLAIMS": 1},
+    },
+}
+"""The constants of each benchmark that say how much it does."""
+
+OPTIONS = {
+    "slots": ["--store", "sqlite", "--rate", "3", "--seconds", "1", "--instances", "1"],
+    "catch_up": ["--store", "sqlite", "--jobs", "2", "--days", "1"],
+}
+ON_MONGODB = ("mongodb", "transactions", "sizing")
+SLOW_PARTS = {"latencies", "idle", "connections", "processes"}
+"""Parts of the benchmarks on MongoDB that take many seconds, whatever their size."""
+
+
+def test_every_benchmark_is_tried() -> None:
+    assert SMALL.keys() == BENCHMARKS.keys()
+
+
+@pytest.fixture
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a benchmark that has been made small."""
+    name: str = request.param
+    module = import_module(f"bench.{name}")
+    for constant, value in SMALL[name].items():
+        monkeypatch.setattr(module, constant, value)
+    if hasattr(module, "tune_garbage_collector"):  # it would last beyond the test
+        monkeypatch.setattr(module, "tune_garbage_collector", lambda: None)
+    return name
+
+
+@pytest.mark.parametrize("small", [n for n in BENCHMARKS if n not in ON_MONGODB], indirect=True)
+def test_a_benchmark_gives_figures(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if small == "api":
+
+        @contextmanager
+        def without_mongodb() -> Iterator[tuple[None, str]]:
+            yield None, "this is a test"
+
+        monkeypatch.setattr("bench.api._mongodb", without_mongodb)
+    _check_figures(measured(small, OPTIONS.get(small, [])))
+
+
+@pytest.mark.parametrize("small", ON_MONGODB, indirect=True)
+def test_a_benchmark_on_mongodb_gives_figures(
+    small: str, replica_set_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def shared(*given: Any, **options: Any) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(url=replica_set_url)
+
+    @contextmanager
+    def place(store: str) -> Iterator[tuple[str, None]]:
+        yield replica_set_url.replace("/?", "/bench_test?"), None
+
+    module = import_module(f"bench.{small}")
+    monkeypatch.setattr(module, "ReplicaSet", shared, raising=False)
+    monkeypatch.setattr(module, "place", place, raising=False)
+    monkeypatch.setattr("bench.npm_peers.SETTINGS", {})
+    for part in SLOW_PARTS & set(vars(module)):
+        monkeypatch.setattr(module, part, lambda *given: {"not": "tried"})
+    _check_figures(measured(small, []))
+
+
+def _check_figures(figures: object) -> None:
+    assert isinstance(figures, dict)
+    assert figures
+    show(figures, "  ")
