@@ -1,4 +1,4 @@
-"""The suite on real servers: a replica set, a sharded cluster, a server alone.
+"""The suite on real servers: a replica set, a sharded cluster.
 
 Time is moved by a clock that takes the place of the servers' (so that the suite need not sleep);
 `…ByTheServersClock` run what hangs on time most, on the servers' own.
@@ -87,7 +87,7 @@ class OnMongo(StoreConformance):
                 "run": [f"lane.{part}" for part in "qhgp"],
                 "job": ["limit.key", "limit.most"],
             }
-            for field in sorted({*whole, *inside[kind], "fence", "reason"} - {"_id"}):
+            for field in sorted({*whole, *inside[kind], "reason"} - {"_id"}):
                 for value in self.damages:
                     change = {"$unset": {field: ""}} if value is None else {"$set": {field: value}}
                     await records.update_one({"_id": record_id}, change)
@@ -145,11 +145,6 @@ def shared_on_replica_set(replica_set_url: str) -> Iterator[Shared]:
 
 
 @pytest.fixture(scope="module")
-def shared_on_standalone(standalone_url: str) -> Iterator[Shared]:
-    yield from shared(standalone_url)
-
-
-@pytest.fixture(scope="module")
 def shared_on_shards(sharded_url: str) -> Iterator[Shared]:
     yield from shared(sharded_url, sharded=True)
 
@@ -160,16 +155,6 @@ class TestReplicaSet(OnMongo):
         self.url = shared_on_replica_set.url
         yield
         shared_on_replica_set.empty()
-
-
-class TestStandalone(OnMongo):
-    damages = ("x",)  # how a document is read does not depend on the topology
-
-    @pytest.fixture(autouse=True)
-    def _servers(self, shared_on_standalone: Shared) -> Iterator[None]:
-        self.url = shared_on_standalone.url
-        yield
-        shared_on_standalone.empty()
 
 
 class TestSharded(OnMongo):

@@ -20,7 +20,7 @@ from tests.service.test_middleware import code, key
 from tests.service.test_server import until
 from tests.support.engine import SwitchableFaults
 from tests.support.servers.fixtures import *  # noqa: F403
-from tests.support.servers.mongodb import Standalone
+from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.runs import Run
 from tests.support.service import Api, Make, Serve, sample_scheduler
 from tests.support.service import until as come_true
@@ -180,17 +180,17 @@ def scraped(client: httpx.Client) -> str:
 def test_a_server_that_does_not_answer_is_told_before_a_scrape_ends(
     serve: Serve, servers_run: Run
 ) -> None:
-    with Standalone() as servers:
-        served = serve(MONGODB_URI=f"{servers.url}mainspring")
+    with ReplicaSet(members=1) as servers:
+        served = serve(MONGODB_URI=with_database(servers.url, "mainspring"))
         with served.client() as client:
             made = client.post("/api/keys", json={"name": "prometheus", "scope": "read"})
             client.headers["X-Api-Key"] = made.json()["data"]["key"]
             assert "mainspring_store_up 1.0" in scraped(client)
-            servers.server.freeze()
+            servers.members[0].freeze()
             try:
                 until(lambda: "mainspring_store_up 0.0" in scraped(client))
             finally:
-                servers.server.resume()
+                servers.members[0].resume()
             until(lambda: "mainspring_store_up 1.0" in scraped(client))
 
 

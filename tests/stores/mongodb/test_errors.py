@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -116,7 +116,10 @@ async def test_reads_come_from_the_primary_whatever_the_url_says(
         told = await store._db.client.admin.command("hello")
     assert set(sent.places) == {told["primary"]}
     reads = [one for one in sent.commands if {"find", "aggregate", "distinct"} & one.keys()]
-    assert {one["readConcern"]["level"] for one in reads} <= {"local", "majority"}
+    outside = [one for one in reads if "autocommit" not in one]
+    assert {one["readConcern"]["level"] for one in outside} <= {"local", "majority", "snapshot"}
+    begun = [one for one in sent.commands if "startTransaction" in one]
+    assert {one["readConcern"]["level"] for one in begun} == {"snapshot"}
     assert {one.get("$readPreference", {"mode": "primary"})["mode"] for one in reads} == {"primary"}
 
 
@@ -211,10 +214,20 @@ async def test_an_id_that_is_no_unicode_is_refused(
             await store.add(await some_runs(store, "caf\udce9"))
 
 
+async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(
+    standalone_url: str, database_name: str
+) -> None:
+    store = MongoStore(with_database(standalone_url, database_name))
+    with pytest.raises(StoreError, match=r"--replSet rs0.*rs\.initiate\(\)"):
+        await store.open()
+    with MongoClient[Document](standalone_url) as client:
+        assert client[database_name].list_collection_names() == []
+
+
 # -- wake-ups -------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["standalone_url", "replica_set_url", "sharded_url"])
+@pytest.fixture(params=["replica_set_url", "sharded_url"])
 def any_url(request: pytest.FixtureRequest, database_name: str) -> str:
     return with_database(request.getfixturevalue(request.param), database_name)
 
@@ -287,20 +300,26 @@ async def test_a_cancelled_claim_gives_its_runs_back(
         assert {run.attempt for run in held} <= {1}
 
 
-@pytest.mark.parametrize("reserves", [True, False])
+@pytest.mark.parametrize("locks", [True, False])
 async def test_a_limit_that_is_only_counted_would_be_passed(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch, reserves: bool
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
-    """Two clients count at the same moment; without their reservations both would claim."""
-    both, reserve, counted = asyncio.Event(), Room.reserve, 0
+    """Two clients count at the same moment; if neither wrote the limit's document, both would
+    claim."""
+    both, count, counted = asyncio.Event(), Room.count, 0
 
-    async def at_once(self: Room, db: Database, runs: Sequence[Document]) -> bool:
+    async def at_once(self: Room, db: Database) -> None:
         nonlocal counted
-        counted += 1
-        if counted == 2:
-            both.set()
-        await both.wait()
-        return await reserve(self, db, runs) if reserves else True
+        await count(self, db)
+        if db.session is not None:
+            counted += 1
+            if counted == 2:
+                both.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await both.wait()
+
+    async def nothing(*_: Any) -> None: ...
 
     url = with_database(replica_set_url, database_name)
     async with opened(url) as one, opened(url) as two:
@@ -310,12 +329,14 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
         assert await put_job(one, job)
         await one.add(await some_runs(one, "a", queue="x"))
         await one.add(await some_runs(one, "b", queue="y"))
-        monkeypatch.setattr(Room, "reserve", at_once)
+        monkeypatch.setattr(Room, "count", at_once)
+        if not locks:
+            monkeypatch.setattr(Room, "lock", nothing)
         taken = await asyncio.gather(
             claim_runs(one, replace(CLAIM, queues=frozenset({"x"}))),
             claim_runs(two, replace(CLAIM, queues=frozenset({"y"}))),
         )
-    assert sum(map(len, taken)) == (1 if reserves else 2)
+    assert sum(map(len, taken)) == (1 if locks else 2)
 
 
 async def test_a_claim_that_others_cut_short_is_soon_made_again(
@@ -327,14 +348,14 @@ async def test_a_claim_that_others_cut_short_is_soon_made_again(
         await one.add(await some_runs(one, *(f"r{n}" for n in range(10))))
         while await one.wait(0.2):
             pass
-        whole = claim._take
+        whole = claim._send
 
         async def later(*given: Any) -> Any:
-            monkeypatch.setattr(claim, "_take", whole)
+            monkeypatch.setattr(claim, "_send", whole)
             assert len(await claim_runs(two, replace(CLAIM, worker="two", limit=3))) == 3
             return await whole(*given)
 
-        monkeypatch.setattr(claim, "_take", later)
+        monkeypatch.setattr(claim, "_send", later)
         assert len(await claim_runs(one, replace(CLAIM, limit=5))) == 2
         assert await one.wait(5)
         assert len(await claim_runs(one, CLAIM)) == 5

@@ -19,7 +19,6 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Outcome, Run
 from mainspring.core.policy import Delivery
-from mainspring.errors import InvalidInput
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import handler_transaction
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
@@ -254,18 +253,6 @@ async def test_a_commit_of_unknown_outcome_is_sent_again(
         run = await done(scheduler, await send.enqueue())
     assert unknown.is_set()
     assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
-
-
-async def test_a_standalone_server_offers_no_transactions(
-    standalone_url: str, database_name: str
-) -> None:
-    scheduler = Scheduler(with_database(standalone_url, database_name))
-
-    @scheduler.job(delivery="effect_once")
-    async def send(ctx: RunContext) -> None: ...
-
-    with pytest.raises(InvalidInput, match=r"'send' cannot have .* this server stands alone"):
-        await scheduler.start()
 
 
 def test_the_page_runs_as_it_stands(

@@ -19,7 +19,7 @@ from mainspring import Scheduler
 from mainspring.core import transitions
 from mainspring.core.model import Job, Run, State, replace
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.mongodb import MongoStore, dedupe
+from mainspring.stores.mongodb import MongoStore, transaction
 from mainspring.stores.mongodb.codec import LIVE_STATES
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
@@ -94,17 +94,17 @@ async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
 async def test_a_duplicate_of_what_may_be_rolled_back_is_not_acknowledged(
     cluster: ShardedCluster, store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Enqueue with a key, and try again: the cut falls between the run and its key."""
+    """Enqueue with a key, and try again: the cut falls before the commit."""
     now = await store.now()
-    whole = dedupe._point
+    whole = transaction._commit
     with ExitStack() as cut:
 
         async def cut_here(*given: Any) -> Any:
-            monkeypatch.setattr(dedupe, "_point", whole)
+            monkeypatch.setattr(transaction, "_commit", whole)
             cut.enter_context(cut_off(cluster.shards))
             return await whole(*given)
 
-        monkeypatch.setattr(dedupe, "_point", cut_here)
+        monkeypatch.setattr(transaction, "_commit", cut_here)
         for n in range(4):
             with pytest.raises(StoreUnavailable):
                 await store.add([run(now, f"r{n}", dedupe_key="welcome")])

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from pymongo import MongoClient
@@ -70,7 +71,9 @@ async def test_a_user_with_read_write_alone_can_do_everything(guarded: ReplicaSe
 # -- indexes by hand ------------------------------------------------------------------------
 
 _FILLER = re.compile(r"//.*|const mainspring = db\.getSiblingDB\(\"byhand\"\);|if \(.*|")
-_MAKES = re.compile(r"\s*mainspring\.createCollection\((\".*?\"), \{capped: true, size: (\d+)\}\);")
+_MAKES = re.compile(
+    r"\s*mainspring\.createCollection\((\".*?\")(, \{capped: true, size: \d+\})?\);"
+)
 _INDEX = re.compile(r"mainspring\.getCollection\((\".*?\")\)\.createIndex\((\{.*?\}), (\{.*\})\);")
 
 
@@ -79,8 +82,8 @@ def by_hand(servers: ReplicaSet, script: str, database: str) -> None:
     with servers.client() as client:
         for line in script.splitlines():
             if made := _MAKES.fullmatch(line):
-                name, size = json.loads(made[1]), int(made[2])
-                client[database].create_collection(name, capped=True, size=size)
+                more: Any = {"capped": True, "size": schema.WAKEUPS_BYTES} if made[2] else {}
+                client[database].create_collection(json.loads(made[1]), **more)
             elif index := _INDEX.fullmatch(line):
                 collection, keys, options = map(json.loads, index.groups())
                 client[database][collection].create_index(list(keys.items()), **options)

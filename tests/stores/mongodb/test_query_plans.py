@@ -299,7 +299,6 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     assert (len(first), len(second)) == (5, 2)
     plans = await explained(store, sent)
     assert of(plans, "find", "jobs")
-    assert of(plans, "find", "limits")
     assert of(plans, "update", "limits")
     assert max(plan.keys for plan in plans) <= 20
     by_ids(plans, 2)
@@ -330,12 +329,10 @@ async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent
 
 
 async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
-    """And so are the runs that a crash left half made, which `maintain` completes."""
     page = await store.find(RunQuery(lapsed=True))
     assert len(page.items) == 10
     await store.maintain(None, 100)
     plans = await explained(store, sent)
-    assert any(plan.condition == {"state": "reserved"} for plan in plans)
     by_ids(plans, 10)  # whether they have left a transaction open
     assert max(plan.keys for plan in plans) <= 20
 
@@ -423,7 +420,7 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
             last_run_at=now,
         )
 
-    for number, most in ((0, 5), (1, 7)):  # the second meets the first ones' runs and records
+    for number, most in ((0, 6), (1, 7)):  # the second meets the first ones' runs
         sent.commands.clear()
         fired = await store.fire([slot(name, number) for name in names])
         assert all(one.done for one in fired)

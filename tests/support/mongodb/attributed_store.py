@@ -52,18 +52,18 @@ class SignedStore(MongoStore):
         db = session.db
         if not isinstance(db, _Database):
             session.db = _Database(db.client, db.handle, db.prefix, db.time)
-            _KEPT[id(session.db)] = (self._author, self._breaks)
+            _KEPT[id(db.client)] = (self._author, self._breaks)
 
 
 _KEPT: dict[int, tuple[str, Breaks]] = {}
-"""By database: its class has slots, and no room for more."""
+"""By client: the class of the database has slots, and no room for more."""
 
 
 class _Database(Database):
     __slots__ = ()
 
     def _collection(self, name: str) -> Collection:
-        author, breaks = _KEPT[id(self)]
+        author, breaks = _KEPT[id(self.client)]
         plain = super()._collection(name)
         return cast(Collection, _Collection(plain, author, breaks, name in _SIGNED))
 
@@ -80,8 +80,8 @@ class _Collection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
-    async def insert_one(self, document: Document) -> Any:
-        return await self._send(lambda: self._plain.insert_one(self._with(document)))
+    async def insert_one(self, document: Document, **more: Any) -> Any:
+        return await self._send(lambda: self._plain.insert_one(self._with(document), **more))
 
     async def insert_many(self, documents: Sequence[Document], **more: Any) -> Any:
         signed = [self._with(document) for document in documents]

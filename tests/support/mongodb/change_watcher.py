@@ -4,14 +4,13 @@ A change stream tells each document as it was after each write, and the server's
 moment. From that a mirror of the store is kept, which the monitor looks at as it looks at the
 memory store: after every step.
 
-What takes several writes counts from the one that makes it visible. A run is there when it is no
-longer reserved; a job has advanced when all that it fired is there.
+The writes of a transaction come one by one, in the order in which it sent them: a job advances
+behind the runs that it fired.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +20,7 @@ from pymongo.errors import PyMongoError
 
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, Run, Source
-from mainspring.stores.mongodb import jobs
-from mainspring.stores.mongodb.codec import RESERVED, read_job, read_run
+from mainspring.stores.mongodb.codec import read_job, read_run
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from tests.support.simulation.machines import Machine
 from tests.support.simulation.monitor import Key, Monitor, _Handling
@@ -94,9 +92,6 @@ class Watcher:
         self._client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url, tz_aware=True)
         self._monitor = monitor
         self._mirror = mirror
-        self._held: dict[str, deque[Event]] = defaultdict(deque)
-        """Jobs that have advanced, but whose runs are not all there yet."""
-        self._gone: set[str] = set()
         self.ready = asyncio.Event()
 
     async def watch(self, machines: list[Machine]) -> None:
@@ -137,47 +132,26 @@ class Watcher:
     def _take_run(self, event: Event) -> None:
         run_id, kept = event["documentKey"]["_id"], event.get("fullDocument")
         runs = self._mirror._runs
-        self._gone.discard(run_id)
         if kept is None:
-            self._gone.add(run_id)
             if runs.pop(run_id, None) is not None:
                 self._monitor.observe("", "maintain")
-        elif kept["state"] != RESERVED:
-            run, old = read_run(kept), runs.get(run_id)
-            if run != old:
-                runs[run_id] = run
-                author, method = kept["signed"].split()
-                if old is None:  # whoever has made it whole: it was fired, or added
-                    method = "fire" if run.source is Source.SCHEDULE else "add"
-                self._monitor.observe(author, method)
-        for job_id in list(self._held):
-            self._let_go(job_id)
+            return
+        run, old = read_run(kept), runs.get(run_id)
+        if run != old:
+            runs[run_id] = run
+            author, method = kept["signed"].split()
+            if old is None:
+                method = "fire" if run.source is Source.SCHEDULE else "add"
+            self._monitor.observe(author, method)
 
     def _take_job(self, event: Event) -> None:
-        job_id = event["documentKey"]["_id"]
-        self._held[job_id].append(event)
-        self._let_go(job_id)
-
-    def _let_go(self, job_id: str) -> None:
-        """Look at what has befallen a job, as far as the runs of its firings are there."""
-        waiting = self._held[job_id]
-        while waiting:
-            kept = waiting[0].get("fullDocument")
-            if kept is not None and "firing" in kept:
-                if jobs._too_late(kept):  # it will be taken back, and counts for nothing
-                    waiting.popleft()
-                    continue
-                fired = kept["firing"]["runs"]
-                if any(i not in self._mirror._runs and i not in self._gone for i in fired):
-                    return
-            waiting.popleft()
-            if kept is None:
-                self._mirror._jobs.pop(job_id, None)
-                self._monitor.observe("", "put_jobs")
-            else:
-                self._mirror._jobs[job_id] = read_job(kept)
-                self._monitor.observe(*kept["signed"].split())
-        del self._held[job_id]
+        job_id, kept = event["documentKey"]["_id"], event.get("fullDocument")
+        if kept is None:
+            self._mirror._jobs.pop(job_id, None)
+            self._monitor.observe("", "put_jobs")
+        else:
+            self._mirror._jobs[job_id] = read_job(kept)
+            self._monitor.observe(*kept["signed"].split())
 
 
 async def _notice_stalls(machines: list[Machine]) -> None:

@@ -22,7 +22,10 @@ __all__ = ["Plan", "Sent"]
 
 _PARTS = {"update": "updates", "delete": "deletes"}
 _EXPLAINED = frozenset({"find", "aggregate", "distinct", "count", "findAndModify", *_PARTS})
-_OF_THE_CALL = ("lsid", "txnNumber", "maxTimeMS", "writeConcern", "readConcern")
+_OF_THE_CALL = frozenset({"lsid", "txnNumber", "maxTimeMS", "writeConcern", "readConcern"}) | {
+    "startTransaction",
+    "autocommit",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
 
-from mainspring.stores.mongodb import claim, commit, jobs
-from mainspring.stores.mongodb.codec import RESERVED
+from mainspring.stores.mongodb import claim, commit
 from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.two_phase import carry_out
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
 from tests.support.mongodb.attributed_store import Breaks, SignedStore, seat
@@ -272,13 +270,6 @@ async def _whoever_holds_it(db: Database, chosen: Sequence[Document], put: Docum
     return (await db.runs.update_many(where, change)).matched_count
 
 
-async def _as_they_were_left(db: Database, places: Sequence[Any]) -> bool:
-    ids = [run_id for place in places for run_id in place.runs]
-    where = {"_id": {"$in": ids}, "state": RESERVED}
-    await carry_out(db, [run async for run in db.runs.find(where)])
-    return False
-
-
 PLANTED = (
     Planted(
         "no fence",
@@ -292,11 +283,5 @@ PLANTED = (
         "a claim does not look whether another has come first",
         frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
         (claim, "_send", _whoever_holds_it),
-    ),
-    Planted(
-        "leftovers count",
-        "a slot's run is what an earlier plan wanted it to be",
-        frozenset({"slots", "overlap", "misfire"}),
-        (jobs, "_bring_to_life", _as_they_were_left),
     ),
 )

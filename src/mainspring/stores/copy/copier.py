@@ -86,9 +86,6 @@ class CopyReport:
 
 async def read_contents(store: Store) -> StoreContents:
     """Count what a store holds. Raises `CopyRefused` while a worker holds a run."""
-    await retry_while_unavailable(
-        store.find, RunQuery(lapsed=True, limit=1)
-    )  # ends what is half made
     await _refuse_leases(store)
     seen = StoreContents()
     async for jobs in job_pages(store):

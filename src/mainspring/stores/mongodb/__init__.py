@@ -1,4 +1,4 @@
-"""`mongodb://host/database`: for many machines, on a replica set, a sharded cluster or one server.
+"""`mongodb://host/database`: for many machines, on a replica set or a sharded cluster.
 
 store.py                the methods of the seam
 notifier.py             hints between clients, through a small capped collection
@@ -8,7 +8,7 @@ concurrency.py          limits: how many runs of a job may run
 renew.py                renew
 insert.py               add
 dedupe.py               which run holds a dedupe key
-two_phase.py            completes runs that a crash left half made
+transaction.py          several documents written together or not at all
 jobs.py                 jobs, and the firing of their slots
 commit.py               commit
 notes.py                notes
@@ -18,11 +18,12 @@ handler_transaction.py  `ctx.transaction()`
 codec.py                values to documents and back
 collections.py          the collections and the clock, which all of the above use
 schema.py               collections and indexes
+migration.py            completes what a database of layout 1 has half made
 server_clock.py         the clock of the server that holds the data
 url.py                  servers, database and prefix in a URL
 errors.py               MongoDB's errors as errors of Mainspring
 
-docs/decisions/0006-mongodb-store.md says why it is built so.
+docs/decisions/0006-mongodb-store.md and 0016-mongodb-transactions.md say why it is built so.
 """
 
 from mainspring.stores.mongodb.store import MongoStore

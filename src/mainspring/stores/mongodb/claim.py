@@ -6,9 +6,9 @@ the index, by priority and time. A claim
 1. steps from lane to lane, one key each, and keeps those it may take from, or the part of them
    that is dealt to it where others claim too (claim_partition.py);
 2. walks the heads of these lanes together, as far as it takes runs;
-3. reserves places for runs of limited jobs (concurrency.py);
-4. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
-   it has read them whole in step 2, and need not read again what it took as it was.
+3. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
+   it has read them whole in step 2, and need not read again what it took as it was. Where runs of
+   limited jobs are among them, this step is a transaction that counts again (concurrency.py).
 
 Its cost follows the lanes with pending runs and the runs it takes, never the backlog: not a
 million pending runs, nor those of next year at a high priority, nor those of a handler that this
@@ -39,9 +39,10 @@ from mainspring.stores.mongodb.codec import (
     read_run,
 )
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.concurrency import Room, room_under
+from mainspring.stores.mongodb.concurrency import Room, read_limits
 from mainspring.stores.mongodb.errors import ambiguous
 from mainspring.stores.mongodb.server_clock import read_moment, span_us
+from mainspring.stores.mongodb.transaction import Conflict, attempt
 from mainspring.stores.protocol import Claim
 
 __all__ = ["Doubts", "bring_back", "claim", "next_due", "stamp_lanes"]
@@ -52,13 +53,10 @@ WALKS = 100
 PRIORITIES = list(range(10))
 READ_WHOLE_LIMIT = 100
 """Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
-_SHOWN = dict.fromkeys(
-    ("lane", "job_id", "priority", "run_at", "created_at", "token", "attempt", "fence"), 1
-)
-_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt", "fence"), 1)
+_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt"), 1)
 """Where nothing but the order counts, and one find gives it: half the time of `_SHOWN`."""
 _SHOWN = {**_THIN, "lane": 1, "created_at": 1}
-_WHOLE = dict.fromkeys((*RUN_FIELDS, "fence"), 1)
+_WHOLE = dict.fromkeys(RUN_FIELDS, 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
 
 
@@ -95,15 +93,17 @@ async def claim(
     for tries in range(TRIES):
         if tries:
             await partition.pause(tries)
-        found = await _select(db, claim, partition, nonce)
+        found = await _select(db, claim, partition)
         if found is None:
             continue
         chosen, room, left = found
         if not chosen:
             return [], False
-        if not await room.reserve(db, chosen):
-            continue
-        taken = await _take(db, claim, chosen, nonce, doubts)
+        taking = _Taking(db, claim, nonce, doubts)
+        if room.limits.keys().isdisjoint(run["job_id"] for run in chosen):
+            taken = await taking.take(chosen)
+        else:
+            taken = await taking.take_under_limits(chosen, room)
         missed = len(taken) < len(chosen)
         partition.record_contention(missed)
         if readable := await _readable(db, taken):
@@ -115,20 +115,16 @@ async def claim(
 
 
 async def _select(
-    db: Database, claim: Claim, partition: ClaimPartition, nonce: ObjectId
+    db: Database, claim: Claim, partition: ClaimPartition
 ) -> tuple[list[Document], Room, bool] | None:
     """The runs to take, in order, the room under their limits, and whether some are left to others
     that we could take. None: look again."""
     guess = partition.limited
-    lanes, room = await asyncio.gather(
-        _lanes(db, claim), room_under(db, guess, nonce, frozenset(guess.values()))
-    )
+    lanes, room = await asyncio.gather(_lanes(db, claim), read_limits(db, guess))
     limited = {lane["g"] for lane in lanes if lane["g"]}
-    if not limited <= guess.keys():
-        room = await room_under(db, limited, nonce)
-    partition.limited = {
-        job_id: key for job_id, (_, key) in room.limits.items() if job_id in limited
-    }
+    if not limited <= guess:
+        room = await read_limits(db, limited)
+    partition.limited = room.limits.keys() & limited
     if not limited:
         chosen, left = await _dealt(db, lanes, claim, partition)
         return None if await _mislaid(db, chosen) else (chosen, room, left)
@@ -157,9 +153,9 @@ async def _under_limits(
 ) -> list[Document] | None:
     """As many runs as there is room for, in order. None: look again."""
     width = claim.limit
-    counted, found = await asyncio.gather(room.count(db), _first(db, lanes, room, claim))
+    _, found = await asyncio.gather(room.count(db), _first(db, lanes, room, claim))
     taken: dict[str, Document] = {}
-    while counted and not await _mislaid(db, found):
+    while not await _mislaid(db, found):
         turned_away = False
         for run in found:
             if run["_id"] in taken:
@@ -241,7 +237,6 @@ def _can_be_taken(run: Document, shown: Document) -> bool:
     return (
         has_numbers(run)
         and isinstance(run.get("job_id"), str)
-        and isinstance(run.get("fence", 0), int)
         and ("created_at" not in shown or is_moment(run.get("created_at")))
     )
 
@@ -289,33 +284,83 @@ async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
 # -- the taking -----------------------------------------------------------------------------
 
 
-async def _take(
-    db: Database, claim: Claim, chosen: Sequence[Document], nonce: ObjectId, doubts: Doubts
-) -> list[Run]:
-    """Take those of the runs that nobody took first; in order."""
-    put = {
-        "began": False,
-        "state": "running",
-        "worker": claim.worker,
-        "lease": span_us(claim.lease),
-        "nonce": nonce,
-    }
-    ids = [run["_id"] for run in chosen]
-    matched: int | None = None
-    try:
-        matched = await _send(db, chosen, put)
-    except PyMongoError as error:
-        if not ambiguous(error):
+class _Taking:
+    """The write that takes runs, and what becomes of it where its answer is lost."""
+
+    def __init__(self, db: Database, claim: Claim, nonce: ObjectId, doubts: Doubts) -> None:
+        self._db = db
+        self._worker = claim.worker
+        self._nonce = nonce
+        self._doubts = doubts
+        self._put = {
+            "began": False,
+            "state": "running",
+            "worker": claim.worker,
+            "lease": span_us(claim.lease),
+            "nonce": nonce,
+        }
+
+    async def take(self, chosen: Sequence[Document]) -> list[Run]:
+        """Take those of the runs that nobody took first; in order."""
+        try:
+            matched = await _send(self._db, chosen, self._put)
+        except PyMongoError as error:
+            return await self._look_up(chosen, error)
+        if matched == 0:
+            return []
+        if matched == len(chosen) and all("now" in run for run in chosen):
+            return [read_run(_taken(self._db, run, self._put)) for run in chosen]
+        try:
+            return await _bearing(self._db, self._nonce, _ids(chosen), settled=False)
+        except PyMongoError:
+            self._doubts.add(self._worker, self._nonce, _ids(chosen))
             raise
-    if matched == 0:
-        return []
-    if matched == len(chosen) and all("now" in run for run in chosen):
-        return [read_run(_taken(db, run, put)) for run in chosen]
-    try:
-        return await _bearing(db, nonce, ids, settled=matched is None)
-    except PyMongoError:
-        doubts.add(claim.worker, nonce, ids)
-        raise
+
+    async def take_under_limits(self, chosen: Sequence[Document], room: Room) -> list[Run]:
+        """Take those of the runs that there is room for, all of them or none; in order. None where
+        others took some first, or places under the same limits."""
+        try:
+            return await attempt(self._db, lambda db: self._take_counted(db, chosen, room))
+        except Conflict:
+            return []
+        except PyMongoError as error:
+            return await self._look_up(chosen, error)
+
+    async def _take_counted(
+        self, db: Database, chosen: Sequence[Document], seen: Room
+    ) -> list[Run]:
+        jobs = {run["job_id"] for run in chosen}
+        await seen.lock(db, jobs)
+        room = await read_limits(db, jobs)
+        if any(seen.limits.get(job_id) != room.limits.get(job_id) for job_id in jobs):
+            raise Conflict  # the limits locked may be others by now
+        await room.count(db)
+        fitting = []
+        for run in chosen:
+            if room.left(run["job_id"]):
+                room.take(run["job_id"])
+                fitting.append(run)
+        if not fitting:
+            return []
+        if await _send(db, fitting, self._put) < len(fitting):
+            raise Conflict
+        if all("now" in run for run in fitting):
+            return [read_run(_taken(db, run, self._put)) for run in fitting]
+        return await _bearing(db, self._nonce, _ids(fitting), settled=False)
+
+    async def _look_up(self, chosen: Sequence[Document], error: PyMongoError) -> list[Run]:
+        """What a write took whose answer was lost."""
+        if not ambiguous(error):
+            raise error
+        try:
+            return await _bearing(self._db, self._nonce, _ids(chosen), settled=True)
+        except PyMongoError:
+            self._doubts.add(self._worker, self._nonce, _ids(chosen))
+            raise
+
+
+def _ids(runs: Sequence[Document]) -> list[str]:
+    return [run["_id"] for run in runs]
 
 
 def _taken(db: Database, run: Document, put: Document) -> Document:
@@ -332,7 +377,8 @@ async def _bearing(
     if settled:
         found = await db.settled(db.runs, ids)
     else:
-        walk = db.runs.find({"_id": {"$in": list(ids)}, "nonce": nonce}, hint=BY_ID)
+        where = {"_id": {"$in": list(ids)}, "nonce": nonce}
+        walk = db.runs.find(where, hint=BY_ID, session=db.session)
         walk = walk.batch_size(len(ids) + 1)  # one answer, no second call
         found = {run["_id"]: run async for run in walk}
     taken = [found[run_id] for run_id in ids if run_id in found]
@@ -383,21 +429,20 @@ async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
 
 
 async def _send(db: Database, chosen: Sequence[Document], put: Document) -> int:
-    """Runs are guarded by the token and fence seen: mostly the same for all of them."""
-    alike: dict[tuple[int, int | None, int | None], list[str]] = {}
+    """Runs are guarded by the token seen: mostly the same for all of them."""
+    alike: dict[tuple[int, int | None], list[str]] = {}
     for run in chosen:
-        alike.setdefault((run["token"], run.get("fence"), run.get("now")), []).append(run["_id"])
+        alike.setdefault((run["token"], run.get("now")), []).append(run["_id"])
     updates: list[tuple[Document, Any]] = [
-        (
-            {"_id": {"$in": ids}, "state": "pending", "token": token, "fence": fence},
-            _change(db, put, now),
-        )
-        for (token, fence, now), ids in alike.items()
+        ({"_id": {"$in": ids}, "state": "pending", "token": token}, _change(db, put, now))
+        for (token, now), ids in alike.items()
     ]
     if len(updates) == 1:
-        return (await db.runs.update_many(*updates[0], hint=BY_ID)).matched_count
+        done = await db.runs.update_many(*updates[0], hint=BY_ID, session=db.session)
+        return done.matched_count
     operations = [UpdateMany(where, change, hint=BY_ID) for where, change in updates]
-    return (await db.runs.bulk_write(operations, ordered=False)).matched_count
+    result = await db.runs.bulk_write(operations, ordered=False, session=db.session)
+    return result.matched_count
 
 
 def _change(db: Database, put: Document, now: int | None) -> Document:

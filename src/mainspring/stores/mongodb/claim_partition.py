@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from bson import ObjectId
 
@@ -32,9 +32,8 @@ class ClaimPartition:
 
     def __init__(self, rng: random.Random, elapsed: Callable[[], float]) -> None:
         self.me = ObjectId()
-        self.limited: Mapping[str, str] = {}
-        """The limited jobs that had runs pending at the last claim, and the keys of their limits.
-        Mostly they still have."""
+        self.limited: Set[str] = frozenset()
+        """The limited jobs that had runs pending at the last claim. Mostly they still have."""
         self._rng = rng
         self._elapsed = elapsed
         self._met = 0

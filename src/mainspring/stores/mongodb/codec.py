@@ -7,9 +7,8 @@ A job's document is its record. So is a run's, with these exceptions:
                         p: which part, by the run's id (0 if the job is limited)}
     leased_at, lease    in place of lease_until: stamped by the server, and microseconds
     nonce               which claim took it last
-    fence, evicted      see concurrency.py
-    intent              see two_phase.py
-    transaction         see handler_transaction.py
+    evicted             its place under a limit may be another's by now (concurrency.py)
+    transaction         the session of its handler's transaction (handler_transaction.py)
 
 Payloads, results and attempts are JSON text. So every value survives (keys with `$` and dots, NUL,
 big numbers), and MongoDB takes nothing in them for an operator.
@@ -43,7 +42,6 @@ __all__ = [
     "BRIEF",
     "LANE_PARTS",
     "LIVE_STATES",
-    "RESERVED",
     "RUN_FIELDS",
     "SET_ASIDE",
     "STATES",
@@ -63,8 +61,6 @@ __all__ = [
     "to_us",
 ]
 
-RESERVED = "reserved"
-"""The state of a run that is half made. Only the queries of two_phase.py find it."""
 
 LANE_PARTS = 4
 """Runs of jobs without a limit are spread over this many lanes, so that several clients can claim
@@ -174,7 +170,7 @@ def read_run(kept: Document, *, brief: bool = False) -> Run:
 
 def _check(kept: Document) -> None:
     """What claims go by must be sound; other fields are only shown."""
-    if not has_numbers(kept) or not isinstance(kept.get("fence", 0), int):
+    if not has_numbers(kept):
         raise ValueError("a number is missing or of another type")
     lane = kept["lane"]
     names_are_text = (
@@ -221,7 +217,6 @@ def _salvaged_run(kept: Document) -> Run:
         _RUN,
         raw,
         str(kept["_id"]),
-        checks={"fence": lambda: as_number(kept.get("fence", 0))},
         otherwise="it cannot be read as a whole",
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from bson import ObjectId
 from pymongo import ASCENDING, AsyncMongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.read_concern import ReadConcern
@@ -16,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.server_clock import ServerTime, read_moment
 
-__all__ = ["BY_ID", "MAJORITY", "Collection", "Database", "Document", "chunks"]
+__all__ = ["BY_ID", "MAJORITY", "SNAPSHOT", "Collection", "Database", "Document", "chunks"]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
@@ -26,6 +27,7 @@ BY_ID = [("_id", ASCENDING)]
 """The hint for updates by ids. Without it the planner may walk the index of a whole state."""
 
 MAJORITY = ReadConcern("majority")
+SNAPSHOT = ReadConcern("snapshot")
 CHUNK = 1000
 """Documents in one command: within the driver's limits, and within the time-out of one."""
 
@@ -36,8 +38,8 @@ class Database:
     handle: AsyncDatabase[Document]
     prefix: str
     time: ServerTime
-    sightings: dict[str, dict[tuple[str, ObjectId], float]] = field(default_factory=dict)
-    """Since when this client has seen others' reservations, by limit (concurrency.py)."""
+    session: AsyncClientSession | None = None
+    """The transaction that the commands belong to, if any (transaction.py)."""
 
     @property
     def runs(self) -> Collection:
@@ -72,7 +74,9 @@ class Database:
 
     async def now(self) -> datetime:
         """The clock of the server that holds our unsharded collections."""
-        found = await self.meta.find_one({"_id": "schema"}, {"now": self.time.now})
+        found = await self.meta.find_one(
+            {"_id": "schema"}, {"now": self.time.now}, session=self.session
+        )
         moment = None if found is None else read_moment(found["now"])
         if moment is None:
             raise StoreUnavailable("the database was dropped; it will be made again at the start")

@@ -20,12 +20,13 @@ from pymongo import UpdateMany, UpdateOne
 from mainspring.core.model import FINISHED, LIVE
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import waves
-from mainspring.stores.mongodb import dedupe
 from mainspring.stores.mongodb.codec import encode_fields, expecting, read_run
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.dedupe import read_keys, take_keys
 from mainspring.stores.mongodb.prune import delete_finished
+from mainspring.stores.mongodb.transaction import in_transaction
 
-__all__ = ["commit"]
+__all__ = ["Written", "apply", "commit"]
 
 RESENDS = 20
 _NESTED = ("lane.q", "lane.h")
@@ -69,6 +70,11 @@ async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
     return done
 
 
+async def apply(db: Database, changes: Sequence[Change]) -> list[bool]:
+    """Changes of different runs, none of which revives one. `db` may be bound to a transaction."""
+    return await _apply(db, [Written.of(change) for change in changes])
+
+
 async def _apply(db: Database, items: Sequence[Written]) -> list[bool]:
     stands: dict[str, bool] = {}
     left = [item for item in items if not item.deletes]
@@ -91,7 +97,7 @@ async def _send(db: Database, items: Sequence[Written]) -> int:
     updates = [_update(group) for group in groups.values()]
     if len(updates) == 1:
         where, change = updates[0]
-        result = await db.runs.update_many(where, change, hint=BY_ID)
+        result = await db.runs.update_many(where, change, hint=BY_ID, session=db.session)
         return result.matched_count
     operations = [
         UpdateOne(where, change)
@@ -99,7 +105,8 @@ async def _send(db: Database, items: Sequence[Written]) -> int:
         else UpdateMany(where, change, hint=BY_ID)
         for where, change in updates
     ]
-    return (await db.runs.bulk_write(operations, ordered=False)).matched_count
+    sent = await db.runs.bulk_write(operations, ordered=False, session=db.session)
+    return sent.matched_count
 
 
 def _update(group: Sequence[Written]) -> tuple[Document, Any]:
@@ -133,10 +140,8 @@ async def _sorted_out(
     db: Database, items: Sequence[Written], stands: dict[str, bool]
 ) -> list[Written]:
     """Fill in which changes stand and which are lost; give those to send again."""
-    found = {
-        kept["_id"]: kept
-        async for kept in db.runs.find({"_id": {"$in": [item.id for item in items]}})
-    }
+    where = {"_id": {"$in": [item.id for item in items]}}
+    found = {kept["_id"]: kept async for kept in db.runs.find(where, session=db.session)}
     again = []
     for item in items:
         kept = found.get(item.id)
@@ -170,10 +175,19 @@ async def _revive(db: Database, item: Written) -> bool:
     kept = await db.runs.find_one({"_id": item.id})
     if kept is None:
         return False
-    if kept.get("dedupe_key") is None or not _still_expected(item, kept):
+    key = kept.get("dedupe_key")
+    if key is None or not _still_expected(item, kept):
         [stands] = await _apply(db, [item])
         return stands
-    if not await dedupe.take_again(db, kept, expecting(item.expect), item.put):
+    return await in_transaction(db, lambda db: _revive_with_key(db, item, key))
+
+
+async def _revive_with_key(db: Database, item: Written, key: str) -> bool:
+    keys = await read_keys(db, [key])
+    holder = keys.holders.get(key)
+    if holder is not None and holder["_id"] != item.id:
         return False
-    after = await db.runs.find_one({"_id": item.id})
-    return after is not None and _is_there(item, after)
+    [stands] = await _apply(db, [item])
+    if stands:
+        await take_keys(db, {key: item.id}, keys.known)
+    return stands

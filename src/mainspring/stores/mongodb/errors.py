@@ -20,9 +20,19 @@ from pymongo.errors import (
 
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 
-__all__ = ["DUPLICATE", "OLDEST", "ambiguous", "duplicates_only", "too_old", "translating"]
+__all__ = [
+    "DUPLICATE",
+    "OLDEST",
+    "WRITE_CONFLICT",
+    "ambiguous",
+    "duplicates_only",
+    "error_code",
+    "too_old",
+    "translating",
+]
 
 DUPLICATE = 11000
+WRITE_CONFLICT = 112
 OLDEST = (8, 0)
 _REFUSED = 18
 _FORBIDDEN = 13
@@ -47,7 +57,7 @@ def ambiguous(error: PyMongoError) -> bool:
     """Whether the write may have been done all the same."""
     if isinstance(error, ServerSelectionTimeoutError):
         return False
-    return isinstance(error, ConnectionFailure) or error.timeout or _code(error) in _AWAY
+    return isinstance(error, ConnectionFailure) or error.timeout or error_code(error) in _AWAY
 
 
 def duplicates_only(error: BulkWriteError) -> bool:
@@ -69,7 +79,7 @@ def too_old(version: str) -> StoreError:
 def _translated(error: Exception) -> Exception:
     if not isinstance(error, PyMongoError):
         return InvalidInput(f"MongoDB cannot keep this: {error}")
-    code = _code(error)
+    code = error_code(error)
     if code == _REFUSED or "authentication failed" in str(error).lower():
         return StoreError(
             "MongoDB refused the user or the password. Check the URL, and its authSource: the"
@@ -105,7 +115,7 @@ def _translated(error: Exception) -> Exception:
     return StoreError(f"MongoDB: {_words(error)}")
 
 
-def _code(error: PyMongoError) -> int | None:
+def error_code(error: PyMongoError) -> int | None:
     if isinstance(error, BulkWriteError):
         details = error.details or {}
         for one in (*details.get("writeErrors", []), *details.get("writeConcernErrors", [])):

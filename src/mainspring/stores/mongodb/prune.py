@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from mainspring.core.model import FINISHED
-from mainspring.stores.mongodb import dedupe
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.server_clock import span_us
+from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import TTL_NOTE_KEPT
 
 __all__ = ["delete_finished", "prunable", "prune"]
@@ -56,22 +57,28 @@ def _is_expected(run: Document, expect: Mapping[str, Any]) -> bool:
 
 
 async def _drop(db: Database, old: list[Document], as_seen: Document) -> int:
-    """Delete these runs and their keys, where the runs are still as they were seen."""
+    """Delete these runs, and with each its key, where the runs are still as they were seen."""
     count = 0
-    for part in chunks(old):
-        ids = [run["_id"] for run in part]
-        named = [run["dedupe_key"] for run in part if "dedupe_key" in run]
-        held = {"_id": {"$in": named}, "run": {"$in": ids}}
-        seen = await db.keys.find(held).to_list() if named else []
-        forgotten = {"_id": {"$in": ids}, "state": {"$in": _FINISHED}}
-        await db.runs.update_many(  # what a crash left of a revival
-            {**forgotten, "intent": {"$exists": True}}, {"$unset": {"intent": ""}}, hint=BY_ID
-        )
-        gone = await db.runs.delete_many(
-            {"_id": {"$in": ids}, **as_seen, "intent": None}, hint=BY_ID
-        )
-        count += gone.deleted_count
-        await dedupe.drop(db, await _of_none(db, seen))
+    for part in chunks([run["_id"] for run in old if "dedupe_key" not in run]):
+        count += await _delete(db, part, as_seen)
+    for keyed in chunks([run for run in old if "dedupe_key" in run]):
+        count += await in_transaction(db, partial(_delete_with_keys, keyed, as_seen))
+    return count
+
+
+async def _delete(db: Database, ids: Sequence[str], as_seen: Document) -> int:
+    where = {"_id": {"$in": ids}, **as_seen}
+    return (await db.runs.delete_many(where, hint=BY_ID, session=db.session)).deleted_count
+
+
+async def _delete_with_keys(runs: Sequence[Document], as_seen: Document, db: Database) -> int:
+    ids = [run["_id"] for run in runs]
+    count = await _delete(db, ids, as_seen)
+    walk = db.runs.find({"_id": {"$in": ids}}, {"_id": 1}, hint=BY_ID, session=db.session)
+    left = {run["_id"] async for run in walk}
+    keys = {run["_id"]: run["dedupe_key"] for run in runs if run["_id"] not in left}
+    held = {"_id": {"$in": list(keys.values())}, "run": {"$in": list(keys)}}
+    await db.keys.delete_many(held, hint=BY_ID, session=db.session)
     return count
 
 
@@ -79,12 +86,3 @@ def prunable(db: Database, before: datetime) -> Document:
     """Finished, and no longer holding a key."""
     free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
     return {"finished_at": {"$gt": 0, "$lt": to_us(before)}, "$expr": free}
-
-
-async def _of_none(db: Database, seen: list[Document]) -> list[Document]:
-    """Those of the keys whose run is gone."""
-    if not seen:
-        return []
-    wanted = {"_id": {"$in": [key["run"] for key in seen]}}
-    left = {run["_id"] async for run in db.runs.find(wanted, {"_id": 1})}
-    return [key for key in seen if key["run"] not in left]

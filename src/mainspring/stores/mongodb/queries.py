@@ -17,7 +17,6 @@ from mainspring.stores.cursors import cursor_error, cursor_number
 from mainspring.stores.mongodb.codec import (
     BRIEF,
     LIVE_STATES,
-    RESERVED,
     SET_ASIDE,
     STATE_OF,
     STATES,
@@ -28,6 +27,7 @@ from mainspring.stores.mongodb.codec import (
 from mainspring.stores.mongodb.collections import (
     BY_ID,
     MAJORITY,
+    SNAPSHOT,
     Collection,
     Database,
     Document,
@@ -50,11 +50,17 @@ COUNTING = 60.0
 async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[Run]:
     """A run that has ended, or is to be cancelled, is read as a majority has it: the reader of an
     end does not look again, so the end must not be rolled back by a failover. What else is read
-    may be newer than that."""
+    may be newer than that.
+
+    A run that is missing counts as ended long ago, so it is looked for again in a snapshot: on a
+    cluster, a transaction becomes visible on one shard a moment before the other, and only a
+    snapshot waits for all of it."""
     wanted = sorted(ids)
     found: dict[str, Document] = {}
     for part in chunks(wanted):
         found |= await _whole(db.runs, part, brief)
+    for part in chunks([run_id for run_id in wanted if run_id not in found]):
+        found |= await _whole(db.runs.with_options(read_concern=SNAPSHOT), part, brief)
     ended = [run_id for run_id, run in found.items() if _is_ending(run)]
     for part in chunks(ended):
         found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part, brief)
@@ -62,9 +68,7 @@ async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[
 
 
 async def _whole(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
-    """Those of the runs that are not half made."""
-    where = {"_id": {"$in": ids}, "state": {"$ne": RESERVED}}
-    walk = runs.find(where, BRIEF if brief else None, hint=BY_ID)
+    walk = runs.find({"_id": {"$in": ids}}, BRIEF if brief else None, hint=BY_ID)
     return {run["_id"]: run async for run in walk}
 
 
@@ -231,8 +235,8 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
 
 
 async def counts(db: Database, since: datetime | None = None) -> Counts:
-    """Walks along indexes, without a look at the documents. Runs that are half made
-    (`reserved`), or in a state that this version does not know, are not counted."""
+    """Walks along indexes, without a look at the documents. Runs in a state that this version does
+    not know are not counted."""
     now = to_us(await db.now())  # also: whether anybody answers, within the usual time
     with pymongo.timeout(COUNTING):
         return await _counts(db, now, since)
@@ -299,7 +303,7 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
             if where
             else {"_id": {"$gt": query.cursor}}
         )
-    walk = db.jobs.find(where, {"firing": 0}).sort(order).skip(query.offset).limit(query.limit)
+    walk = db.jobs.find(where).sort(order).skip(query.offset).limit(query.limit)
     found = [read_job(job) for job in await walk.to_list(query.limit)]
     full = query.due is None and len(found) == query.limit
     return Page(found, found[-1].id if full else None, total)

@@ -1,13 +1,14 @@
 """Renew: leases extended by the servers' clock, for those that still hold their runs.
 
 A valid lease is extended as it stands. One that has lapsed may have lost its place under a limit
-to another run, so it must find room first (concurrency.py).
+to another run, so it must find room first, in a transaction (concurrency.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from bson import ObjectId
@@ -15,15 +16,16 @@ from pymongo import UpdateMany
 
 from mainspring.stores.mongodb.codec import progress_text
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.concurrency import can_be_fenced, job_of, lapsed, room_under
+from mainspring.stores.mongodb.concurrency import job_of, lapsed, read_limits
 from mainspring.stores.mongodb.server_clock import span_us
+from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Held, Renewed
 
 __all__ = ["renew"]
 
 TRIES = 20
 _TOLD = {"cancel_requested": 1, "reason": 1}
-_NAMES = ("job_id", "token", "fence", "leased_at", "evicted")
+_NAMES = ("job_id", "token", "leased_at", "evicted")
 
 
 async def renew(db: Database, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
@@ -39,11 +41,14 @@ async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str
     left = dict(held)
     for _ in range(TRIES):
         mine = await _mine(db, left.values())
-        if any(_over(run) for run in mine.values()):
-            mine = await _with_room(db, left.values(), mine, nonce)
         if not mine:
             break
-        await _extend(db, [(left[run_id], run) for run_id, run in mine.items()], lease, nonce)
+        items = [left[run_id] for run_id in mine]
+        lapsed_jobs = {job_of(run) for run in mine.values() if _over(run)}
+        if (await read_limits(db, lapsed_jobs)).limits:
+            await in_transaction(db, partial(_extend_with_room, items, lease, nonce))
+        else:
+            await _extend(db, [(left[run_id], run) for run_id, run in mine.items()], lease, nonce)
         done = {"_id": {"$in": list(mine)}, "state": "running", "renewed": nonce}
         async for run in db.runs.find(done, _TOLD, hint=BY_ID):
             wish = bool(run.get("cancel_requested"))
@@ -59,13 +64,12 @@ async def _mine(db: Database, held: Iterable[Held]) -> dict[str, Document]:
     tokens = {item.id: item.token for item in held}
     where = {"_id": {"$in": list(tokens)}, "state": "running"}
     shown = {**dict.fromkeys(_NAMES, 1), "lapsed": lapsed(db)}
-    found = {run["_id"]: run async for run in db.runs.find(where, shown, hint=BY_ID)}
+    walk = db.runs.find(where, shown, hint=BY_ID, session=db.session)
+    found = {run["_id"]: run async for run in walk}
     return {
         run_id: found[run_id]
         for run_id, token in tokens.items()
-        if run_id in found
-        and found[run_id].get("token") == token
-        and (can_be_fenced(found[run_id]) or not _over(found[run_id]))
+        if run_id in found and found[run_id].get("token") == token
     }
 
 
@@ -73,28 +77,25 @@ def _over(run: Document) -> bool:
     return bool(run["lapsed"] or run.get("evicted"))
 
 
-async def _with_room(
-    db: Database, held: Iterable[Held], seen: Mapping[str, Document], nonce: ObjectId
-) -> dict[str, Document]:
-    """Of these runs those that may be renewed; those that needed a place have one reserved."""
-    items = list(held)
+async def _extend_with_room(
+    held: Iterable[Held], lease: int, nonce: ObjectId, db: Database
+) -> None:
+    """Extend those leases that are valid, need no place, or find one. In a transaction."""
+    items = {item.id: item for item in held}
+    seen = await _mine(db, items.values())
     jobs = {job_of(run) for run in seen.values() if _over(run)}
-    for _ in range(TRIES):
-        room = await room_under(db, jobs, nonce)
-        if not await room.count(db):
-            continue
-        mine = await _mine(db, items)  # again: what was lapsed is fenced now
-        kept, anew = {}, []
-        for run_id, run in mine.items():
-            if _over(run) and room.limited(job_of(run)):
-                if not room.left(job_of(run)):
-                    continue
-                room.take(job_of(run))
-                anew.append(run)
-            kept[run_id] = run
-        if await room.reserve(db, anew):
-            return kept
-    return {run_id: run for run_id, run in seen.items() if not _over(run)}
+    room = await read_limits(db, jobs)
+    await room.lock(db, jobs)
+    await room.count(db)
+    kept = []
+    for run_id, run in seen.items():
+        if _over(run):
+            if not room.left(job_of(run)):
+                continue
+            room.take(job_of(run))
+        kept.append((items[run_id], run))
+    if kept:
+        await _extend(db, kept, lease, nonce)
 
 
 async def _extend(
@@ -108,15 +109,15 @@ async def _extend(
         if not _over(run):
             groups.setdefault((item.token, progress), []).append(item.id)
             continue
-        seen = {"fence": run.get("fence"), "leased_at": run["leased_at"]}
+        seen = {"leased_at": run["leased_at"]}
         where = {"_id": item.id, "state": "running", "token": item.token, **seen}
         change = _extension(db, lease, nonce, progress)
-        updates.append((where, {**change, "$unset": {"evicted": ""}, "$inc": {"fence": 1}}))
+        updates.append((where, {**change, "$unset": {"evicted": ""}}))
     for (token, progress), ids in groups.items():
         alike = {"_id": {"$in": ids}, "state": "running", "token": token, "evicted": None}
         updates.append((alike, _extension(db, lease, nonce, progress)))
     operations = [UpdateMany(where, change, hint=BY_ID) for where, change in updates]
-    await db.runs.bulk_write(operations, ordered=False)
+    await db.runs.bulk_write(operations, ordered=False, session=db.session)
 
 
 def _extension(db: Database, lease: int, nonce: ObjectId, progress: str | None) -> Document:

@@ -12,6 +12,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.errors import OLDEST, ambiguous, too_old
+from mainspring.stores.mongodb.migration import complete_half_made
 
 __all__ = [
     "INDEXES",
@@ -21,17 +22,20 @@ __all__ = [
     "is_there",
     "make_wakeups",
     "prepare",
+    "refuse_standalone",
     "setup_script",
-    "stands_alone",
 ]
 
-VERSION = 1
+VERSION = 2
+"""2: what is written together is written in transactions (migration.py)."""
 UNTRIED = ["waiting", "pending", "cancelled", "skipped"]
 """The states that a run may have without an attempt."""
 
 WAKEUPS_BYTES = 64 * 1024
 SHARDED = ("runs", "jobs", "keys", "limits", "notes")
 """What a cluster may spread over its shards, each by the hash of its `_id`."""
+UNINDEXED = ("keys", "limits")
+"""Collections that have no index but that of `_id`."""
 
 
 class Index(NamedTuple):
@@ -97,7 +101,9 @@ async def is_there(database: Database) -> bool:
 async def prepare(database: Database) -> None:
     """Make what is missing. Every step may be taken by several clients at once, and again."""
     await _check_version(database)
+    await refuse_standalone(database)
     await make_wakeups(database)
+    await _make_collections(database)
     there = await _existing(database)
     for collection in dict.fromkeys(index.collection for index in INDEXES):
         missing = [
@@ -110,6 +116,9 @@ async def prepare(database: Database) -> None:
     schema = {"_id": "schema"}
     await database.meta.update_one(schema, {"$setOnInsert": {"version": VERSION}}, upsert=True)
     found = await database.meta.find_one(schema)
+    if found is not None and found["version"] < VERSION:
+        await complete_half_made(database)
+        await database.meta.update_one(schema, {"$max": {"version": VERSION}})
     if found is not None and found["version"] > VERSION:
         raise StoreTooNew(
             f"the database was written by a newer Mainspring (version {found['version']} of its"
@@ -117,10 +126,16 @@ async def prepare(database: Database) -> None:
         )
 
 
-async def stands_alone(database: Database) -> bool:
-    """Whether the server is neither a member of a replica set nor a cluster's router."""
+async def refuse_standalone(database: Database) -> None:
+    """Raise where the server is neither a member of a replica set nor a cluster's router."""
     told: dict[str, Any] = await database.client.admin.command("hello")
-    return "setName" not in told and told.get("msg") != "isdbgrid"
+    if "setName" not in told and told.get("msg") != "isdbgrid":
+        raise StoreError(
+            "this MongoDB server is neither a member of a replica set nor a cluster's router, and"
+            " only those have the transactions that Mainspring needs. A replica set of one member"
+            " is enough: start the server with `--replSet rs0` (or `replication.replSetName: rs0`"
+            " in its configuration), then run `rs.initiate()` once in mongosh. The data stays"
+        )
 
 
 async def _check_version(database: Database) -> None:
@@ -166,6 +181,21 @@ async def _cap(database: Database, name: str) -> None:
 _EXISTS = 48
 
 
+async def _make_collections(database: Database) -> None:
+    """Those without an index of ours. A transaction over several shards cannot make one."""
+    there = set(await database.handle.list_collection_names())
+    for name in UNINDEXED:
+        if database.prefix + name in there:
+            continue
+        try:
+            await database.handle.create_collection(database.prefix + name)
+        except CollectionInvalid:
+            pass  # another client was quicker
+        except OperationFailure as error:
+            if error.code != _EXISTS:
+                raise
+
+
 async def _existing(database: Database) -> dict[str, dict[str, Any]]:
     """Index names that are there with the keys and options that we mean."""
     found: dict[str, dict[str, Any]] = {}
@@ -191,6 +221,12 @@ def setup_script(database: str, prefix: str) -> str:
         f"  mainspring.createCollection({json.dumps(prefix + 'wakeups')},"
         f" {{capped: true, size: {WAKEUPS_BYTES}}});",
     ]
+    for name in UNINDEXED:
+        where = json.dumps(prefix + name)
+        lines += [
+            f"if (!mainspring.getCollectionNames().includes({where}))",
+            f"  mainspring.createCollection({where});",
+        ]
     for index in INDEXES:
         where = json.dumps(prefix + index.collection)
         keys, options = json.dumps(dict(index.keys)), json.dumps(index.options)

@@ -5,7 +5,7 @@ A router (mongos) puts its own clock in place of `$$NOW` in every write and aggr
 
 1. What is due and what has lapsed is decided by a `find`, with `now` in an `$expr`.
 2. Leases are stamped by `$currentDate`, or with the `now` that such a `find` has told.
-3. A write is guarded by values that were seen (token, fence, leased_at), never by time.
+3. A write is guarded by values that were seen (token, leased_at), never by time.
 
 Moments that clients give are whole microseconds. Those that a server stamps are dates, which
 MongoDB keeps in milliseconds.

@@ -56,11 +56,6 @@ from mainspring.stores.url_redaction import without_password
 
 __all__ = ["MongoStore"]
 
-_ALONE = (
-    "MongoDB has transactions on a replica set or a sharded cluster only, and this server stands"
-    " alone (a replica set of one member is enough)"
-)
-
 
 @dataclass(slots=True)
 class _Session:
@@ -70,7 +65,6 @@ class _Session:
     notifier: Notifier
     clients: Clients
     loop: asyncio.AbstractEventLoop
-    alone: bool
     partition: ClaimPartition
     doubts: claims.Doubts = field(default_factory=claims.Doubts)
     unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
@@ -91,7 +85,6 @@ class MongoStore:
         return StoreInfo(
             kind="mongodb",
             location=without_password(self.address.url),
-            no_transactions=_ALONE if self._session is not None and self._session.alone else None,
             setup_script=schema.setup_script(self.address.database, self.address.prefix),
         )
 
@@ -106,16 +99,13 @@ class MongoStore:
                         f"there is nothing of Mainspring's in {self.info().location}"
                     )
                 await schema.prepare(db)
-                alone = await schema.stands_alone(db)
         except BaseException:
             await db.client.close()
             raise
         clients = Clients(self.address, db)
         partition = ClaimPartition(random.Random(), db.time.elapsed)
         notifier = Notifier(db, partition)
-        self._session = _Session(
-            db, notifier, clients, asyncio.get_running_loop(), alone, partition
-        )
+        self._session = _Session(db, notifier, clients, asyncio.get_running_loop(), partition)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -178,7 +168,6 @@ class MongoStore:
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         with translating():
-            await firing.sweep(self._db)
             await self._end_transactions_of_lapsed_runs()
             if before is None:
                 return 0

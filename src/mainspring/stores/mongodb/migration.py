@@ -1,0 +1,118 @@
+"""Databases of layout 1: what their clients may have left half made, completed or dropped.
+
+Those clients wrote without transactions. A run was first written with the state `reserved` and its
+`intent`. Then another document decided that it is to be: its dedupe key, the `firing` of its job,
+or the runs that it waits for. Then it got its state. A client that died in between left a reserved
+run, which no query saw. This runs once, when a database of layout 1 is opened; stop the programs of
+the older version before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pymongo import ReplaceOne
+
+from mainspring.core import transitions
+from mainspring.core.model import LIVE, State
+from mainspring.stores.mongodb.codec import read_run, to_us
+from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.commit import apply
+from mainspring.stores.mongodb.server_clock import read_moment
+
+__all__ = ["complete_half_made"]
+
+RESERVED = {"state": "reserved"}
+_MOMENTS = ("next_run_at", "last_run_at")
+
+
+async def complete_half_made(db: Database) -> None:
+    """Safe to repeat, and safe for several clients at once."""
+    await _complete_firings(db)
+    await _complete_keyed(db)
+    await _complete_followers(db)
+    await db.runs.delete_many(RESERVED)
+    # A revival that was not finished was not acknowledged: the run stays finished.
+    await db.runs.update_many({"intent": {"$exists": True}}, {"$unset": {"intent": ""}})
+    gone = {"firing": "", "fired_at": ""}
+    await db.jobs.update_many({"firing": {"$exists": True}}, {"$unset": gone})
+    await db.limits.update_many({}, {"$unset": {"reserved": ""}})
+
+
+async def _complete_firings(db: Database) -> None:
+    """A job's document says what it fired last: these runs come to life, in their order, after the
+    runs that they replace are cancelled. A firing that came too late is taken back instead."""
+    shown = dict.fromkeys(("firing", "fired_at", *_MOMENTS), 1)
+    async for job in db.jobs.find({"firing": {"$exists": True}}, shown):
+        firing = job["firing"]
+        waiting = {"_id": {"$in": firing["runs"]}, **RESERVED}
+        half = {run["_id"]: run async for run in db.runs.find(waiting, hint=BY_ID)}
+        until, fired_at = firing.get("until"), read_moment(job.get("fired_at"))
+        if until is not None and fired_at is not None and to_us(fired_at) > until:
+            await _take_back(db, job)
+            continue
+        if half:
+            await _replace_earlier(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
+        made = {run["_id"]: run for run in firing["made"]}
+        for run_id in firing["runs"]:
+            run = half.get(run_id)
+            if run is not None and run_id in made:
+                await _put(db, [made[run_id]])
+            elif run is not None and run["intent"]["by"] == firing["by"]:
+                await _put(db, [_whole(run)])
+
+
+async def _take_back(db: Database, job: Document) -> None:
+    before = job["firing"]["before"]
+    gone = {name: "" for name in _MOMENTS if name not in before} | {"firing": "", "fired_at": ""}
+    change = {"$inc": {"version": 1}, "$unset": gone} | ({"$set": before} if before else {})
+    await db.jobs.update_one({"_id": job["_id"], "firing.by": job["firing"]["by"]}, change)
+
+
+async def _replace_earlier(db: Database, ids: Sequence[str], reason: str) -> None:
+    now = await db.now()
+    found = [read_run(run) async for run in db.runs.find({"_id": {"$in": ids}}, hint=BY_ID)]
+    changes = [
+        transitions.request_cancel(run, reason)
+        if run.state is State.RUNNING
+        else transitions.cancelled(run, now, reason)
+        for run in found
+        if run.state in LIVE and not run.cancel_requested
+    ]
+    await apply(db, changes)
+
+
+async def _complete_keyed(db: Database) -> None:
+    """A run that its key names comes to life."""
+    async for run in db.runs.find({**RESERVED, "dedupe_key": {"$exists": True}}):
+        if await db.keys.find_one({"_id": run["dedupe_key"], "run": run["_id"]}) is not None:
+            await _put(db, [_whole(run)])
+
+
+async def _complete_followers(db: Database) -> None:
+    """A run comes to life when all runs of its batch that it waits for have. Those of one level
+    come to life with each round."""
+    while True:
+        following = {**RESERVED, "intent.after": {"$exists": True}}
+        found = await db.runs.find(following).to_list()
+        upstream = list({run_id for run in found for run_id in run["intent"]["after"]})
+        alive = set()
+        for part in chunks(upstream):
+            where = {"_id": {"$in": part}, "state": {"$ne": "reserved"}}
+            alive |= {run["_id"] async for run in db.runs.find(where, {"_id": 1}, hint=BY_ID)}
+        ready = [run for run in found if alive.issuperset(run["intent"]["after"])]
+        if not ready:
+            return
+        await _put(db, [_whole(run) for run in ready])
+
+
+def _whole(run: Document) -> Document:
+    """The run as it was to become."""
+    return {**run, **run["intent"]["put"], "intent": None}
+
+
+async def _put(db: Database, runs: Sequence[Document]) -> None:
+    for part in chunks(runs):
+        whole = [{name: kept for name, kept in run.items() if name != "intent"} for run in part]
+        places = [ReplaceOne({"_id": run["_id"], **RESERVED}, run) for run in whole]
+        await db.runs.bulk_write(places)

@@ -1,0 +1,112 @@
+"""Transactions of the store's own: several documents written together or not at all.
+
+`work` gets the database bound to a session and passes `session=db.session` to every command. It may
+run several times, each time on a new snapshot, so it keeps nothing from one time to the next.
+
+A snapshot is what a majority of the servers has: the commit waits for a majority of all that the
+transaction read and wrote, also when it wrote nothing. So an answer can rest on what was read.
+A crash leaves nothing: the server rolls back what nobody commits, at the latest after its
+`transactionLifetimeLimitSeconds`.
+
+docs/decisions/0016-mongodb-transactions.md says what runs in a transaction and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from pymongo import ReadPreference, WriteConcern
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, PyMongoError
+
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb.collections import SNAPSHOT, Database
+from mainspring.stores.mongodb.errors import WRITE_CONFLICT, duplicates_only, error_code
+
+__all__ = ["Conflict", "attempt", "in_transaction"]
+
+T = TypeVar("T")
+Work = Callable[[Database], Awaitable[T]]
+
+RETRY_FOR = 5.0
+"""Seconds for which a transaction that met others is begun again."""
+TRIES = 200
+LONGEST_PAUSE = 0.1
+COMMITS = 3
+"""How often a commit is sent whose result is unknown. The driver sends each of them twice."""
+
+
+class Conflict(Exception):
+    """The transaction was rolled back because others wrote the same documents."""
+
+
+async def in_transaction(db: Database, work: Work[T]) -> T:
+    """Do the work in a transaction, and again as long as others come between, for a few seconds.
+
+    `StoreUnavailable` where that did not help. An error of the driver means what it means for a
+    single write: where the answer to the commit was lost, the transaction may be done or not.
+    """
+    ends = db.time.elapsed() + RETRY_FOR
+    tries, over = 0, False
+    while True:
+        tries += 1
+        try:
+            return await attempt(db, work)
+        except Conflict as conflict:
+            if over:
+                raise StoreUnavailable(
+                    "other clients wrote the same documents each time this was tried, for"
+                    f" {RETRY_FOR:g} seconds. Try again"
+                ) from conflict
+        except PyMongoError as error:
+            lost = error.has_error_label("TransientTransactionError") and not error.timeout
+            if not lost or over:
+                raise
+        over = db.time.elapsed() > ends or tries >= TRIES  # a frozen client tries once more
+        await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.002 * 2 ** min(tries, 10))))
+
+
+async def attempt(db: Database, work: Work[T]) -> T:
+    """Do the work in one transaction, once. `Conflict`: nothing was written, it may be tried
+    again."""
+    async with db.client.start_session() as session:
+        try:
+            await session.start_transaction(
+                read_concern=SNAPSHOT,
+                write_concern=WriteConcern("majority"),
+                read_preference=ReadPreference.PRIMARY,
+            )
+            answer = await work(replace(db, session=session))
+            await _commit(session)
+        except (DuplicateKeyError, BulkWriteError, OperationFailure) as error:
+            if _is_conflict(error):
+                raise Conflict from error
+            raise
+        return answer
+
+
+async def _commit(session: AsyncClientSession) -> None:
+    for tries in range(1, COMMITS + 1):
+        try:
+            await session.commit_transaction()
+            return
+        except PyMongoError as error:
+            unknown = error.has_error_label("UnknownTransactionCommitResult")
+            if not unknown or error.timeout or tries == COMMITS:
+                raise
+
+
+def _is_conflict(error: OperationFailure) -> bool:
+    """Whether others wrote what this transaction read or wrote. What was inserted since its
+    snapshot is a duplicate to it."""
+    if isinstance(error, DuplicateKeyError):
+        return True
+    if isinstance(error, BulkWriteError) and duplicates_only(error):
+        return True
+    if error.has_error_label("UnknownTransactionCommitResult"):
+        return False
+    return error.has_error_label("TransientTransactionError") or error_code(error) == WRITE_CONFLICT

@@ -1,0 +1,532 @@
+"""What is written together is there as a whole or not at all, and of those that want the same only
+one gets it. A client's death is an error raised in place of a step; nothing behind it is done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient
+from pymongo.errors import NetworkTimeout
+
+from mainspring.core import transitions
+from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
+from mainspring.core.policy import Overlap, Policy
+from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.mongodb import (
+    MongoStore,
+    claim,
+    commit,
+    concurrency,
+    dedupe,
+    insert,
+    jobs,
+    transaction,
+)
+from mainspring.stores.protocol import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
+from mainspring.testing import FakeClock
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
+from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import Document
+
+CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def store(
+    replica_set_url: str, database_name: str, clock: FakeClock
+) -> AsyncIterator[MongoStore]:
+    store = MongoStore(with_database(replica_set_url, database_name), clock)
+    await store.open()
+    yield store
+    await store.close()
+
+
+class Death:
+    """Puts an error in place of a function, or behind it, once."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, module: ModuleType, name: str, *, behind: bool = False
+    ) -> None:
+        whole = getattr(module, name)
+        self.met = False
+
+        async def step(*given: Any, **more: Any) -> Any:
+            if not self.met:
+                self.met = True
+                if behind:
+                    await whole(*given, **more)
+                raise NetworkTimeout("the client died here")
+            return await whole(*given, **more)
+
+        patch.setattr(module, name, step)
+
+
+def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
+    given: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
+    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **given, **fields})
+
+
+async def job(store: MongoStore, clock: FakeClock, **policy: Any) -> Job:
+    now = clock.now()
+    made = Job(id="job", handler="work", created_at=now, updated_at=now, next_run_at=now)
+    assert await put_job(store, replace(made, policy=Policy.make(**policy)))
+    return (await store.jobs(JobQuery())).items[0]
+
+
+async def seen(store: MongoStore) -> set[str]:
+    return {one.id for one in (await store.find(RunQuery())).items}
+
+
+# -- add ------------------------------------------------------------------------------------
+
+
+def workflow(clock: FakeClock, name: str, key: str | None) -> list[Run]:
+    """Three runs, each after the one before."""
+    first = run(clock, name, dedupe_key=key)
+    second = run(clock, f"second@{name}", state=State.WAITING, after=(name,))
+    return [first, second, run(clock, f"a-third@{name}", state=State.WAITING, after=(second.id,))]
+
+
+STEPS = [(insert, "_read"), (insert, "take_keys"), (transaction, "_commit")]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+@pytest.mark.parametrize(("module", "step"), STEPS)
+async def test_a_workflow_that_was_cut_off_leaves_nothing(
+    store: MongoStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    module: ModuleType,
+    step: str,
+) -> None:
+    death = Death(monkeypatch, module, step)
+    with pytest.raises(StoreUnavailable):
+        await store.add(workflow(clock, "one", key))
+    assert death.met
+    assert await seen(store) == set()
+    other = workflow(clock, "other", key)
+    assert [(each.run, each.duplicate) for each in await store.add(other)] == [
+        (each, False) for each in other
+    ]
+    assert await seen(store) == {each.id for each in other}
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_workflow_whose_answer_was_lost_is_there_once_when_sent_again(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    flow = workflow(clock, "flow", key)
+    Death(monkeypatch, transaction, "_commit", behind=True)
+    with pytest.raises(StoreUnavailable):
+        await store.add(flow)
+    assert [(each.run, each.duplicate) for each in await store.add(flow)] == [
+        (each, False) for each in flow
+    ]
+    assert list((await get_runs(store, [each.id for each in flow])).values()) == flow
+
+
+async def test_a_batch_with_one_key_is_added_as_a_whole_or_not_at_all(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [run(clock, f"r{n}", dedupe_key=f"k{n}" if n % 5 == 0 else None) for n in range(50)]
+    Death(monkeypatch, transaction, "_commit")
+    with pytest.raises(StoreUnavailable):
+        await store.add(batch)
+    assert await seen(store) == set()
+    assert [added.duplicate for added in await store.add(batch)] == [False] * 50
+
+
+async def test_of_two_that_take_a_key_at_the_same_time_one_is_a_duplicate(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insert, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
+    meanwhile.work = lambda: store.add([run(clock, "quick", dedupe_key="k")])
+    [added] = await store.add([run(clock, "slow", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("quick", True)
+    assert await seen(store) == {"quick"}
+
+
+class Meanwhile:
+    """Does something before a step, once."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self.work: Any = None
+        self.answer: Any = None
+
+    async def __call__(self, *given: Any, **more: Any) -> Any:
+        if self.work is not None:
+            work, self.work = self.work, None
+            self.answer = await work()
+        return await self._whole(*given, **more)
+
+
+async def test_a_transaction_that_nobody_ends_makes_others_try_again_later(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client was killed between its write and its commit. The server ends it after a while."""
+    await store.add([run(clock, "a", dedupe_key="k")])
+    await store.commit([transitions.cancelled(run(clock, "a"), clock.now(), "no")])
+    monkeypatch.setattr(transaction, "TRIES", 5)
+    async with AsyncMongoClient[Document](store.address.url) as killed:
+        session = killed.start_session()
+        await session.start_transaction()
+        keys = killed[store.address.database][store._db.keys.name]
+        await keys.update_one({"_id": "k"}, {"$inc": {"version": 1}}, session=session)
+        with pytest.raises(StoreUnavailable, match="other clients wrote the same documents"):
+            await store.add([run(clock, "b", dedupe_key="k")])
+        await session.end_session()
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("b", False)
+
+
+# -- revival --------------------------------------------------------------------------------
+
+
+async def failed(store: MongoStore, clock: FakeClock) -> Run:
+    await store.add([run(clock, "a", dedupe_key="k")])
+    [held] = await claim_runs(store, CLAIM)
+    await store.commit([transitions.failed(held, clock.now(), transitions.Failure("boom"))])
+    return (await get_runs(store, ["a"]))["a"]
+
+
+@pytest.mark.parametrize(("module", "step"), [(commit, "take_keys"), (transaction, "_commit")])
+async def test_a_revival_that_was_cut_off_leaves_the_run_as_it_was(
+    store: MongoStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    step: str,
+) -> None:
+    dead = await failed(store, clock)
+    Death(monkeypatch, module, step)
+    revival = transitions.revived(dead, clock.now())
+    with pytest.raises(StoreUnavailable):
+        await store.commit([revival])
+    assert (await get_runs(store, ["a"]))["a"] == dead
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert (added.run.id, added.duplicate) == ("b", False)
+    assert await store.commit([revival]) == [False]
+
+
+async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await failed(store, clock)
+    monkeypatch.setattr(insert, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
+    meanwhile.work = lambda: store.commit([transitions.revived(dead, clock.now())])
+    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    assert meanwhile.answer == [True]
+    assert (added.run.id, added.duplicate) == ("a", True)
+    assert await get_runs(store, ["b"]) == {}
+
+
+async def test_a_revival_does_not_come_beside_a_newcomer(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await failed(store, clock)
+    monkeypatch.setattr(commit, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
+    meanwhile.work = lambda: store.add([run(clock, "b", dedupe_key="k")])
+    assert await store.commit([transitions.revived(dead, clock.now())]) == [False]
+    assert [one.duplicate for one in meanwhile.answer] == [False]
+
+
+# -- fire -----------------------------------------------------------------------------------
+
+
+def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Firing:
+    at = clock.now()
+    slot = run(clock, slot_run_id("job", at), source=Source.SCHEDULE)
+    return Firing(
+        job_id="job",
+        version=job.version,
+        runs=(slot,),
+        overlap=overlap,
+        next_run_at=at + timedelta(seconds=60),
+        last_run_at=at,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [
+        (jobs, "add_in_transaction"),
+        (jobs, "_replace_earlier"),
+        (jobs, "_advance"),
+        (transaction, "_commit"),
+    ],
+)
+async def test_a_batch_of_firings_that_was_cut_off_leaves_nothing(
+    store: MongoStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    step: str,
+) -> None:
+    """Each with a follower, one job edited meanwhile."""
+    at = clock.now()
+    names = [f"job{n}" for n in range(5)]
+    for name in names:
+        made = Job(id=name, handler="work", created_at=at, updated_at=at, next_run_at=at)
+        assert await put_job(store, made)
+
+    def slot(name: str) -> Firing:
+        root = run(clock, f"{name}@slot", job_id=name, source=Source.SCHEDULE)
+        after = run(clock, f"{name}-after", source=Source.AFTER, state=State.WAITING)
+        return replace(
+            firing_of(made, clock),
+            job_id=name,
+            version=made.next_version(),
+            runs=(root, replace(after, after=(root.id,))),
+        )
+
+    [edited] = (await store.jobs(JobQuery(ids=frozenset({"job4"})))).items
+    assert await put_job(store, edited)
+    firings = [slot(name) for name in names]
+    death = Death(monkeypatch, module, step)
+    before = (await store.jobs(JobQuery())).items
+    with pytest.raises(StoreUnavailable):
+        await store.fire(firings)
+    assert death.met
+    assert await seen(store) == set()
+    assert (await store.jobs(JobQuery())).items == before
+    assert [one.done for one in await store.fire(firings)] == [True] * 4 + [False]
+    assert await seen(store) == {one.id for name in names[:4] for one in slot(name).runs}
+    assert len(await claim_runs(store, CLAIM)) == 4
+
+
+async def test_a_firing_whose_answer_was_lost_is_not_fired_again(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = firing_of(await job(store, clock), clock)
+    Death(monkeypatch, transaction, "_commit", behind=True)
+    with pytest.raises(StoreUnavailable):
+        await store.fire([fired])
+    assert await store.fire([fired]) == [Fired(False)]
+    assert [held.id for held in await claim_runs(store, CLAIM)] == [fired.runs[0].id]
+
+
+async def test_a_firing_that_was_cut_off_cancels_nothing(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await job(store, clock)
+    first = firing_of(made, clock, Overlap.REPLACE)
+    await store.fire([first])
+    clock.advance(60)
+    second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
+    Death(monkeypatch, jobs, "_advance")
+    with pytest.raises(StoreUnavailable):
+        await store.fire([second])
+    assert await get_runs(store, [first.runs[0].id]) == {first.runs[0].id: first.runs[0]}
+    [again] = await store.fire([second])
+    assert [one.id for one in again.replaced] == [first.runs[0].id]
+
+
+async def test_a_firing_whose_plan_is_too_old_when_it_would_commit_is_not_done(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client freezes in the middle of its transaction."""
+    made = await job(store, clock)
+    stale = replace(firing_of(made, clock), valid_until=clock.now() + timedelta(seconds=5))
+
+    async def freeze() -> None:
+        clock.advance(3600)
+
+    monkeypatch.setattr(jobs, "_advance", meanwhile := Meanwhile(jobs._advance))
+    meanwhile.work = freeze
+    assert await store.fire([stale]) == [Fired(False)]
+    assert await seen(store) == set()
+    assert (await store.jobs(JobQuery())).items == [made]
+    [again] = await store.fire([firing_of(made, clock)])
+    assert again.done
+
+
+async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await job(store, clock)
+    whole = insert.add_in_transaction
+    monkeypatch.setattr(jobs, "add_in_transaction", meanwhile := Meanwhile(whole))
+    meanwhile.work = lambda: put_job(store, replace(made, enabled=False))
+    assert await store.fire([firing_of(made, clock)]) == [Fired(False)]
+    assert meanwhile.answer
+    assert await seen(store) == set()
+
+
+async def test_a_run_that_ends_in_the_middle_of_a_firing_is_not_cancelled(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await job(store, clock)
+    first = firing_of(made, clock, Overlap.REPLACE)
+    await store.fire([first])
+    [held] = await claim_runs(store, CLAIM)
+    clock.advance(10)
+    second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
+    monkeypatch.setattr(jobs, "_replace_earlier", meanwhile := Meanwhile(jobs._replace_earlier))
+    meanwhile.work = lambda: store.commit([transitions.succeeded(held, clock.now(), None)])
+    [fired] = await store.fire([second])
+    assert (fired.done, fired.replaced) == (True, ())
+    ended = (await get_runs(store, [held.id]))[held.id]
+    assert (ended.state, ended.cancel_requested) == (State.SUCCEEDED, False)
+
+
+async def test_what_follows_a_slots_run_is_not_seen_before_it(
+    store: MongoStore, clock: FakeClock
+) -> None:
+    """A run that is gone counts as ended long ago: who waits for it would begin."""
+    fired = firing_of(await job(store, clock), clock)
+    [slot] = fired.runs
+    after = run(clock, "after", source=Source.AFTER, state=State.WAITING, after=(slot.id,))
+    runs = store._db.runs.name
+    await store._db.handle.command("collMod", runs, validator={"_id": {"$ne": slot.id}})
+    with pytest.raises(StoreError):
+        await store.fire([replace(fired, runs=(slot, after))])
+    assert await seen(store) == set()
+    await store._db.handle.command("collMod", runs, validator={})
+    [again] = await store.fire([replace(fired, runs=(slot, after))])
+    assert again.done
+    assert await seen(store) == {slot.id, "after"}
+
+
+# -- limits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("module", "step"), [(claim, "_send"), (transaction, "_commit")])
+async def test_a_claim_that_was_cut_off_holds_no_place(
+    store: MongoStore,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    step: str,
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b")])
+    Death(monkeypatch, module, step)
+    first = await claim_runs(store, CLAIM)
+    assert len(first) + len(await claim_runs(store, CLAIM)) == 1
+
+
+async def test_a_claim_under_a_limit_whose_answer_was_lost_is_found_by_its_nonce(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(store, clock, concurrency=2)
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    Death(monkeypatch, transaction, "_commit", behind=True)
+    held = await claim_runs(store, CLAIM)
+    assert len(held) == 2
+    assert all(await store.commit([transitions.succeeded(r, clock.now(), None) for r in held]))
+
+
+async def test_a_run_that_is_cancelled_while_it_is_claimed_leaves_its_place_to_the_next(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job(store, clock, concurrency=1)
+    first, second = run(clock, "a"), run(clock, "b", priority=1)
+    await store.add([first, second])
+    monkeypatch.setattr(claim, "_send", meanwhile := Meanwhile(claim._send))
+    meanwhile.work = lambda: store.commit([transitions.cancelled(first, clock.now(), "no")])
+    assert [one.id for one in await claim_runs(store, CLAIM)] == ["b"]
+    assert meanwhile.answer == [True]
+
+
+@pytest.mark.parametrize("step", ["lock", "count"])
+async def test_two_claims_at_the_same_time_keep_to_the_limit(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a", queue="x"), run(clock, "b", queue="y")])
+    whole = getattr(concurrency.Room, step)
+    taken: list[Run] = []
+    inside = False
+
+    async def meanwhile(self: Any, db: Any, *given: Any) -> Any:
+        nonlocal inside
+        answer = await whole(self, db, *given)
+        if db.session is not None and not inside:
+            inside = True
+            taken.extend(await claim_runs(store, replace(CLAIM, queues=frozenset({"y"}))))
+        return answer
+
+    monkeypatch.setattr(concurrency.Room, step, meanwhile)
+    monkeypatch.setattr(claim, "TRIES", 3)
+    taken += await claim_runs(store, replace(CLAIM, queues=frozenset({"x"})))
+    assert inside
+    assert len(taken) == 1
+
+
+async def test_an_owner_that_wakes_while_its_place_is_given_away(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its renewal comes between the count and the claim."""
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    [paused] = await claim_runs(store, CLAIM)
+    held = [Held(paused.id, paused.token)]
+    clock.advance(31)
+    whole = concurrency.Room.lock
+    renewed: list[Renewed] = []
+
+    async def meanwhile(self: Any, db: Any, *given: Any) -> Any:
+        monkeypatch.setattr(concurrency.Room, "lock", whole)
+        renewed.extend(await store.renew(held, CLAIM.lease))
+        return await whole(self, db, *given)
+
+    monkeypatch.setattr(concurrency.Room, "lock", meanwhile)
+    taken = await claim_runs(store, CLAIM)
+    assert len(taken) + len(renewed) == 1
+    assert len(await store.renew(held, CLAIM.lease)) == len(renewed)
+
+
+async def test_an_owner_whose_place_was_given_away_gets_it_back_when_it_is_free(
+    store: MongoStore, clock: FakeClock
+) -> None:
+    await job(store, clock, concurrency=1)
+    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    [paused] = await claim_runs(store, CLAIM)
+    held = [Held(paused.id, paused.token)]
+    clock.advance(31)
+    [other] = await claim_runs(store, CLAIM)
+    assert await store.renew(held, CLAIM.lease) == []
+    assert await store.commit([transitions.succeeded(other, clock.now(), None)]) == [True]
+    assert [one.id for one in await store.renew(held, CLAIM.lease)] == ["a"]
+    assert [one.id for one in await store.renew(held, CLAIM.lease)] == ["a"]
+
+
+# -- lost answers ---------------------------------------------------------------------------
+
+
+async def test_a_claim_whose_answer_was_lost_is_found_by_its_nonce(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    Death(monkeypatch, claim, "_send", behind=True)
+    held = await claim_runs(store, CLAIM)
+    assert len(held) == 5
+    assert all(await store.commit([transitions.succeeded(r, clock.now(), None) for r in held]))
+
+
+async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the answer nor the question after it comes through: the runs wait for no lapse."""
+    await store.add([run(clock, f"r{n}") for n in range(5)])
+    with monkeypatch.context() as outage:
+        Death(outage, claim, "_send", behind=True)
+        Death(outage, claim, "_bearing")
+        with pytest.raises(StoreUnavailable):
+            await claim_runs(store, CLAIM)
+    other = replace(CLAIM, worker="other")
+    assert await claim_runs(store, other) == []
+    held = await claim_runs(store, CLAIM)
+    assert sorted((one.id, one.token) for one in held) == [(f"r{n}", 1) for n in range(5)]
+    assert await claim_runs(store, CLAIM) == []
