@@ -19,7 +19,7 @@ BENCHMARKS = {
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
     "mongodb": "drain, processes, a limit, latency and claims on MongoDB, beside pymongo and npm",
-    "transactions": "dedupe keys and slots on MongoDB, beside multi-document transactions",
+    "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",
     "scale": "claim cost at 10 thousand to 1 million pending runs",
 }

@@ -387,6 +387,12 @@ async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: Sent)
     await drop_runs(store, ["slot"])
 
 
+def _counted(sent: Sent) -> list[Document]:
+    """All commands but hints, and the renewals of sessions, which depend on the time alone."""
+    rest = ("_wakeups", "_sessions")
+    return [one for one in sent.commands if not str(next(iter(one.values()))).endswith(rest)]
+
+
 @pytest.mark.parametrize("count", [1, 60])
 @pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
 async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
@@ -424,15 +430,14 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
         sent.commands.clear()
         fired = await store.fire([slot(name, number) for name in names])
         assert all(one.done for one in fired)
-        commands = [one for one in sent.commands if "insert" not in one or "runs" in str(one)]
-        assert len(commands) <= most
+        assert len(_counted(sent)) <= most
         plans = await explained(store, sent)
         assert max(plan.keys for plan in plans) <= 7 * count
         by_ids(plans, count)
     sent.commands.clear()
     chains = [slot(name, number) for name in names for number in (2, 3)]
     assert all(one.done for one in await store.fire(chains))
-    assert len(sent.commands) <= 16
+    assert len(_counted(sent)) <= 16
     for name in names:
         assert await drop_job(store, name)
     await store._db.runs.delete_many({"_id": {"$regex": "^batch"}})

@@ -51,7 +51,7 @@ class SignedStore(MongoStore):
         session = self._open_session()
         db = session.db
         if not isinstance(db, _Database):
-            session.db = _Database(db.client, db.handle, db.prefix, db.time)
+            session.db = _Database(db.client, db.handle, db.prefix, db.time, db.sessions)
             _KEPT[id(db.client)] = (self._author, self._breaks)
 
 

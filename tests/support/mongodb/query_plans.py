@@ -99,8 +99,8 @@ class Sent(CommandListener):
 def _single(db: Database, command: Document) -> Iterator[Document]:
     """A batch of writes can be explained only one by one."""
     kind = next(iter(command))
-    if kind not in _EXPLAINED or command[kind] == db.wakeups.name:
-        return
+    if kind not in _EXPLAINED or command[kind] in (db.wakeups.name, f"{db.prefix}sessions"):
+        return  # both collections stay small
     kept = {
         name: value
         for name, value in command.items()

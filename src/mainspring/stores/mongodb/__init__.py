@@ -9,6 +9,7 @@ renew.py                renew
 insert.py               add
 dedupe.py               which run holds a dedupe key
 transaction.py          several documents written together or not at all
+sessions.py             ends the transactions of clients that are gone
 jobs.py                 jobs, and the firing of their slots
 commit.py               commit
 notes.py                notes

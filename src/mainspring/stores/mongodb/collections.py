@@ -16,6 +16,7 @@ from pymongo.read_concern import ReadConcern
 
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.server_clock import ServerTime, read_moment
+from mainspring.stores.mongodb.sessions import SessionPool
 
 __all__ = ["BY_ID", "MAJORITY", "SNAPSHOT", "Collection", "Database", "Document", "chunks"]
 
@@ -38,6 +39,7 @@ class Database:
     handle: AsyncDatabase[Document]
     prefix: str
     time: ServerTime
+    sessions: SessionPool
     session: AsyncClientSession | None = None
     """The transaction that the commands belong to, if any (transaction.py)."""
 

@@ -22,6 +22,7 @@ from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 
 __all__ = [
     "DUPLICATE",
+    "INTERRUPTED",
     "OLDEST",
     "WRITE_CONFLICT",
     "ambiguous",
@@ -33,6 +34,8 @@ __all__ = [
 
 DUPLICATE = 11000
 WRITE_CONFLICT = 112
+INTERRUPTED = 11601
+"""The code of an operation that somebody has ended, here with its session."""
 OLDEST = (8, 0)
 _REFUSED = 18
 _FORBIDDEN = 13

@@ -7,8 +7,8 @@ same job write the same document, and one of them meets a write conflict.
 
 A plan holds until a moment (`valid_until`), but a commit cannot be guarded by time. The transaction
 reads the server's clock when it begins, and is not committed where more time has passed since than
-its plans hold. A client that is frozen between this look and its commit cannot be late by more than
-the server's `transactionLifetimeLimitSeconds`.
+its plans hold. A client that is frozen between this look and its commit is late by a few seconds at
+most, because others end its session then (sessions.py).
 """
 
 from __future__ import annotations

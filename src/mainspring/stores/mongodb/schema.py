@@ -34,7 +34,7 @@ UNTRIED = ["waiting", "pending", "cancelled", "skipped"]
 WAKEUPS_BYTES = 64 * 1024
 SHARDED = ("runs", "jobs", "keys", "limits", "notes")
 """What a cluster may spread over its shards, each by the hash of its `_id`."""
-UNINDEXED = ("keys", "limits")
+UNINDEXED = ("keys", "limits", "sessions")
 """Collections that have no index but that of `_id`."""
 
 

@@ -35,6 +35,7 @@ from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
 from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
+from mainspring.stores.mongodb.sessions import SessionPool
 from mainspring.stores.mongodb.url import Address, driver_defaults
 from mainspring.stores.protocol import (
     Added,
@@ -99,6 +100,7 @@ class MongoStore:
                         f"there is nothing of Mainspring's in {self.info().location}"
                     )
                 await schema.prepare(db)
+                await db.sessions.end_dead_sessions()
         except BaseException:
             await db.client.close()
             raise
@@ -114,6 +116,7 @@ class MongoStore:
         await asyncio.gather(*session.unheard, return_exceptions=True)
         await session.notifier.close()
         await session.clients.close()
+        await session.db.sessions.close()
         await session.db.client.close()
 
     async def now(self) -> datetime:
@@ -168,6 +171,7 @@ class MongoStore:
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         with translating():
+            await self._db.sessions.end_dead_sessions()
             await self._end_transactions_of_lapsed_runs()
             if before is None:
                 return 0
@@ -242,7 +246,9 @@ class MongoStore:
             read_preference=ReadPreference.PRIMARY,
             read_concern=ReadConcern("local"),
         )
-        return Database(client, handle, self.address.prefix, self._time)
+        prefix = self.address.prefix
+        sessions = SessionPool(client, handle[f"{prefix}sessions"], self._time)
+        return Database(client, handle, prefix, self._time, sessions)
 
     def _open_session(self) -> _Session:
         if self._session is None:

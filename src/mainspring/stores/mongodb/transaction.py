@@ -3,10 +3,11 @@
 `work` gets the database bound to a session and passes `session=db.session` to every command. It may
 run several times, each time on a new snapshot, so it keeps nothing from one time to the next.
 
-A snapshot is what a majority of the servers has: the commit waits for a majority of all that the
-transaction read and wrote, also when it wrote nothing. So an answer can rest on what was read.
-A crash leaves nothing: the server rolls back what nobody commits, at the latest after its
-`transactionLifetimeLimitSeconds`.
+A snapshot is what a majority of the servers has: with `w=majority`, unless the URL says otherwise,
+the commit waits for a majority of all that the transaction read and wrote, also when it wrote
+nothing. So an answer can rest on what was read.
+The server rolls back what nobody commits. If a client dies in a transaction, any other client makes
+the server do so after a few seconds (sessions.py).
 
 docs/decisions/0016-mongodb-transactions.md says what runs in a transaction and why.
 """
@@ -19,21 +20,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from pymongo import ReadPreference, WriteConcern
+from pymongo import ReadPreference
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, PyMongoError
 
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.collections import SNAPSHOT, Database
-from mainspring.stores.mongodb.errors import WRITE_CONFLICT, duplicates_only, error_code
+from mainspring.stores.mongodb.errors import (
+    INTERRUPTED,
+    WRITE_CONFLICT,
+    duplicates_only,
+    error_code,
+)
 
 __all__ = ["Conflict", "attempt", "in_transaction"]
 
 T = TypeVar("T")
 Work = Callable[[Database], Awaitable[T]]
 
-RETRY_FOR = 5.0
-"""Seconds for which a transaction that met others is begun again."""
+RETRY_FOR = 8.0
+"""Seconds for which a transaction that meets conflicts is begun again: longer than it takes to end
+the session of a dead client."""
 TRIES = 200
 LONGEST_PAUSE = 0.1
 COMMITS = 3
@@ -73,20 +80,26 @@ async def in_transaction(db: Database, work: Work[T]) -> T:
 async def attempt(db: Database, work: Work[T]) -> T:
     """Do the work in one transaction, once. `Conflict`: nothing was written, it may be tried
     again."""
-    async with db.client.start_session() as session:
-        try:
-            await session.start_transaction(
-                read_concern=SNAPSHOT,
-                write_concern=WriteConcern("majority"),
-                read_preference=ReadPreference.PRIMARY,
-            )
-            answer = await work(replace(db, session=session))
-            await _commit(session)
-        except (DuplicateKeyError, BulkWriteError, OperationFailure) as error:
-            if _is_conflict(error):
-                raise Conflict from error
-            raise
-        return answer
+    try:
+        async with db.sessions.session() as session:
+            return await _run(db, session, work)
+    except Conflict:
+        await db.sessions.resolve_conflict()
+        raise
+
+
+async def _run(db: Database, session: AsyncClientSession, work: Work[T]) -> T:
+    try:
+        await session.start_transaction(
+            read_concern=SNAPSHOT, read_preference=ReadPreference.PRIMARY
+        )
+        answer = await work(replace(db, session=session))
+        await _commit(session)
+    except OperationFailure as error:
+        if _is_conflict(error):
+            raise Conflict from error
+        raise
+    return answer
 
 
 async def _commit(session: AsyncClientSession) -> None:
@@ -96,6 +109,7 @@ async def _commit(session: AsyncClientSession) -> None:
             return
         except PyMongoError as error:
             unknown = error.has_error_label("UnknownTransactionCommitResult")
+            unknown = unknown or error_code(error) == INTERRUPTED
             if not unknown or error.timeout or tries == COMMITS:
                 raise
 
@@ -109,4 +123,6 @@ def _is_conflict(error: OperationFailure) -> bool:
         return True
     if error.has_error_label("UnknownTransactionCommitResult"):
         return False
-    return error.has_error_label("TransientTransactionError") or error_code(error) == WRITE_CONFLICT
+    if error.has_error_label("TransientTransactionError"):
+        return True
+    return error_code(error) in (WRITE_CONFLICT, INTERRUPTED)

@@ -1,0 +1,288 @@
+"""A client that dies or freezes in a transaction of the store delays other clients only briefly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import AutoReconnect, NetworkTimeout
+
+from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
+from mainspring.core.policy import Overlap, Policy
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb import MongoStore, schema, sessions
+from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.transaction import in_transaction
+from mainspring.stores.protocol import Claim, Firing, JobQuery, RunQuery
+from mainspring.testing.store_calls import claim_runs, put_job
+from tests.support.mongodb.store import opened
+from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import Document
+
+LESS_THAN_THE_SERVERS_LIMIT = 30
+"""Seconds. The server itself rolls back an open transaction after 60 and more."""
+
+
+@pytest.fixture(params=["replica set", "sharded"])
+def url(request: pytest.FixtureRequest, database_name: str) -> str:
+    """A database, spread over the shards where there are some."""
+    url: str = request.getfixturevalue(request.param.replace(" ", "_") + "_url")
+    if request.param == "sharded":
+        with MongoClient[Document](url) as client:
+            for name in schema.SHARDED:
+                place = f"{database_name}.mainspring_{name}"
+                client.admin.command("shardCollection", place, key={"_id": "hashed"})
+    return with_database(url, database_name)
+
+
+async def run(store: MongoStore, run_id: str, job_id: str, **fields: Any) -> Run:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    return Run(**{"id": run_id, "job_id": job_id, "handler": "work", **times, **fields})
+
+
+async def prepare(store: MongoStore) -> None:
+    """A job that is due, and a job of which one run may be running, with two pending runs."""
+    now = await store.now()
+    job = Job(id="due", handler="other", created_at=now, updated_at=now, next_run_at=now)
+    assert await put_job(store, job)
+    limited = replace(job, id="limited", next_run_at=None, policy=Policy.make(concurrency=1))
+    assert await put_job(store, limited)
+    await store.add([await run(store, f"limited-{n}", "limited") for n in range(2)])
+
+
+async def due_job(store: MongoStore) -> Job:
+    [job] = (await store.jobs(JobQuery(ids=frozenset({"due"})))).items
+    return job
+
+
+async def add(store: MongoStore, name: str) -> bool:
+    """Add a run with the key that all clients use; whether it was added."""
+    [added] = await store.add([await run(store, name, "keyed", handler="other", dedupe_key="k")])
+    return not added.duplicate
+
+
+async def fire(store: MongoStore, name: str) -> bool:
+    job = await due_job(store)
+    at = job.created_at
+    slot = await run(store, slot_run_id("due", at), "due", handler="other", source=Source.SCHEDULE)
+    firing = Firing(
+        job_id="due",
+        version=job.version,
+        runs=(slot,),
+        overlap=Overlap.ALLOW,
+        next_run_at=at + timedelta(hours=1),
+        last_run_at=at,
+    )
+    [fired] = await store.fire([firing])
+    return fired.done
+
+
+async def claim(store: MongoStore, name: str) -> bool:
+    lease = timedelta(minutes=5)
+    wanted = Claim(worker=name, handlers=frozenset({"work"}), limit=2, lease=lease)
+    return len(await claim_runs(store, wanted)) == 1
+
+
+async def claim_soon(store: MongoStore, name: str) -> bool:
+    """Claim as a worker does: a claim that meets conflicts takes nothing, and is sent again."""
+    while not await claim(store, name):
+        await asyncio.sleep(0.2)
+    return True
+
+
+_OTHER_CLIENT = """
+import asyncio, json, os, signal, sys
+from mainspring.stores.mongodb import MongoStore, transaction
+from tests.stores.mongodb.test_sessions import add, claim, fire
+
+commit, arrived, resumed = transaction._commit, [], asyncio.Event()
+
+async def stop_before_commit(session):
+    arrived.append(session)
+    if len(arrived) == 3:
+        print("locked", flush=True)
+        if sys.argv[2] == "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            resumed.set()
+    await resumed.wait()
+    await commit(session)
+
+async def main():
+    store = MongoStore(sys.argv[1])
+    await store.open()
+    transaction._commit = stop_before_commit
+    calls = (operation(store, "theirs") for operation in (add, fire, claim))
+    print(json.dumps(await asyncio.gather(*calls)), flush=True)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def other_client(url: str, end: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that has written in three transactions, and has committed none."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _OTHER_CLIENT, url, end, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"locked\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
+async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody_for_long(
+    url: str, end: str
+) -> None:
+    async with opened(url) as store:
+        await prepare(store)
+        before = await due_job(store)
+        async with other_client(url, end) as other, asyncio.timeout(LESS_THAN_THE_SERVERS_LIMIT):
+            if end == "SIGKILL":
+                other.kill()
+            ours = (operation(store, "ours") for operation in (add, fire, claim_soon))
+            assert await asyncio.gather(*ours) == [True, True, True]
+            if end == "SIGSTOP":
+                other.send_signal(signal.SIGCONT)
+                assert other.stdout is not None
+                assert json.loads(await other.stdout.readline()) == [False, False, False]
+        runs = (await store.find(RunQuery())).items
+        after = await due_job(store)
+    assert sorted(one.id for one in runs if one.job_id != "due") == [
+        "limited-0",
+        "limited-1",
+        "ours",
+    ]
+    assert [one.id for one in runs if one.job_id == "due"] == [
+        slot_run_id("due", before.created_at)
+    ]
+    assert [one.worker for one in runs if one.state is State.RUNNING] == ["ours"]
+    assert after.version == before.version + 1
+
+
+async def test_maintain_unlocks_what_a_dead_client_has_locked_for_writes_without_transactions(
+    url: str,
+) -> None:
+    """Such a write does not meet a conflict. It waits for the lock."""
+    async with opened(url) as store, opened(url) as sweeping:
+        await prepare(store)
+        async with other_client(url, "SIGKILL") as other:
+            other.kill()
+        async with asyncio.timeout(LESS_THAN_THE_SERVERS_LIMIT):
+            paused = asyncio.create_task(pause(store, await due_job(store)))
+            while not paused.done():
+                await sweeping.maintain(None, 100)
+                await asyncio.sleep(0.2)
+        assert await paused
+
+
+async def pause(store: MongoStore, job: Job) -> bool:
+    while True:
+        try:
+            return await put_job(store, replace(job, enabled=False))
+        except StoreUnavailable:
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "RENEW_EVERY", 0.1)
+    monkeypatch.setattr(sessions, "DEAD_AFTER", 1.0)
+
+
+async def note_session(db: Database) -> Any:
+    await db.keys.insert_one({"_id": "k", "run": "r", "version": 1}, session=db.session)
+    assert db.session is not None
+    return db.session.session_id["id"]
+
+
+@pytest.mark.usefixtures("short_times")
+async def test_a_long_transaction_of_a_live_client_is_not_ended(url: str) -> None:
+    tries = 0
+
+    async def slow(db: Database) -> Any:
+        nonlocal tries
+        tries += 1
+        session = await note_session(db)
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            await other.maintain(None, 100)
+        return session
+
+    async with opened(url) as store, opened(url) as other:
+        await in_transaction(store._db, slow)
+    assert tries == 1
+
+
+@pytest.mark.usefixtures("short_times")
+async def test_a_transaction_whose_session_others_end_is_started_again(url: str) -> None:
+    """They ended it by mistake, for instance because this client was frozen for a while."""
+    tries: list[Any] = []
+
+    async def work(db: Database) -> None:
+        session = await note_session(db)
+        tries.append(session)
+        if len(tries) == 1:
+            await store._db.client.admin.command("killSessions", [{"id": session}])
+
+    async with opened(url) as store:
+        await in_transaction(store._db, work)
+        assert len(tries) == 2
+        assert await store._db.keys.count_documents({}) == 1
+
+
+@pytest.mark.usefixtures("short_times")
+async def test_a_session_whose_connection_failed_is_not_used_again_and_is_ended(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router or the network may have failed, and the servers know nothing of it."""
+    used: list[Any] = []
+
+    async def fail(db: Database) -> None:
+        await work(db)
+        raise NetworkTimeout("the connection failed here")
+
+    async def work(db: Database) -> None:
+        assert db.session is not None
+        used.append(db.session.session_id["id"])
+        await note_session(db)
+
+    async def lost(session: Any, command: str) -> None:
+        """The abort does not arrive either."""
+        raise AutoReconnect(f"the connection failed before {command}")
+
+    async with opened(url) as store:
+        with monkeypatch.context() as network:
+            network.setattr(AsyncClientSession, "_finish_transaction_with_retry", lost)
+            with pytest.raises(NetworkTimeout):
+                await in_transaction(store._db, fail)
+        await in_transaction(store._db, work)
+    assert len(used) > 2
+    assert used[0] not in used[1:]
+
+
+async def test_sessions_are_used_again_and_registered_no_more_often_than_needed(url: str) -> None:
+    async with opened(url) as store:
+        for n in range(20):
+            assert await add(store, f"r{n}") is (n == 0)
+        assert registered(url) == 1
+    assert registered(url) == 0
+
+
+def registered(url: str) -> int:
+    with MongoClient[Document](url) as client:
+        return client.get_default_database().mainspring_sessions.count_documents({})
