@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mainspring import Client
 from mainspring.cli.gc_tuning import YOUNG_THRESHOLD
 from tests.support.command_line import Run, Start, until
 
@@ -106,6 +107,15 @@ def test_a_wrong_drain_timeout_is_refused(run: Run) -> None:
         refused = run(*words, "--drain-timeout", "soon")
         assert refused.code == 2
         assert "--drain-timeout 'soon' cannot be used" in refused.err
+
+
+def test_start_says_which_jobs_no_worker_can_run(start: Start, folder: Path) -> None:
+    with Client("sqlite:///mainspring.db").blocking as client:
+        client.add_job("gone", handler="renamed", schedule="1h")
+    worker = start("worker", "app:scheduler")
+    worker.says(READY)
+    [line] = [line for line in worker.output.splitlines() if line.startswith("  gone ")]
+    assert line.endswith(" no running worker can run it")
 
 
 def test_failures_are_logged(start: Start, run: Run) -> None:

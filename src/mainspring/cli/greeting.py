@@ -10,6 +10,7 @@ from mainspring import __version__
 from mainspring.cli import time_format
 from mainspring.cli.store_access import Found
 from mainspring.core.clock import utcnow
+from mainspring.engine.live_workers import without_worker
 from mainspring.scheduler.start_message import HOW_TO_STOP
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ async def greet(scheduler: Scheduler, *, as_json: bool) -> None:
     if as_json:
         _greet_program(scheduler, store, page.items)
     else:
-        _greet_person(scheduler, store, page.items)
+        orphaned = without_worker(page.items, await scheduler.list_workers())
+        _greet_person(scheduler, store, page.items, {job.id for job in orphaned})
 
 
 def _greet_program(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
@@ -51,7 +53,7 @@ def _greet_program(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
     sys.stdout.flush()
 
 
-def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
+def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job], orphaned: set[str]) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -64,7 +66,8 @@ def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
     width = max((len(job.id) for job in jobs[:MOST]), default=0)
     soonest = sorted(jobs, key=lambda job: (job.next_run_at is None, job.next_run_at or 0, job.id))
     for job in soonest[:MOST]:
-        console.print(f"  {job.id:{width}}  {_next(job)}", markup=False)
+        plan = "no running worker can run it" if job.id in orphaned else _next(job)
+        console.print(f"  {job.id:{width}}  {plan}", markup=False)
     if len(jobs) > MOST:
         console.print(f"  and {len(jobs) - MOST} more: mainspring jobs list", markup=False)
     console.print(f"  {HOW_TO_STOP}", style="dim")
@@ -77,4 +80,5 @@ def _next(job: Job) -> str:
         after = job.policy.after
         return f"after {', '.join(after)}" if after else "when enqueued"
     schedule = f": {job.schedule.describe()}" if job.schedule is not None else ""
-    return time_format.relative(job.next_run_at, utcnow()) + schedule
+    now = utcnow()  # a slot that is overdue is fired now
+    return time_format.relative(max(job.next_run_at, now), now) + schedule
