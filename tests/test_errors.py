@@ -60,6 +60,7 @@ def test_errors_carry_their_facts() -> None:
         "no handler 'mail' is registered here (registered: a, b)",
     )
     assert "registered: none" in str(errors.HandlerNotFound("mail", []))
+    assert str(errors.HandlerNotFound("mial", ["mail"])).endswith("did you mean 'mail'?")
     assert errors.RunNotFound("r1").run_id == "r1"
     assert errors.JobNotFound("j1").job_id == "j1"
     owned = errors.JobOwnedByCode("j1")

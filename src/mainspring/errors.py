@@ -224,7 +224,9 @@ class HandlerNotFound(NotFound):
 
     def __init__(self, handler: str, known: list[str]) -> None:
         names = ", ".join(known) or "none"
-        super().__init__(f"no handler {handler!r} is registered here (registered: {names})")
+        near = difflib.get_close_matches(handler, known, n=1) if isinstance(handler, str) else []
+        advice = f": did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"no handler {handler!r} is registered here (registered: {names}){advice}")
         self.handler = handler
 
 

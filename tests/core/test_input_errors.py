@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.policy import Policy
-from mainspring.errors import InvalidInput, InvalidSchedule
+from mainspring.errors import HandlerNotFound, InvalidInput, InvalidSchedule
 
 
 def test_nothing_is_raised_if_nothing_was_collected() -> None:
@@ -28,6 +30,8 @@ def test_the_first_error_is_raised_with_the_others() -> None:
         ("schedule", "first"),
         ("queue", "second"),
     ]
+    shown = traceback.format_exception(caught.value)
+    assert shown[-1] == "Also: second\n"  # a program that catches nothing shows all of them
 
 
 def test_errors_that_carry_others_are_not_counted_twice() -> None:
@@ -39,6 +43,19 @@ def test_errors_that_carry_others_are_not_counted_twice() -> None:
     with pytest.raises(InvalidInput) as caught:
         errors.check()
     assert [one.field for one in caught.value.each()] == ["retries", "priority", "tags"]
+
+
+def test_an_unknown_handler_is_raised_alone_or_among_the_others() -> None:
+    errors = InputErrors()
+    with errors:
+        raise HandlerNotFound("mial", ["mail"])
+    with pytest.raises(HandlerNotFound):
+        errors.check()
+    with errors:
+        raise InvalidInput("wrong", field="tags")
+    with pytest.raises(InvalidInput) as caught:
+        errors.check()
+    assert [one.field for one in caught.value.each()] == ["tags", "handler"]
 
 
 def test_other_errors_pass() -> None:

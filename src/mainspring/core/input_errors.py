@@ -35,8 +35,8 @@ class InputErrors:
         self._found += error.each()
 
     def check(self) -> None:
-        """Raise the first error, if there is one; `others` has the rest. A handler that is not
-        registered raises `HandlerNotFound` if it is the only error."""
+        """Raise the first error, if there is one; `others` has the rest, and a traceback shows
+        them. A handler that is not registered raises `HandlerNotFound` if it is the only error."""
         if not self._found:
             if self._missing is not None:
                 raise self._missing
@@ -46,4 +46,5 @@ class InputErrors:
             missing = self._missing
             others.append(InvalidInput(str(missing), field="handler", given=missing.handler))
         first.others = tuple(others)
+        first.__notes__ = [f"Also: {one}" for one in others]
         raise first
