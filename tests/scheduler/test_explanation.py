@@ -1,13 +1,16 @@
-"""`explain`: why a run did not run yet, and when a job ran last."""
+"""`explain`: why a run, a job or a slot did not run, or not yet; and when a job ran last."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
+from mainspring.errors import InvalidInput, JobNotFound
 from mainspring.scheduler.statistics import RECENT
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
@@ -30,12 +33,14 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
         first = await one_at_a_time.enqueue()
         await recorder.until("run.started")
         second = await one_at_a_time.enqueue()
-        why = await scheduler.explain_run(second.id)
-        assert why == "its concurrency limit is reached: 1 run is running, 1 may"
-        assert await scheduler.explain_run(first.id) is None
+        why = await scheduler.explain(second.id)
+        limit = "its concurrency limit is reached: 1 run is running, 1 may"
+        assert (why.code, why.sentence) == ("concurrency", f"{limit}: {first.id}")
+        assert why.facts["running"] == [first.id]
+        assert (await scheduler.explain(first.id)).problem is None
         release.set()
         await ended(scheduler, second)
-        assert await scheduler.explain_run(second.id) is None
+        assert (await scheduler.explain(second.id)).problem is None
 
 
 def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
@@ -63,10 +68,11 @@ def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
             claim = Claim(worker="dead", handlers=frozenset({"limited"}), limit=1, lease=lease)
             assert len(await claim_runs(store, claim)) == 1
             waits = await limited.enqueue()
-            why = await scheduler.explain_run(waits.id)
-            assert why == "its concurrency limit is reached: 1 run is running, 1 may"
+            why = (await scheduler.explain(waits.id)).problem
+            assert why is not None
+            assert why.startswith("its concurrency limit is reached: 1 run is running, 1 may")
             await asyncio.sleep(0.002)
-            why = await scheduler.explain_run(waits.id)
+            why = (await scheduler.explain(waits.id)).problem
             assert why is not None
             assert "no worker that can run it was free yet" in why
 
@@ -86,8 +92,7 @@ async def test_a_limit_over_several_jobs_names_its_key(make: Make) -> None:
         recorder = EventRecorder(scheduler, "run.started")
         await scheduler.enqueue("a")
         await recorder.until("run.started")
-        why = await scheduler.explain_run((await scheduler.enqueue("b")).id)
-        assert why is not None
+        why = (await scheduler.explain((await scheduler.enqueue("b")).id)).sentence
         assert "with the key 'printer'" in why
         release.set()
 
@@ -105,7 +110,7 @@ async def test_a_run_held_by_a_breaker_says_so_until_it_succeeds(make: Make) -> 
         run = await call.enqueue()
 
         async def held() -> str:
-            return await scheduler.explain_run(run.id) or ""
+            return (await scheduler.explain(run.id)).problem or ""
 
         async with asyncio.timeout(5):
             while not (await held()).startswith("its circuit breaker is open: it is due in"):
@@ -124,8 +129,8 @@ async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, fi
     async with producer:
         run = await send.enqueue()
         later = await send.options(delay="1h").enqueue()
-        assert await producer.explain_run(run.id) == "no worker is running"
-        why = await producer.explain_run(later.id)
+        assert (await producer.explain(run.id)).problem == "no worker is running"
+        why = (await producer.explain(later.id)).problem
         assert why is not None
         assert why.startswith("its time has not come: it is due in ")
         async with make(file):
@@ -138,7 +143,7 @@ async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, fi
 
 async def _told(scheduler: Scheduler, run_id: str, words: str) -> None:
     async with asyncio.timeout(5):
-        while words not in (await scheduler.explain_run(run_id) or ""):
+        while words not in ((await scheduler.explain(run_id)).problem or ""):
             await asyncio.sleep(0.01)
 
 
@@ -154,12 +159,14 @@ async def test_a_retry_that_is_to_come_and_a_follower_say_what_they_wait_for(mak
         run = await shaky.enqueue()
         await recorder.until("run.retrying")
         follower = await shaky.options(after=[run.id]).enqueue()
-        why = await scheduler.explain_run(run.id)
+        why = (await scheduler.explain(run.id)).problem
         assert why is not None
         assert why.startswith("its last attempt failed (ValueError: no network): it is due in ")
-        assert await scheduler.explain_run(follower.id) == f"it waits for the end of {run.id}"
+        waits = await scheduler.explain(follower.id)
+        assert waits.sentence.startswith(f"it waits for the end of {run.id} ({why[:50]}")
+        assert (waits.code, waits.facts["upstream"]) == ("waiting", [run.id])
         await scheduler.cancel(run.id, reason="not today")
-        assert await scheduler.explain_run(run.id) == "not today"
+        assert (await scheduler.explain(run.id)).sentence == "it was cancelled: not today"
 
 
 @pytest.mark.parametrize("how", ["trigger", "enqueue"])
@@ -234,3 +241,296 @@ async def test_every_process_sees_the_breaker_open(make: Make, file: str) -> Non
         assert (await looking.job_health("call")).breaker == "open"
         assert (await looking.job_health("call")).breaker_until is not None
         assert (await looking.job_health("plain")).breaker == "none"
+
+
+# Slots and jobs, on virtual time: it begins at 2030-01-01T00:00:00Z.
+
+MINUTE = 60
+
+
+class World:
+    """A store on virtual time, and programs around it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(VirtualClock())
+
+    def program(self, schedule: str | None = "0 * * * *", **options: Any) -> Scheduler:
+        """A program with one job, `report`, which takes as long as `takes` says."""
+        takes = options.pop("takes", 0)
+        settings = {n: options.pop(n) for n in ("workers", "queues", "retention") if n in options}
+        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **settings)
+
+        @scheduler.job(schedule, **options)
+        async def report() -> None:
+            await asyncio.sleep(takes)
+
+        return scheduler
+
+
+Story = Callable[[World], Awaitable[None]]
+
+
+def virtual(story: Story) -> Callable[[], None]:
+    def test() -> None:
+        async def main() -> None:
+            await story(World())
+
+        run_virtual(main)
+
+    test.__name__ = story.__name__
+    return test
+
+
+def at(hour: int, minute: int = 0) -> datetime:
+    return datetime(2030, 1, 1, hour, minute, tzinfo=UTC)
+
+
+async def until(scheduler: Scheduler, moment: datetime) -> None:
+    await asyncio.sleep((moment - await scheduler.now()).total_seconds())
+
+
+@virtual
+async def test_a_slot_that_ran_and_one_that_is_to_come(world: World) -> None:
+    async with world.program() as scheduler:
+        await until(scheduler, at(1, 30))
+        ran = await scheduler.explain("report", at(1))
+        assert (ran.code, ran.run_id, ran.at) == ("succeeded", "report@20300101T010000Z", at(1))
+        assert ran.sentence == "it ran, and succeeded at 2030-01-01T01:00:00Z"
+        later = await scheduler.explain("report", at(2))
+        assert later.sentence == "its time has not come: the slot is in 30 minutes"
+        now = await scheduler.explain("report")
+        assert (now.code, now.is_well) == ("not_due", True)
+        assert now.sentence == "its next slot is at 2030-01-01T02:00:00Z, in 30 minutes"
+        assert now.facts == {"next_slot": at(2)}
+
+
+@virtual
+async def test_a_moment_that_is_no_slot_names_the_nearest(world: World) -> None:
+    async with world.program() as scheduler:
+        found = await scheduler.explain("report", at(3, 37))
+        assert (found.code, found.facts) == ("not_a_slot", {"before": at(3), "after": at(4)})
+        assert found.sentence == (
+            "2030-01-01T03:37:00Z is not a slot of its schedule (At minute 0 past every hour, UTC):"
+            " the nearest are 2030-01-01T03:00:00Z (before) and 2030-01-01T04:00:00Z (after)"
+        )
+
+
+@virtual
+async def test_a_slot_before_the_job_existed(world: World) -> None:
+    async with world.program() as scheduler:
+        await until(scheduler, at(0, 1))
+        found = await scheduler.explain("report", at(0) - timedelta(hours=1))
+        assert (found.code, found.sentence) == (
+            "not_created",
+            "the job did not exist yet: it was created at 2030-01-01T00:00:00Z",
+        )
+
+
+@virtual
+async def test_a_paused_job_says_so_for_now_and_for_its_slots(world: World) -> None:
+    async with world.program() as scheduler:
+        await scheduler.pause_job("report")
+        await until(scheduler, at(1, 30))
+        for moment in (None, at(1), at(2)):
+            found = await scheduler.explain("report", moment)
+            assert found.code == "paused"
+            assert found.sentence == "the job is paused, so no slot fires"
+        await scheduler.resume_job("report")
+        found = await scheduler.explain("report", at(1))
+        assert found.code == "no_record"
+        assert "the job was changed at 2030-01-01T01:30:00Z, and may have been paused" in (
+            found.sentence
+        )
+
+
+@virtual
+async def test_an_overlap_names_the_run_that_had_not_ended(world: World) -> None:
+    async with world.program(takes=90 * MINUTE) as scheduler:
+        await until(scheduler, at(2, 10))
+        found = await scheduler.explain("report", at(2))
+        first = "report@20300101T010000Z"
+        assert (found.code, found.facts) == ("overlap", {"unfinished": [first]})
+        assert found.sentence == (
+            "an earlier run of the job had not ended, and its overlap policy is to skip:"
+            f" {first}, which is running"
+        )
+        await until(scheduler, at(2, 40))
+        found = await scheduler.explain("report", at(2))
+        assert found.sentence.endswith(f"{first}, which ended at 2030-01-01T02:30:00Z")
+
+
+@virtual
+async def test_a_running_run_names_who_holds_its_lease(world: World) -> None:
+    async with world.program(takes=10 * MINUTE) as scheduler:
+        await until(scheduler, at(1, 1))
+        found = await scheduler.explain("report")
+        [worker] = await scheduler.list_workers()
+        assert (found.code, found.facts["worker"]) == ("running", worker.id)
+        assert found.sentence.startswith(f"it is running: {worker.id} holds its lease until 2030-")
+        assert found.problem is None
+
+
+@virtual
+async def test_a_dead_worker_holds_the_lease_until_it_lapses(world: World) -> None:
+    async with world.program(workers=0) as scheduler:
+        run = await scheduler.enqueue("report")
+        claim = Claim(
+            worker="dead", handlers=frozenset({"report"}), limit=1, lease=timedelta(seconds=30)
+        )
+        await claim_runs(world.store, claim)
+        found = await scheduler.explain(run.id)
+        assert found.sentence == ("it is running: dead holds its lease until 2030-01-01T00:00:30Z")
+        await asyncio.sleep(MINUTE)
+        found = await scheduler.explain(run.id)
+        assert "its worker dead has not renewed its lease" in found.sentence
+
+
+@virtual
+async def test_slots_that_were_missed_while_no_worker_was_alive(world: World) -> None:
+    async with world.program() as scheduler:
+        await until(scheduler, at(1, 30))
+    await asyncio.sleep(4 * 60 * MINUTE)
+    async with world.program() as scheduler:
+        await until(scheduler, at(5, 35))
+        for hour in (2, 3, 4):
+            found = await scheduler.explain("report", at(hour))
+            assert (found.code, found.at) == ("down", at(hour))
+            assert found.sentence == (
+                "it was missed: no worker was alive from 2030-01-01T01:30:00Z to"
+                " 2030-01-01T05:30:00Z (stopped, or cut off from the store)"
+            )
+            assert found.facts["count"] == 3
+        caught_up = await scheduler.explain("report", at(5))
+        assert caught_up.code == "succeeded"
+
+
+@virtual
+async def test_slots_that_the_misfire_policy_passed_over(world: World) -> None:
+    """Workers were alive all the time, but none had the handler."""
+    async with world.program(misfire="skip"):
+        await asyncio.sleep(1)
+    other = Scheduler(world.store, clock=VirtualClock(), inline=True)
+    async with other:
+        await until(other, at(3, 30))
+        found = await other.explain("report", at(2))
+        assert found.code == "no_handler"
+        assert found.sentence == (
+            "its slot at 2030-01-01T02:00:00Z has not been fired for 1 hour 30 minutes: no running"
+            " worker has its handler 'report'"
+        )
+        assert (await other.explain("report")).code == "no_handler"
+        async with world.program(misfire="skip") as scheduler:
+            await until(scheduler, at(3, 31))
+            found = await scheduler.explain("report", at(2))
+    assert (found.code, found.facts["last"]) == ("misfire", at(3))
+    assert found.sentence == (
+        "it was missed: no worker fired it before 2030-01-01T03:30:00Z, more than 1 minute late,"
+        ' and with misfire="skip" it does not run then'
+    )
+
+
+@virtual
+async def test_a_due_slot_while_no_worker_is_alive(world: World) -> None:
+    async with world.program() as scheduler:
+        await until(scheduler, at(1, 30))
+    async with world.program(workers=0) as looking:
+        await until(looking, at(2, 30))
+        found = await looking.explain("report")
+        assert (found.code, found.at) == ("no_worker", at(2))
+        assert found.sentence == (
+            "its slot at 2030-01-01T02:00:00Z has not been fired for 30 minutes: no worker is"
+            " alive since 2030-01-01T01:30:00Z"
+        )
+
+
+@virtual
+async def test_a_run_that_expired(world: World) -> None:
+    async with world.program(start_deadline="1m", workers=1, takes=10 * MINUTE) as scheduler:
+        await scheduler.enqueue("report")
+        late = await scheduler.enqueue("report")
+        await asyncio.sleep(30 * MINUTE)
+        found = await scheduler.explain(late.id)
+        assert found.code == "expired"
+        assert found.sentence == (
+            "its start deadline (2030-01-01T00:01:00Z) had passed before a worker could start it"
+        )
+
+
+@virtual
+async def test_a_slot_whose_run_was_pruned(world: World) -> None:
+    async with world.program(retention="1h") as scheduler:
+        await until(scheduler, at(4, 30))
+        found = await scheduler.explain("report", at(1))
+        assert (found.code, found.sentence) == (
+            "pruned",
+            "its run is not kept any more: runs are deleted 1 hour after they have ended",
+        )
+
+
+@virtual
+async def test_a_follower_says_what_its_upstream_waits_for(world: World) -> None:
+    async with world.program(workers=0) as scheduler:
+        first = await scheduler.enqueue("report")
+        second = await scheduler.enqueue("report", after=first.id)
+        third = await scheduler.enqueue("report", after=second.id)
+        found = await scheduler.explain(third.id)
+        assert found.sentence == (
+            f"it waits for the end of {second.id} (it waits for the end of {first.id} (no worker is"
+            " running))"
+        )
+        await scheduler.cancel(first.id)
+        await asyncio.sleep(1)
+        async with world.program():
+            await asyncio.sleep(20)
+            found = await scheduler.explain(second.id)
+            assert found.code == "upstream"
+            assert found.sentence == (
+                f"a run that it comes after did not succeed: {first.id} was cancelled"
+            )
+
+
+@virtual
+async def test_a_failed_run_and_a_job_without_a_schedule(world: World) -> None:
+    scheduler = world.program(None)
+
+    @scheduler.job
+    async def fail() -> None:
+        raise ValueError("no network")
+
+    async with scheduler:
+        run = await scheduler.wait((await fail.enqueue()).id, "1m")
+        found = await scheduler.explain(run)
+        assert found.sentence == "it ran, and failed: ValueError: no network"
+        assert found.problem is None
+        idle = await scheduler.explain(fail)
+        assert (idle.code, idle.facts) == ("no_schedule", {"last_run": run.id})
+        assert (await scheduler.explain("report", at(1))).code == "no_schedule"
+        with pytest.raises(JobNotFound):
+            await scheduler.explain("nobody")
+        with pytest.raises(InvalidInput, match="is a run, and a time is given for a job"):
+            await scheduler.explain(run.id, at(1))
+
+
+@virtual
+async def test_a_schedule_that_is_over(world: World) -> None:
+    async with world.program("2030-01-01T01:00:00Z") as scheduler:
+        await until(scheduler, at(2))
+        found = await scheduler.explain("report")
+        assert (found.code, found.sentence) == (
+            "schedule_over",
+            "its schedule is over: its last slot was at 2030-01-01T01:00:00Z",
+        )
+
+
+@virtual
+async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(world: World) -> None:
+    async with world.program() as scheduler:
+        await until(scheduler, at(0, 30))
+    await asyncio.sleep(4 * 60 * MINUTE)
+    async with world.program() as scheduler:
+        await asyncio.sleep(5)
+        found = await scheduler.backfill("report", at(1), at(4))
+        await asyncio.sleep(5)
+        assert len(found.added) == 3
+        for hour in (1, 2, 3):
+            assert (await scheduler.explain("report", at(hour))).code == "succeeded"

@@ -22,14 +22,24 @@ from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
 from mainspring.service.app import create_app
-from mainspring.service.routes import events, health, jobs, keys, runs, schedules, v1, workflows
+from mainspring.service.routes import (
+    events,
+    explanations,
+    health,
+    jobs,
+    keys,
+    runs,
+    schedules,
+    v1,
+    workflows,
+)
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 
 LONG = 30.0
 ROUTES: list[Any] = [
     route
-    for part in (v1, jobs, runs, workflows, schedules, events, health, keys)
+    for part in (v1, jobs, runs, explanations, workflows, schedules, events, health, keys)
     for route in part.router.routes
 ]
 

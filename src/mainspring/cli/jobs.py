@@ -122,6 +122,7 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
         job = await client.get_job(job_id)
         metrics = await client.job_metrics(job_id)
         health = await client.job_health(job_id)
+        why = await client.explain(job_id)
         brief = not output.as_json
         recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
         workers = await client.list_workers()
@@ -132,6 +133,7 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
             {
                 **job_document(job),
                 "has_worker": not orphaned,
+                "why": None if why.is_well else why.sentence,
                 "upcoming": [time_format.iso(moment) for moment in upcoming],
                 "success_rate": metrics.success_rate,
                 "average_duration": metrics.average_duration,
@@ -142,7 +144,9 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
             }
         )
         return
-    output.fields(_about(job, metrics, health, output))
+    about = _about(job, metrics, health, output)
+    about.insert(3, ("why", None if why.is_well else why.sentence))
+    output.fields(about)
     if upcoming:
         output.line()
         output.line("next runs", style="bold")

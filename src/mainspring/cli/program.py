@@ -13,6 +13,7 @@ from mainspring.cli import (
     doctor,
     enqueue,
     errors,
+    explain,
     jobs,
     keys,
     runs,
@@ -127,6 +128,7 @@ enqueue.register(app)
 backfill.register(app)
 workflow.register(app)
 schedule.register(app)
+explain.register(app)
 doctor.register(app)
 app.add_typer(store.group, name="store")
 app.add_typer(keys.group, name="keys")

@@ -109,8 +109,8 @@ def show(
 async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
     async with open_client(choice) as client:
         run = await client.get_run(run_id)
-        why = await client.explain_run(run_id)
-    tell_run(output, run, why)
+        why = await client.explain(run_id)
+    tell_run(output, run, why.problem)
 
 
 @group.command("cancel", epilog=example("mainspring runs cancel 0199c2f4a1b3"))
@@ -184,7 +184,7 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("job", run.job_id),
         ("state", run.state.value),
         ("reason", run.reason),
-        ("why", why if why != run.error else None),
+        ("why", why),
         ("error", run.error),
         ("made by", run.source.value),
         ("due", moment(run.run_at)),

@@ -22,6 +22,7 @@ from msgspec import Struct, convert, to_builtins
 
 from mainspring.core.model import Job, Note, Owner
 from mainspring.engine.context import EngineContext
+from mainspring.engine.uptime import record_alive
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, Store
 from mainspring.stores.url_redaction import without_password
 
@@ -175,6 +176,7 @@ class LiveWorkers:
         return found
 
     async def withdraw(self) -> None:
+        await record_alive(self._engine.store, self._engine.time.now(), stopping=True)
         await self._engine.store.put_notes(
             [NoteWrite.drop(NOTE_KIND, self._engine.settings.worker_id)]
         )
@@ -234,6 +236,7 @@ class LiveWorkers:
         await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note)])
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
+        await record_alive(self._engine.store, self._engine.time.now())
         await self._settle_absences()
 
     async def _settle_absences(self) -> None:

@@ -49,7 +49,7 @@ from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotSt
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.definitions import edit_job, new_job, replace_job
-from mainspring.scheduler.explanation import explain_run
+from mainspring.scheduler.explanation import Explanation, explain
 from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import read_workflow
@@ -583,9 +583,12 @@ class Client:
         """How often a job succeeds and how long it takes."""
         return await self._call(statistics.job_metrics(self._running(), job_id_of(id)))
 
-    async def explain_run(self, run_id: str) -> str | None:
-        """Why a run has not run, or not yet, in one sentence. None if it runs or succeeded."""
-        return await self._call(explain_run(self._running(), run_id))
+    async def explain(self, job_or_run: JobRef, at: datetime | None = None) -> Explanation:
+        """Why a run has not run, or not yet; why a job does not run now; or, with `at`, why it did
+        not run at that moment. The answer has a `code` for programs, a `sentence` for people, and
+        the `facts` behind it."""
+        moment = aware_time(at, "at")
+        return await self._call(explain(self._running(), job_id_of(job_or_run), moment))
 
     async def list_workers(self) -> list[LiveWorker]:
         """The processes that work on this store's runs, and which handlers they have. One that
@@ -857,7 +860,7 @@ class BlockingClient:
     health = BlockingMethod(Client.health)
     job_health = BlockingMethod(Client.job_health)
     job_metrics = BlockingMethod(Client.job_metrics)
-    explain_run = BlockingMethod(Client.explain_run)
+    explain = BlockingMethod(Client.explain)
     list_workers = BlockingMethod(Client.list_workers)
     list_unreadable = BlockingMethod(Client.list_unreadable)
     now = BlockingMethod(Client.now)

@@ -1,100 +1,506 @@
-"""Explains in one sentence why a run has not run, or not yet."""
+"""Answers "why did it not run?" for a run, a job, or a slot of a job.
+
+An answer says only what is known: from the run itself, from the record of missed slots, from the
+notes of workers, and from the note that says when no worker was alive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
 
-from mainspring.core.durations import humanize
-from mainspring.core.model import Job, Run, State
+from msgspec import Struct
+
+from mainspring.core.durations import duration, humanize
+from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import LiveWorker
+from mainspring.engine.live_workers import LiveWorker, without_worker
+from mainspring.engine.uptime import read_uptime
+from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.protocol import JobQuery, RunQuery
 
-__all__ = ["explain_run"]
+__all__ = ["Explanation", "Reason", "explain", "explain_run"]
 
-REASONS = {
-    "overlap": "an earlier run of the job had not ended, and its overlap policy is to skip",
-    "expired": "its start deadline had passed before a worker could start it",
-    "upstream failed": "a run that it comes after did not succeed",
-    "upstream skipped": "a run that it comes after was skipped",
+DEEPEST = 10
+"""Upstream runs that are followed to find what a run waits for in the end."""
+
+MOST_NAMED = 5
+MOST_GAPS = 10_000
+"""Skipped runs that are looked through for the record of a missed slot."""
+
+_INSTANT = timedelta(microseconds=1)
+
+
+class Reason(StrEnum):
+    """The code of an answer."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    RUNNING = "running"
+    NOT_DUE = "not_due"
+    PAUSED = "paused"
+    OVERLAP = "overlap"
+    MISFIRE = "misfire"
+    DOWN = "down"
+    EXPIRED = "expired"
+    UPSTREAM = "upstream"
+    WAITING = "waiting"
+    BREAKER = "breaker_open"
+    CONCURRENCY = "concurrency"
+    NO_WORKER = "no_worker"
+    NO_QUEUE = "no_worker_for_queue"
+    NO_HANDLER = "no_handler"
+    NO_CAPACITY = "no_capacity"
+    NOT_FIRED = "not_fired"
+    NO_SCHEDULE = "no_schedule"
+    SCHEDULE_OVER = "schedule_over"
+    NOT_A_SLOT = "not_a_slot"
+    NOT_CREATED = "not_created"
+    PRUNED = "pruned"
+    UNREADABLE = "unreadable"
+    SKIPPED = "skipped"
+    NO_RECORD = "no_record"
+
+
+WELL = frozenset(
+    {
+        Reason.SUCCEEDED,
+        Reason.RUNNING,
+        Reason.NOT_DUE,
+        Reason.NO_SCHEDULE,
+        Reason.WAITING,
+    }
+)
+"""Answers that need nobody's attention."""
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a run, a job or a slot has not run, or not yet; or that it has.
+
+    `code` is for programs, `sentence` for people. `facts` are what the sentence is made of: ids of
+    runs, times, names of workers. `at` is the slot that was asked about.
+    """
+
+    code: Reason
+    sentence: str
+    job_id: str
+    run_id: str | None = None
+    at: datetime | None = None
+    facts: Mapping[str, Any] = {}
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong: it ran, it runs, or its time has not come."""
+        return self.code in WELL
+
+    @property
+    def problem(self) -> str | None:
+        """The sentence, unless it is running or has ended by itself."""
+        ended = self.code is Reason.FAILED and self.facts.get("reason") is None
+        return None if ended or self.code in (Reason.RUNNING, Reason.SUCCEEDED) else self.sentence
+
+
+async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation:
+    """Explain a job (with `at`: its slot at that moment) or a run, by id."""
+    page = await engine.store.jobs(JobQuery(ids=frozenset({name}), limit=1))
+    if page.items:
+        job = page.items[0]
+        return await (_explain_job(engine, job) if at is None else _explain_slot(engine, job, at))
+    try:
+        explanation = await explain_run(engine, name)
+    except RunNotFound:
+        raise JobNotFound(name) from None
+    if at is not None:
+        raise InvalidInput(
+            f"{name!r} is a run, and a time is given for a job: leave it out", field="at", given=at
+        )
+    return explanation
+
+
+async def explain_run(engine: Engine, run_id: str) -> Explanation:
+    return await _explain_run(engine, await engine.operations.run(run_id), DEEPEST)
+
+
+# Jobs
+
+
+async def _explain_job(engine: Engine, job: Job) -> Explanation:
+    """What keeps the job from running now; else when it runs next."""
+    if job.unreadable is not None:
+        return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
+    if job.schedule is not None and not job.enabled:
+        return _paused(job)
+    now = await engine.store.now()
+    live = (await engine.store.find(RunQuery(job=job.id, states=LIVE, limit=1000))).items
+    due = [run for run in live if run.state is State.PENDING and run.run_at <= now]
+    if due:
+        return await _explain_run(engine, min(due, key=lambda run: run.run_at), DEEPEST)
+    if job.next_run_at is not None and job.next_run_at <= now:
+        return await _not_fired(engine, job, job.next_run_at, now)
+    if live:
+        order = [State.RUNNING, State.WAITING, State.PENDING]
+        first = min(live, key=lambda run: (order.index(run.state), run.run_at))
+        return await _explain_run(engine, first, DEEPEST)
+    return await _explain_idle_job(engine, job, now)
+
+
+async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanation:
+    if job.next_run_at is not None:
+        text = f"its next slot is at {_moment(job.next_run_at)}, in {_span(job.next_run_at - now)}"
+        return _of_job(job, Reason.NOT_DUE, text, next_slot=job.next_run_at)
+    if job.schedule is not None:
+        last = job.schedule.previous(now)
+        text = "its schedule is over" + (f": its last slot was at {_moment(last)}" if last else "")
+        return _of_job(job, Reason.SCHEDULE_OVER, text, last_slot=last)
+    newest = (await engine.store.find(RunQuery(job=job.id, brief=True, limit=1))).items
+    when = f"after {_listed(job.policy.after)}" if job.policy.after else "when it is enqueued"
+    text = f"it has no schedule: it runs {when}"
+    if newest:
+        text += f". Its last run is {newest[0].id}, {newest[0].state}"
+    return _of_job(job, Reason.NO_SCHEDULE, text, last_run=newest[0].id if newest else None)
+
+
+def _paused(job: Job, at: datetime | None = None) -> Explanation:
+    text = "the job is paused, so no slot fires"
+    return _of_job(job, Reason.PAUSED, text, at=at, changed_at=job.updated_at)
+
+
+async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) -> Explanation:
+    """Why a slot that is due was not fired."""
+    late = f"its slot at {_moment(slot)} has not been fired for {_span(now - slot)}"
+    workers = await engine.live_workers.current()
+    if not workers:
+        uptime = await read_uptime(engine.store)
+        since = "" if uptime is None else f" since {_moment(uptime.alive_at)}"
+        return _of_job(
+            job,
+            Reason.NO_WORKER,
+            f"{late}: no worker is alive{since}",
+            at=slot,
+            alive_at=None if uptime is None else uptime.alive_at,
+        )
+    if without_worker([job], workers):
+        code, why = _lacking(job.handler, job.policy.queue, workers)
+        return _of_job(job, code, f"{late}: {why}", at=slot, workers=_ids(workers))
+    text = f"{late}: a worker is alive, and fires it within seconds"
+    return _of_job(job, Reason.NOT_FIRED, text, at=slot, workers=_ids(workers))
+
+
+# Slots
+
+
+async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
+    """Why a job did not run at a moment: by the run of that slot, else by what else is known."""
+    at = at.astimezone(UTC)
+    own = slot_run_id(job.id, at)
+    page = await engine.store.find(RunQuery(ids=frozenset({own, f"{own}@backfill"})))
+    found = {run.id: run for run in page.items}
+    run = found.get(f"{own}@backfill") or found.get(own)
+    if run is not None and not (run.reason == "misfire" and run.id == own):
+        return replace(await _explain_run(engine, run, DEEPEST), at=at)
+    if run is None and job.created_at > at:
+        text = f"the job did not exist yet: it was created at {_moment(job.created_at)}"
+        return _of_job(job, Reason.NOT_CREATED, text, at=at, created_at=job.created_at)
+    if job.unreadable is not None:
+        return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
+    if run is None and (unnamed := _not_a_slot(job, at)) is not None:
+        return unnamed
+    now = await engine.store.now()
+    if at > now:
+        if not job.enabled:
+            return _paused(job, at)
+        text = f"its time has not come: the slot is in {_span(at - now)}"
+        return _of_job(job, Reason.NOT_DUE, text, at=at)
+    gap = run or await _find_gap(engine, job, at)
+    if gap is not None:
+        return await _missed(engine, job, gap, at)
+    return await _explain_unrecorded_slot(engine, job, at, now)
+
+
+def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
+    if job.schedule is None:
+        return _of_job(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
+    before, after = job.schedule.previous(at), job.schedule.next(at)
+    if job.schedule.next(at - _INSTANT) == at:
+        return None
+    near = [
+        f"{_moment(slot)} ({word})"
+        for slot, word in ((before, "before"), (after, "after"))
+        if slot is not None
+    ]
+    text = f"{_moment(at)} is not a slot of its schedule ({job.schedule.describe()})"
+    text += f": the nearest are {' and '.join(near)}" if near else ""
+    return _of_job(job, Reason.NOT_A_SLOT, text, at=at, before=before, after=after)
+
+
+async def _find_gap(engine: Engine, job: Job, at: datetime) -> Run | None:
+    """The record of missed slots that covers a slot, if there is one."""
+    cursor, seen = None, 0
+    while seen < MOST_GAPS:
+        query = RunQuery(
+            job=job.id,
+            states=frozenset({State.SKIPPED}),
+            since=at,
+            brief=True,
+            limit=1000,
+            cursor=cursor,
+        )
+        page = await engine.store.find(query)
+        records = [r.id for r in page.items if r.reason == "misfire" and r.scheduled_at <= at]
+        if records:
+            whole = await engine.store.find(RunQuery(ids=frozenset(records)))
+            for run in whole.items:
+                if run.scheduled_at <= at <= _last_missed(run):
+                    return run
+        seen += len(page.items)
+        if (cursor := page.cursor) is None:
+            return None
+    return None
+
+
+def _last_missed(gap: Run) -> datetime:
+    last = gap.result.get("last") if isinstance(gap.result, dict) else None
+    return last if isinstance(last, datetime) else gap.scheduled_at
+
+
+async def _missed(engine: Engine, job: Job | None, gap: Run, at: datetime) -> Explanation:
+    """A slot that no scheduler fired in time."""
+    facts: dict[str, Any] = {"noticed_at": gap.created_at, "first": gap.scheduled_at}
+    if isinstance(gap.result, dict):
+        facts |= {name: gap.result.get(name) for name in ("last", "count")}
+    uptime = await read_uptime(engine.store)
+    outage = None if uptime is None else uptime.outage_at(at)
+    if outage is not None:
+        text = (
+            f"it was missed: no worker was alive from {_moment(outage.start)} to"
+            f" {_moment(outage.end)} (stopped, or cut off from the store)"
+        )
+        facts |= {"down_from": outage.start, "down_to": outage.end}
+        return _of_run(gap, Reason.DOWN, text, at=at, **facts)
+    text = f"it was missed: no worker fired it before {_moment(gap.created_at)}"
+    if job is not None:
+        kind = str(job.policy.misfire.kind)
+        grace = humanize(duration(job.policy.misfire.grace))
+        text += {
+            "once": ', and with misfire="once" only the newest of the missed slots runs',
+            "skip": f', more than {grace} late, and with misfire="skip" it does not run then',
+            "all": f', and misfire="all" runs only the newest {job.policy.misfire.limit}',
+        }[kind]
+    return _of_run(gap, Reason.MISFIRE, text, at=at, **facts)
+
+
+async def _explain_unrecorded_slot(
+    engine: Engine, job: Job, at: datetime, now: datetime
+) -> Explanation:
+    """A slot of the past without a run and without a record that it was missed."""
+    if job.enabled and job.next_run_at is not None and job.next_run_at <= at:
+        return await _not_fired(engine, job, at, now)
+    if not job.enabled and job.updated_at <= at:
+        return _paused(job, at)
+    if at < now - engine.retention:
+        kept = humanize(engine.retention)
+        text = f"its run is not kept any more: runs are deleted {kept} after they have ended"
+        return _of_job(job, Reason.PRUNED, text, at=at)
+    text = "there is no record of this slot"
+    if job.updated_at > at:
+        text += (
+            f": the job was changed at {_moment(job.updated_at)}, and may have been paused, or have"
+            " had another schedule, before"
+        )
+    else:
+        text += ": its run may have been deleted"
+    return _of_job(job, Reason.NO_RECORD, text, at=at, changed_at=job.updated_at)
+
+
+# Runs
+
+
+async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
+    match run.state:
+        case State.PENDING:
+            return await _explain_pending(engine, run)
+        case State.WAITING:
+            return await _explain_waiting(engine, run, depth)
+        case State.RUNNING:
+            return await _explain_running(engine, run)
+        case State.SKIPPED:
+            return await _explain_skipped(engine, run)
+        case State.SUCCEEDED:
+            text = f"it ran, and succeeded at {_moment(run.finished_at)}"
+            return _of_run(run, Reason.SUCCEEDED, text, finished_at=run.finished_at)
+        case State.FAILED:
+            text = FAILURES.get(run.reason or "") or f"it ran, and failed: {run.error}"
+            return _of_run(
+                run,
+                Reason.FAILED,
+                text,
+                error=run.error,
+                reason=run.reason,
+                finished_at=run.finished_at,
+            )
+        case State.CANCELLED:
+            text = f"it was cancelled: {run.reason or 'no reason was given'}"
+            return _of_run(run, Reason.CANCELLED, text, finished_at=run.finished_at)
+
+
+FAILURES = {
     "poison": "each worker that held it died or lost its lease, until no further try was allowed",
     "lost": "its worker died or stopped, and the job may be started only once",
 }
 
 
-async def explain_run(engine: Engine, run_id: str) -> str | None:
-    """One sentence; None if the run is running or has succeeded."""
-    run = await engine.operations.run(run_id)
-    match run.state:
-        case State.PENDING:
-            return await _why_pending(engine, run)
-        case State.WAITING:
-            return f"it waits for the end of {_named(run.after)}"
-        case State.SKIPPED if run.reason == "misfire":
-            return _missed(run)
-        case State.SKIPPED | State.CANCELLED | State.FAILED:
-            return REASONS.get(run.reason or "", run.reason) or run.error
-    return None
-
-
-async def _why_pending(engine: Engine, run: Run) -> str:
+async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if run.unreadable is not None:
-        return f"its record cannot be read: {run.unreadable}"
+        text = f"its record cannot be read: {run.unreadable}"
+        return _of_run(run, Reason.UNREADABLE, text)
     now = await engine.store.now()
     if run.run_at > now:
-        return f"{_why_later(run)}: it is due in {_span(run.run_at - now)}"
+        return _explain_later(run, now)
     workers = await engine.live_workers.current()
     if not any(worker.takes(run.handler, run.queue) for worker in workers):
-        return _why_no_worker(run, workers)
-    if held := await _limit_reached(engine, run):
+        code, why = _lacking(run.handler, run.queue, workers)
+        return _of_run(run, code, why, workers=_ids(workers))
+    if (held := await _limit_reached(engine, run, now)) is not None:
         return held
-    return f"it is due for {_span(now - run.run_at)}, and no worker that can run it was free yet"
+    text = f"it is due for {_span(now - run.run_at)}, and no worker that can run it was free yet"
+    able = [worker for worker in workers if worker.takes(run.handler, run.queue)]
+    return _of_run(run, Reason.NO_CAPACITY, text, workers=_ids(able))
 
 
-def _why_later(run: Run) -> str:
+def _explain_later(run: Run, now: datetime) -> Explanation:
+    code = Reason.NOT_DUE
     if run.reason is not None:
-        return run.reason
-    if run.failures:
-        return f"its last attempt failed ({run.error})"
-    return "its time has not come"
+        why = run.reason
+        code = Reason.BREAKER if "circuit breaker" in why else code
+    elif run.failures:
+        why = f"its last attempt failed ({run.error})"
+    else:
+        why = "its time has not come"
+    text = f"{why}: it is due in {_span(run.run_at - now)}"
+    return _of_run(run, code, text, until=run.run_at)
 
 
-def _why_no_worker(run: Run, workers: list[LiveWorker]) -> str:
+def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reason, str]:
     if not workers:
-        return "no worker is running"
-    if any(run.handler in worker.handlers for worker in workers):
-        return f"no running worker that has its handler takes the queue {run.queue!r}"
-    return f"no running worker has its handler {run.handler!r}"
+        return Reason.NO_WORKER, "no worker is running"
+    if any(handler in worker.handlers for worker in workers):
+        text = f"no running worker that has its handler takes the queue {queue!r}"
+        return Reason.NO_QUEUE, text
+    return Reason.NO_HANDLER, f"no running worker has its handler {handler!r}"
 
 
-async def _limit_reached(engine: Engine, run: Run) -> str | None:
-    """Whether the job's concurrency is used up, counted over all jobs that share its key."""
+async def _explain_waiting(engine: Engine, run: Run, depth: int) -> Explanation:
+    page = await engine.store.find(RunQuery(ids=frozenset(run.after)))
+    unfinished = sorted((one for one in page.items if not one.finished), key=lambda one: one.id)
+    names = [one.id for one in unfinished]
+    if not unfinished:
+        text = "the runs that it waits for have ended: it goes on within seconds"
+        return _of_run(run, Reason.WAITING, text, upstream=[])
+    text = f"it waits for the end of {_listed(names)}"
+    facts: dict[str, Any] = {"upstream": names}
+    if depth:
+        first = await _explain_run(engine, unfinished[0], depth - 1)
+        text += f" ({first.sentence})" if len(names) == 1 else f" ({names[0]}: {first.sentence})"
+        facts |= {"upstream_code": str(first.code), "upstream_facts": first.facts}
+    return _of_run(run, Reason.WAITING, text, **facts)
+
+
+async def _explain_running(engine: Engine, run: Run) -> Explanation:
+    now = await engine.store.now()
+    until = run.lease_until
+    facts: dict[str, Any] = {
+        "worker": run.worker,
+        "lease_until": until,
+        "started_at": run.started_at,
+    }
+    if until is not None and until <= now:
+        text = (
+            f"its worker {run.worker} has not renewed its lease, which ended at {_moment(until)}:"
+            " another worker takes the run over within seconds"
+        )
+        return _of_run(run, Reason.RUNNING, text, **facts)
+    text = f"it is running: {run.worker} holds its lease until {_moment(until)}"
+    return _of_run(run, Reason.RUNNING, text, **facts)
+
+
+async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
+    match run.reason:
+        case "misfire":
+            page = await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))
+            job = page.items[0] if page.items else None
+            return replace(await _missed(engine, job, run, run.scheduled_at), at=None)
+        case "overlap":
+            return await _overlapped(engine, run)
+        case "expired":
+            limit = f" ({_moment(run.start_by)})" if run.start_by else ""
+            text = f"its start deadline{limit} had passed before a worker could start it"
+            return _of_run(run, Reason.EXPIRED, text, start_by=run.start_by)
+        case "upstream failed" | "upstream skipped":
+            return await _after_failure(engine, run)
+    return _of_run(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")
+
+
+async def _overlapped(engine: Engine, run: Run) -> Explanation:
+    named = run.result.get("unfinished") if isinstance(run.result, dict) else None
+    earlier = [str(one) for one in named] if isinstance(named, list) else []
+    text = "an earlier run of the job had not ended, and its overlap policy is to skip"
+    if earlier:
+        text += f": {_listed(earlier)}"
+        page = await engine.store.find(RunQuery(ids=frozenset(earlier[:1]), brief=True))
+        for one in page.items:
+            ended = f"ended at {_moment(one.finished_at)}" if one.finished else f"is {one.state}"
+            text += f", which {ended}"
+    return _of_run(run, Reason.OVERLAP, text, unfinished=earlier)
+
+
+async def _after_failure(engine: Engine, run: Run) -> Explanation:
+    page = await engine.store.find(RunQuery(ids=frozenset(run.after), brief=True))
+    bad = [one for one in page.items if one.finished and one.state is not State.SUCCEEDED]
+    text = "a run that it comes after did not succeed"
+    if bad:
+        text += ": " + _listed([f"{one.id} {_is(one.state)}" for one in bad])
+    return _of_run(run, Reason.UPSTREAM, text, upstream=[one.id for one in bad])
+
+
+def _is(state: State) -> str:
+    return "failed" if state is State.FAILED else f"was {state}"
+
+
+# Limits
+
+
+async def _limit_reached(engine: Engine, run: Run, now: datetime) -> Explanation | None:
+    """Whether the job's concurrency is used up, counted over all jobs that share its key. Runs
+    whose lease is over take no place under a limit."""
     found = (await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))).items
     if not found or (limit := found[0].policy.concurrency) is None:
         return None
-    counts = (await engine.store.counts()).runs
     sharing = await _sharing_limit(engine, found[0])
-    running = sum(counts.get(job_id, {}).get(State.RUNNING, 0) for job_id in sharing)
-    running -= await _count_lapsed(engine, sharing)
-    if running < limit:
+    running: list[str] = []
+    cursor = None
+    while True:
+        query = RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000, cursor=cursor)
+        page = await engine.store.find(query)
+        running += [
+            one.id
+            for one in page.items
+            if one.job_id in sharing and one.lease_until is not None and one.lease_until > now
+        ]
+        if (cursor := page.cursor) is None:
+            break
+    if len(running) < limit:
         return None
     key = found[0].policy.concurrency_key
     over = "" if key is None else f" of all jobs with the key {key!r}"
-    runs, are = ("run", "is") if running == 1 else ("runs", "are")
-    return f"its concurrency limit is reached: {running} {runs}{over} {are} running, {limit} may"
-
-
-async def _count_lapsed(engine: Engine, job_ids: Collection[str]) -> int:
-    """Runs of these jobs that are still recorded as running, but whose lease is over: they take no
-    place under a limit."""
-    count, cursor = 0, None
-    while True:
-        query = RunQuery(lapsed=True, brief=True, limit=1000, cursor=cursor)
-        page = await engine.store.find(query)
-        count += sum(run.job_id in job_ids for run in page.items)
-        if (cursor := page.cursor) is None:
-            return count
+    runs, are = ("run", "is") if len(running) == 1 else ("runs", "are")
+    text = (
+        f"its concurrency limit is reached: {len(running)} {runs}{over} {are} running, {limit} may:"
+        f" {_listed(running)}"
+    )
+    return _of_run(run, Reason.CONCURRENCY, text, limit=limit, key=key, running=running)
 
 
 async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
@@ -110,19 +516,36 @@ async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
             return sharing
 
 
-def _missed(run: Run) -> str:
-    gap = run.result if isinstance(run.result, dict) else {}
-    slots = f"{gap['count']} slots" if gap.get("count", 1) != 1 else "this slot"
-    last = f", the last at {_moment(gap['last'])}" if gap.get("count", 1) != 1 else ""
-    return f"no scheduler fired {slots} in time{last}: stopped, cut off, or without a worker"
+# Words
 
 
-def _moment(given: object) -> str:
-    return given.isoformat() if isinstance(given, datetime) else str(given)
+def _of_job(
+    job: Job, code: Reason, sentence: str, at: datetime | None = None, **facts: Any
+) -> Explanation:
+    return Explanation(code=code, sentence=sentence, job_id=job.id, at=at, facts=facts)
 
 
-def _named(ids: tuple[str, ...]) -> str:
-    return ", ".join(ids[:5]) + (f" and {len(ids) - 5} more runs" if len(ids) > 5 else "")
+def _of_run(
+    run: Run, code: Reason, sentence: str, at: datetime | None = None, **facts: Any
+) -> Explanation:
+    return Explanation(
+        code=code, sentence=sentence, job_id=run.job_id, run_id=run.id, at=at, facts=facts
+    )
+
+
+def _moment(given: datetime | None) -> str:
+    if given is None:
+        return "an unknown time"
+    return f"{given.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _listed(ids: list[str] | tuple[str, ...]) -> str:
+    more = len(ids) - MOST_NAMED
+    return ", ".join(ids[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _ids(workers: list[LiveWorker]) -> list[str]:
+    return [worker.id for worker in workers]
 
 
 def _span(span: timedelta) -> str:

@@ -17,6 +17,7 @@ from mainspring.service.problems import install_error_handlers
 from mainspring.service.routes import (
     docs,
     events,
+    explanations,
     health,
     jobs,
     keys,
@@ -64,7 +65,7 @@ def create_app(
     )
     app.state.service = service
     install_error_handlers(app)
-    parts = (v1, jobs, runs, workflows, schedules, events, health, keys, docs)
+    parts = (v1, jobs, runs, explanations, workflows, schedules, events, health, keys, docs)
     for part in parts:
         app.include_router(part.router, dependencies=[Depends(check_query)])
     app.state.routes = [route for part in parts for route in part.router.routes]

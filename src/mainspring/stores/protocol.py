@@ -487,6 +487,10 @@ class Store(Protocol):
         ...
 
 
+MOST_NAMED = 5
+"""Unfinished runs that the result of a run names which was skipped because of them."""
+
+
 def overlapped(
     firing: Firing, unfinished: Sequence[Run], now: datetime
 ) -> tuple[tuple[Run, ...], list[Change]]:
@@ -505,6 +509,7 @@ def overlapped(
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
+            named = {"unfinished": [r.id for r in unfinished[:MOST_NAMED]]}
             return tuple(
                 r
                 if r.finished
@@ -513,6 +518,7 @@ def overlapped(
                     state=State.SKIPPED,
                     finished_at=now,
                     reason="overlap" if r is run else "upstream skipped",
+                    result=named if r is run else None,
                 )
                 for r in firing.runs
             ), []

@@ -284,3 +284,23 @@ async def test_an_odd_cursor_is_told_and_breaks_nothing(
     api: Api = await make(store=f"sqlite:///{tmp_path}/jobs.db", workers=0)
     told = await refused(api, "GET", "/api/runs", 422, params={"cursor": cursor})
     assert told["errors"][0]["field"] == "cursor"
+
+
+@pytest.mark.parametrize("base", ["/api", "/api/v1"])
+async def test_why_a_job_or_a_run_did_not_run(working: Api, base: str) -> None:
+    async def explained(path: str, **params: str) -> Any:
+        answer = await working.ok("GET", f"{base}/{path}/explain", params=params)
+        return answer["data"] if base == "/api" else answer
+
+    run_id = await finished(working, name="you")
+    assert (await explained(f"runs/{run_id}"))["code"] == "succeeded"
+    found = await explained("jobs/report", at="2020-01-01T09:00:00Z")
+    assert (found["code"], found["jobId"], found["runId"]) == ("not_created", "report", None)
+    assert found["facts"]["createdAt"].endswith("Z")
+    assert (await explained("jobs/report"))["code"] == "not_due"
+    for path, status in (
+        (f"jobs/{run_id}/explain", 404),
+        ("runs/report/explain", 404),
+        ("jobs/report/explain?at=soon", 422),
+    ):
+        assert (await working.request("GET", f"{base}/{path}")).status_code == status

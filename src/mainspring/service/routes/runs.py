@@ -31,6 +31,7 @@ __all__ = [
     "bulk_runs",
     "cancel_run",
     "find_runs",
+    "read_moment",
     "read_whole_run",
     "remove_run",
     "router",
@@ -80,7 +81,7 @@ async def list_runs(
 async def find_runs(
     service: Service, *, since: str | None, until: str | None, cursor: str | None, **chosen: Any
 ) -> Page[Run]:
-    first, last = _read_moment(since, "since"), _read_moment(until, "until")
+    first, last = read_moment(since, "since"), read_moment(until, "until")
     try:
         return await service.client.list_runs(
             since=first, until=last, cursor=cursor, brief=True, **chosen
@@ -173,11 +174,12 @@ async def _whole(service: Service, run_id: str) -> Response:
 async def read_whole_run(service: Service, run_id: str) -> dict[str, Any]:
     """A run with its attempts, and why it has not started if it has not."""
     run = await service.client.get_run(run_id)
-    why = await service.client.explain_run(run_id)
+    why = (await service.client.explain(run_id)).problem
     return {**run_document(run, whole=True), "why": why}
 
 
-def _read_moment(text: str | None, name: str) -> datetime | None:
+def read_moment(text: str | None, name: str) -> datetime | None:
+    """The date-time of a query parameter; one without an offset is in UTC."""
     if text is None:
         return None
     try:

@@ -15,7 +15,16 @@ from mainspring.core.model import Job, State
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, problem_document
-from mainspring.service.routes import events, health, jobs, keys, runs, schedules, workflows
+from mainspring.service.routes import (
+    events,
+    explanations,
+    health,
+    jobs,
+    keys,
+    runs,
+    schedules,
+    workflows,
+)
 from mainspring.service.routes.jobs import (
     DryRun,
     Force,
@@ -27,6 +36,7 @@ from mainspring.service.routes.jobs import (
 )
 from mainspring.service.schemas import job as job_schema
 from mainspring.service.schemas.backfill import Backfill, BackfillBody
+from mainspring.service.schemas.explanation import Explanation
 from mainspring.service.schemas.health import Health, Statistics
 from mainspring.service.schemas.job import (
     JobBody,
@@ -273,6 +283,18 @@ async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = No
     return _job(await jobs.close_breaker(service, id, if_match))
 
 
+@router.get(
+    "/jobs/{id}/explain",
+    response_model=Explanation,
+    tags=["jobs"],
+    summary="Say why a job does not run, or did not",
+)
+async def explain_job(
+    id: JobPath, service: ServiceDep, at: explanations.SlotTime = None
+) -> Response:
+    return json_response(await explanations.explain_job(service, id, at))
+
+
 # -- runs -----------------------------------------------------------------------------------
 
 
@@ -330,6 +352,16 @@ async def get_run(id: RunPath, service: ServiceDep) -> Response:
 )
 async def get_run_workflow(id: RunPath, service: ServiceDep) -> Response:
     return json_response(await workflows.read_run_workflow(service, id))
+
+
+@router.get(
+    "/runs/{id}/explain",
+    response_model=Explanation,
+    tags=["runs"],
+    summary="Say why a run has not run",
+)
+async def explain_run(id: RunPath, service: ServiceDep) -> Response:
+    return json_response(await explanations.explain_run(service, id))
 
 
 @router.post("/runs/{id}/cancel", response_model=Run, tags=["runs"], summary="Cancel a run")

@@ -1,0 +1,98 @@
+"""`mainspring explain`: says why a job or a run did not run."""
+
+from __future__ import annotations
+
+from datetime import datetime, time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli import completion, time_format
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.output import Output
+from mainspring.cli.store_access import StoreChoice, open_client
+
+if TYPE_CHECKING:
+    from mainspring.scheduler import Client
+    from mainspring.scheduler.explanation import Explanation
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "explain",
+        epilog=example(
+            "mainspring explain daily_report",
+            "mainspring explain daily_report 2026-11-16T09:00",
+            "mainspring explain daily_report@20261116T033000Z",
+        ),
+    )(explain)
+
+
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|RUN",
+            help="The id of a job or of a run.",
+            autocompletion=completion.job_ids,
+        ),
+    ],
+    at: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TIME",
+            help="A slot of the job: ISO 8601, or 09:00 for today; without an offset, in the job's"
+            " time zone.",
+            show_default=False,
+        ),
+    ] = None,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say why a job does not run, why it did not run at a time, or why a run has not run."""
+    finish(_explain(StoreChoice.of(store, app), Output(as_json=json), name, at))
+
+
+async def _explain(choice: StoreChoice, output: Output, name: str, at: str | None) -> None:
+    async with open_client(choice) as client:
+        moment = None if at is None else await _moment(client, name, at)
+        found = await client.explain(name, moment)
+    if output.as_json:
+        output.document(_document(found))
+        return
+    output.line(f"{found.run_id or found.job_id}: {found.sentence}")
+
+
+async def _moment(client: Client, job_id: str, text: str) -> datetime:
+    from mainspring.core.schedules.base import moment
+    from mainspring.core.schedules.zones import zone_named
+
+    job = await client.get_job(job_id)
+    zone = job.schedule.timezone if job.schedule is not None else client.timezone
+    try:
+        today = (await client.now()).astimezone(zone_named(zone)).date()
+        return moment(datetime.combine(today, time.fromisoformat(text)), zone, "TIME")
+    except ValueError:
+        return moment(text, zone, "TIME")
+
+
+def _document(found: Explanation) -> dict[str, Any]:
+    return {
+        "code": found.code.value,
+        "sentence": found.sentence,
+        "job_id": found.job_id,
+        "run_id": found.run_id,
+        "at": time_format.iso(found.at),
+        "facts": _plain(dict(found.facts)),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return time_format.iso(value)
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

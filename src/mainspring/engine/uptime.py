@@ -1,0 +1,78 @@
+"""When no worker was alive: one note of the store, which the workers keep together.
+
+The note has the last moment at which a worker was alive, and the newest outages. A worker that
+announces itself and finds that moment long past records an outage from then until now.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from mainspring.core.model import Note
+from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
+
+__all__ = ["Outage", "Uptime", "read_uptime", "record_alive"]
+
+KIND, NAME = "mainspring.uptime", "workers"
+
+FRESH = timedelta(seconds=15)
+"""A moment that is not older is not written again: many workers share one note."""
+
+SHORTEST_OUTAGE = timedelta(seconds=60)
+"""As long as a worker that was killed counts as alive."""
+
+MOST_OUTAGES = 100
+
+
+class Outage(Struct, frozen=True):
+    """No worker was alive between these two moments, by the store's time."""
+
+    start: datetime
+    end: datetime
+
+
+class Uptime(Struct, frozen=True):
+    alive_at: datetime
+    outages: tuple[Outage, ...] = ()
+
+    def outage_at(self, moment: datetime) -> Outage | None:
+        return next((one for one in self.outages if one.start <= moment <= one.end), None)
+
+
+async def read_uptime(store: Store) -> Uptime | None:
+    return (await _read(store))[0]
+
+
+async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -> None:
+    """Record that a worker is alive. `stopping`: for the last time, so that an outage that begins
+    now has its true start."""
+    uptime, version = await _read(store)
+    if uptime is None:
+        uptime = Uptime(now)
+    elif not stopping and timedelta() <= now - uptime.alive_at < FRESH:
+        return
+    elif now - uptime.alive_at > SHORTEST_OUTAGE:
+        outages = (*uptime.outages, Outage(uptime.alive_at, now))
+        uptime = Uptime(now, outages[-MOST_OUTAGES:])
+    else:
+        uptime = Uptime(now, uptime.outages)
+    value = {
+        "alive_at": uptime.alive_at,
+        "outages": [[one.start, one.end] for one in uptime.outages],
+    }
+    # Where another worker was quicker, it has recorded the same.
+    await store.put_notes([NoteWrite.put(Note(kind=KIND, name=NAME, value=value, version=version))])
+
+
+async def _read(store: Store) -> tuple[Uptime | None, int]:
+    page = await store.notes(NoteQuery(kind=KIND, names=frozenset({NAME}), limit=1))
+    if not page.items:
+        return None, 0
+    [note] = page.items
+    try:
+        outages = tuple(Outage(start, end) for start, end in note.value["outages"])
+        return Uptime(note.value["alive_at"], outages), note.version
+    except (ValueError, TypeError, KeyError):  # written by another version
+        return None, note.version
