@@ -20,7 +20,7 @@ from mainspring.core.model import Job, Note, Run, Source, State, replace
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Failure
 from mainspring.stores.mongodb import MongoStore, claim
-from mainspring.stores.mongodb.codec import LANE_PARTS
+from mainspring.stores.mongodb.codec import LANE_PARTS, to_us
 from mainspring.stores.mongodb.collections import Document
 from mainspring.stores.mongodb.server_clock import ServerTime
 from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
@@ -232,7 +232,8 @@ async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> 
 
 
 async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, sent: Sent) -> None:
-    assert await claim.next_due(store._db, _claim(1, HOUR)) is not None
+    since = to_us(await store.now())
+    assert await claim.next_due(store._db, _claim(1, HOUR), since) is not None
     [plan] = of(await explained(store, sent), "find")
     assert plan.given == 1
     assert plan.keys <= SEEKS

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson import ObjectId
 from pymongo import UpdateMany
@@ -37,6 +37,7 @@ from mainspring.stores.mongodb.codec import (
     is_moment,
     lane_part,
     read_run,
+    to_us,
 )
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.concurrency import Room, read_limits
@@ -79,26 +80,32 @@ class Doubts:
         return [(nonce, ids) for nonce, (whose, ids) in self._open.items() if whose == worker]
 
 
-async def claim(
-    db: Database, claim: Claim, partition: ClaimPartition, doubts: Doubts
-) -> tuple[list[Run], bool]:
-    """The runs taken, and whether there may be more: what was left to others, or they were quicker
-    with what we saw."""
+class Taken(NamedTuple):
+    """What a claim has taken."""
+
+    runs: list[Run]
+    more: bool
+    """Whether there may be more: left to other clients, or taken by them after this one saw it."""
+    since: int = 0
+    """A time by the server's clock, before the claim looked for due runs."""
+
+
+async def claim(db: Database, claim: Claim, partition: ClaimPartition, doubts: Doubts) -> Taken:
     if claim.limit <= 0 or not claim.handlers:
-        return [], False
+        return Taken([], more=False, since=to_us(await db.now()))
     if again := await _readable(db, await _found_again(db, claim.worker, doubts)):
-        return again, True
-    nonce = ObjectId()
+        return Taken(again, more=True)
+    nonce, since = ObjectId(), 0
     partition.record_claim()
     for tries in range(TRIES):
         if tries:
             await partition.pause(tries)
-        found = await _select(db, claim, partition)
+        since, found = await _select(db, claim, partition)
         if found is None:
             continue
         chosen, room, left = found
         if not chosen:
-            return [], False
+            return Taken([], more=False, since=since)
         taking = _Taking(db, claim, nonce, doubts)
         if room.limits.keys().isdisjoint(run["job_id"] for run in chosen):
             taken = await taking.take(chosen)
@@ -107,8 +114,8 @@ async def claim(
         missed = len(taken) < len(chosen)
         partition.record_contention(missed)
         if readable := await _readable(db, taken):
-            return readable, missed or left
-    return [], True
+            return Taken(readable, more=missed or left)
+    return Taken([], more=True, since=since)
 
 
 # -- which ----------------------------------------------------------------------------------
@@ -116,20 +123,23 @@ async def claim(
 
 async def _select(
     db: Database, claim: Claim, partition: ClaimPartition
-) -> tuple[list[Document], Room, bool] | None:
-    """The runs to take, in order, the room under their limits, and whether some are left to others
-    that we could take. None: look again."""
+) -> tuple[int, tuple[list[Document], Room, bool] | None]:
+    """The server's time before the search, and what was found: the runs to take, in order, the room
+    under their limits, and whether some are left to others that we could take. None: look again.
+
+    The time is read beside the lanes, so it costs no round trip.
+    """
     guess = partition.limited
-    lanes, room = await asyncio.gather(_lanes(db, claim), read_limits(db, guess))
+    lanes, room, now = await asyncio.gather(_lanes(db, claim), read_limits(db, guess), db.now())
     limited = {lane["g"] for lane in lanes if lane["g"]}
     if not limited <= guess:
         room = await read_limits(db, limited)
     partition.limited = room.limits.keys() & limited
     if not limited:
         chosen, left = await _dealt(db, lanes, claim, partition)
-        return None if await _mislaid(db, chosen) else (chosen, room, left)
+        return to_us(now), None if await _mislaid(db, chosen) else (chosen, room, left)
     runs = await _under_limits(db, lanes, room, claim)
-    return None if runs is None else (runs, room, False)
+    return to_us(now), None if runs is None else (runs, room, False)
 
 
 async def _dealt(
@@ -460,12 +470,17 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
 # -- next_due -------------------------------------------------------------------------------
 
 
-async def next_due(db: Database, claim: Claim) -> datetime | None:
-    """One seek for each lane and priority."""
+async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
+    """When the first run falls due that was not due yet at `since`. One seek for each lane and
+    priority.
+
+    A claim passes the time before its search. So a run that falls due while it searches is named,
+    and the worker claims again at once.
+    """
     lanes = await _lanes(db, claim)
     earliest = None
     for part in chunks(lanes, WALKS // len(PRIORITIES)):
-        walk = db.runs.find(coming_runs(db, part), {"run_at": 1}).sort("run_at", 1).limit(1)
+        walk = db.runs.find(coming_runs(part, since), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if not is_moment(run.get("run_at")):
                 continue  # damaged, and behind all that are not
@@ -474,10 +489,10 @@ async def next_due(db: Database, claim: Claim) -> datetime | None:
     return read_moment(earliest)
 
 
-def coming_runs(db: Database, lanes: Sequence[Document]) -> Document:
+def coming_runs(lanes: Sequence[Document], since: int) -> Document:
     return {
         "state": "pending",
         "lane": {"$in": list(lanes)},
         "priority": {"$in": PRIORITIES},
-        "$expr": {"$gt": ["$run_at", db.time.now]},
+        "run_at": {"$gt": since},
     }

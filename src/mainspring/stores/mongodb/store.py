@@ -135,14 +135,14 @@ class MongoStore:
         work = asyncio.create_task(taking)
         try:
             with translating():
-                runs, more = await asyncio.shield(work)
-            session.notifier.record_claim(vain=not runs)
-            if more:  # of which nobody will tell us
+                taken = await asyncio.shield(work)
+            session.notifier.record_claim(vain=not taken.runs)
+            if taken.more:  # of which nobody will tell us
                 session.notifier.wake_here()
-            if runs:
-                return Claimed(runs)
+            if taken.runs:
+                return Claimed(taken.runs)
             with translating():
-                return Claimed([], await claims.next_due(session.db, claim))
+                return Claimed([], await claims.next_due(session.db, claim, taken.since))
         except asyncio.CancelledError:
             back = asyncio.create_task(self._give_back(session.db, work))
             session.unheard.add(back)
@@ -263,12 +263,10 @@ class MongoStore:
         if self._session is not None:
             self._session.notifier.notify(new=new)
 
-    async def _give_back(
-        self, db: Database, work: asyncio.Task[tuple[list[Run], bool]]
-    ) -> list[Run]:
+    async def _give_back(self, db: Database, work: asyncio.Task[claims.Taken]) -> list[Run]:
         """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
         try:
-            runs, _ = await work
+            runs = (await work).runs
             now = await db.now()
             await changes.commit(db, [transitions.released(run, now, began=False) for run in runs])
         except (PyMongoError, MainspringError):
