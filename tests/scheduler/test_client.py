@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from mainspring import Client, Scheduler, State
 from mainspring.core.model import Note
 from mainspring.errors import JobNotFound, NotStarted
+from mainspring.testing import TestScheduler
 
 
 def make_scheduler(url: str) -> Scheduler:
@@ -133,3 +135,23 @@ def test_a_client_in_another_process_needs_no_code_of_the_worker(tmp_path: Path)
         command = [sys.executable, "-c", PRODUCER, url]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("10\n", "")
+
+
+async def test_a_forecast_finds_jobs_that_take_longer_than_their_interval() -> None:
+    test = TestScheduler(start="2026-06-01T00:00Z")
+
+    @test.scheduler.job("*/1 * * * *")
+    async def slow() -> None:
+        await asyncio.sleep(90)
+
+    @test.scheduler.job("@hourly")
+    async def fine() -> None:
+        await asyncio.sleep(90)
+
+    async with test:
+        await test.tick("2h")
+        found = await test.scheduler.forecast(days=1)
+    assert found.start == test.now
+    assert found.runs == 24 * 60 + 24
+    [overrun] = found.overruns
+    assert (overrun.job_id, overrun.p95_duration, overrun.interval) == ("slow", 90.0, 60.0)

@@ -19,6 +19,7 @@ from mainspring.cli import (
     runs,
     schedule,
     serve,
+    simulate,
     store,
     worker,
     workflow,
@@ -129,6 +130,7 @@ backfill.register(app)
 workflow.register(app)
 schedule.register(app)
 explain.register(app)
+simulate.register(app)
 doctor.register(app)
 app.add_typer(store.group, name="store")
 app.add_typer(keys.group, name="keys")

@@ -20,6 +20,7 @@ from mainspring.core.context import TRANSACTING
 from mainspring.core.durations import duration
 from mainspring.core.enqueue_options import Options
 from mainspring.core.events import Events, Listener
+from mainspring.core.forecast import Forecast, add_overruns, forecast_load
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.job_options import (
     EnqueueOptions,
@@ -601,6 +602,21 @@ class Client:
         All jobs are searched; of runs those set aside and the newest 1,000 of each state."""
         return await self._call(self._running().operations.unreadable(page_limit(limit)))
 
+    async def forecast(
+        self, days: int = 30, *, start: datetime | None = None, timezone: str | None = None
+    ) -> Forecast:
+        """The load that the stored jobs' schedules make in the next `days`, or from `start` on:
+        by hour and weekday, what collides, what changes of the clocks do, which jobs take longer
+        than their interval, and how to spread them. Hours are those of `timezone`, by default the
+        client's. It reads jobs and runs, and changes nothing."""
+        begin = aware_time(start, "start") or await self.now()
+        jobs = await self._call(statistics.all_jobs(self._running()))
+        zone = timezone or self._timezone
+        # In a thread: thousands of jobs take seconds, and this loop may have other work.
+        found = await asyncio.to_thread(forecast_load, jobs, begin, days, zone)
+        durations = await self._call(statistics.p95_durations(self._running(), found.jobs))
+        return add_overruns(found, jobs, durations)
+
     # Notes: small values that a program keeps beside its jobs
 
     async def note(self, kind: str, name: str) -> Note | None:
@@ -863,6 +879,7 @@ class BlockingClient:
     explain = BlockingMethod(Client.explain)
     list_workers = BlockingMethod(Client.list_workers)
     list_unreadable = BlockingMethod(Client.list_unreadable)
+    forecast = BlockingMethod(Client.forecast)
     now = BlockingMethod(Client.now)
 
     # Notes

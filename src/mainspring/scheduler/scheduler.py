@@ -184,6 +184,11 @@ class Scheduler(Client):
         return sorted(self._registry.names())
 
     @property
+    def code_jobs(self) -> list[Job]:
+        """The jobs that this program's code defines, as the start would store them."""
+        return [self._jobs_in_code[id] for id in self.decorated]
+
+    @property
     def decorated(self) -> list[str]:
         """The ids of the jobs that this program's code defines."""
         return sorted(self._jobs_in_code)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from mainspring.core.forecast import JobLoad
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
@@ -19,6 +20,9 @@ from mainspring.stores.protocol import JobQuery, RunQuery
 __all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
 
 LOOKUPS_AT_ONCE = 50
+
+MOST_MEASURED = 1000
+"""Jobs whose past runs a forecast looks at."""
 
 RECENT = 200
 """Runs over which a job's averages are computed."""
@@ -219,6 +223,33 @@ async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
         average_duration=sum(durations) / len(durations) if durations else None,
         consecutive_failures=_consecutive_failures(recent),
     )
+
+
+async def all_jobs(engine: Engine) -> list[Job]:
+    jobs: list[Job] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
+        jobs += page.items
+        if (cursor := page.cursor) is None:
+            return jobs
+
+
+async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, float]:
+    """By job: the duration in seconds that 95 % of its newest runs did not exceed. Only of the
+    jobs with the shortest gaps: the others hardly take longer than theirs."""
+    repeated = [load for load in loads if load.shortest_gap is not None]
+    repeated.sort(key=lambda load: load.shortest_gap or 0.0)
+    found: dict[str, float] = {}
+    ids = [load.job_id for load in repeated[:MOST_MEASURED]]
+    for at in range(0, len(ids), LOOKUPS_AT_ONCE):
+        chunk = ids[at : at + LOOKUPS_AT_ONCE]
+        runs = await asyncio.gather(*(_newest_ended(engine, job_id) for job_id in chunk))
+        for job_id, newest in zip(chunk, runs, strict=True):
+            durations = sorted(run.duration for run in newest if run.duration is not None)
+            if durations:
+                found[job_id] = durations[(len(durations) * 95 - 1) // 100]
+    return found
 
 
 async def _newest_ended(engine: Engine, job_id: str) -> list[Run]:

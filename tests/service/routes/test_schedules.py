@@ -119,3 +119,35 @@ async def test_a_preview_that_waits_too_long_is_told_to_come_again(
         end.set()
     assert len((await first)["slots"]) == 1
     assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 1
+
+
+@pytest.mark.parametrize("path", ["/api/schedules/forecast", "/api/v1/schedules/forecast"])
+async def test_a_forecast_counts_the_runs_of_all_jobs(api: Api, path: str) -> None:
+    query = {"days": "7", "start": "2027-03-22T00:00:00Z", "timezone": "Asia/Tokyo"}
+    others = (await api.ok("GET", "/api/v1/schedules/forecast", params=query))["runs"]
+    for name in ("one", "two"):
+        await api.ok("POST", "/api/jobs", json={**WEBHOOK, "id": name, "schedule": "3 2 * * *"})
+    found = await api.ok("GET", path, params=query)
+    found = found.get("data", found)
+    assert (found["runs"], found["timezone"]) == (others + 14, "Asia/Tokyo")
+    assert found["heat"][0][11] == 2.0
+    assert found["collisions"] == [
+        {"time": "11:03:00", "most": 2, "days": 7, "jobs": ["one", "two"]}
+    ]
+    assert found["jobs"][-1]["shortestGap"] == 86_400_000
+    assert found["suggestions"][0]["schedules"] == {"one": "H 2 * * *", "two": "H 2 * * *"}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"days": "0"}, "days"),
+        ({"start": "soon"}, "start"),
+        ({"timezone": "Mars/Base"}, "timezone"),
+    ],
+)
+async def test_a_forecast_names_the_field_that_is_wrong(
+    api: Api, query: dict[str, str], field: str
+) -> None:
+    told = await refused(api, "GET", "/api/schedules/forecast", 422, params=query)
+    assert field in str(told)

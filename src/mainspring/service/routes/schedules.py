@@ -1,12 +1,15 @@
-"""`/api/schedules/preview`: the next slots of a schedule, before a job is saved."""
+"""`/api/schedules`: the next slots of a schedule, and the load that all schedules make."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from mainspring.core import schedules
 from mainspring.core.schedules import Schedule
@@ -15,14 +18,30 @@ from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
+from mainspring.service.schemas.forecast import Forecast, PageForecast, forecast_document
 from mainspring.service.schemas.job import schedule_text
 from mainspring.service.schemas.job_options import merge_faults
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.preview import PagePreview, Preview, PreviewBody, Slot
 
-__all__ = ["compute_preview", "router"]
+__all__ = [
+    "ForecastDays",
+    "ForecastStart",
+    "ForecastZone",
+    "compute_forecast",
+    "compute_preview",
+    "router",
+]
 
 router = APIRouter(prefix="/api/schedules", tags=[COMPATIBILITY])
+
+ForecastDays = Annotated[int, Query(ge=1, le=366, description="How many days.")]
+ForecastStart = Annotated[
+    str | None, Query(max_length=64, description="An ISO 8601 date-time. Now by default.")
+]
+ForecastZone = Annotated[
+    str | None, Query(max_length=64, description="The zone of hours and weekdays.")
+]
 
 WARNED_AHEAD = timedelta(days=366)
 """How far ahead changes of the clock are looked for."""
@@ -40,9 +59,44 @@ async def preview(body: PreviewBody, service: ServiceDep) -> Response:
     return json_response(PagePreview(success=True, data=await compute_preview(service, body)))
 
 
+@router.get("/forecast", response_model=PageForecast, summary="The load that schedules will make")
+async def forecast(
+    service: ServiceDep,
+    days: ForecastDays = 30,
+    start: ForecastStart = None,
+    timezone: ForecastZone = None,
+) -> Response:
+    found = await compute_forecast(service, days, start, timezone)
+    return json_response(PageForecast(success=True, data=found))
+
+
+async def compute_forecast(
+    service: Service, days: int, start: str | None, timezone: str | None
+) -> Forecast:
+    zone = timezone or service.client.timezone
+    try:
+        zone_named(zone)
+        first = None if start is None else moment(start, zone, "start")
+    except InvalidInput as error:
+        field = "start" if start is not None and error.field != "timezone" else "timezone"
+        raise ApiError.of_fields(FieldError(field, str(error))) from None
+    async with one_at_a_time(service):
+        found = await service.client.forecast(days, start=first, timezone=zone)
+    return forecast_document(found)
+
+
 async def compute_preview(service: Service, body: PreviewBody) -> Preview:
     zone = service.client.timezone
     now = service.clock.now()
+    # In a thread: many slots of a complex rule take a while, and other requests go on
+    # meanwhile. One at a time: computing threads compete with the one that answers requests.
+    async with one_at_a_time(service):
+        return await asyncio.to_thread(_preview, body, now, zone)
+
+
+@asynccontextmanager
+async def one_at_a_time(service: Service) -> AsyncIterator[None]:
+    """Compute inside the block, after the previews and forecasts before this one."""
     try:
         async with asyncio.timeout(MAX_WAIT_SECONDS):
             await service.preview_lock.acquire()
@@ -53,9 +107,7 @@ async def compute_preview(service: Service, body: PreviewBody) -> Preview:
             headers={"Retry-After": "1"},
         ) from None
     try:
-        # In a thread: many slots of a complex rule take a while, and other requests go on
-        # meanwhile. One at a time: computing threads compete with the one that answers requests.
-        return await asyncio.to_thread(_preview, body, now, zone)
+        yield
     finally:
         service.preview_lock.release()
 

@@ -37,6 +37,7 @@ from mainspring.service.routes.jobs import (
 from mainspring.service.schemas import job as job_schema
 from mainspring.service.schemas.backfill import Backfill, BackfillBody
 from mainspring.service.schemas.explanation import Explanation
+from mainspring.service.schemas.forecast import Forecast
 from mainspring.service.schemas.health import Health, Statistics
 from mainspring.service.schemas.job import (
     JobBody,
@@ -395,6 +396,21 @@ async def delete_run(id: RunPath, service: ServiceDep) -> Response:
 )
 async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Response:
     return json_response(await schedules.compute_preview(service, body))
+
+
+@router.get(
+    "/schedules/forecast",
+    response_model=Forecast,
+    tags=["schedules"],
+    summary="Forecast the load that the schedules of all jobs make",
+)
+async def forecast_schedules(
+    service: ServiceDep,
+    days: schedules.ForecastDays = 30,
+    start: schedules.ForecastStart = None,
+    timezone: schedules.ForecastZone = None,
+) -> Response:
+    return json_response(await schedules.compute_forecast(service, days, start, timezone))
 
 
 @router.get(

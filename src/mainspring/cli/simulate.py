@@ -1,0 +1,223 @@
+"""`mainspring simulate`: forecasts the load of schedules. It runs nothing and writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli import time_format
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.options import JsonOption, StoreOption, example, finish
+from mainspring.cli.output import Column, Output
+from mainspring.cli.store_access import StoreChoice, open_client
+
+if TYPE_CHECKING:
+    from mainspring.core.forecast import Collision, Forecast, JobLoad, Overrun
+
+__all__ = ["register"]
+
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+ASCII_SHADES, SHADES = " .:-=+*#%@", " ░▒▓█"
+MOST_ROWS = 10
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "simulate",
+        epilog=example(
+            "mainspring simulate app:scheduler",
+            "mainspring simulate --store sqlite:///mainspring.db --days 7 --tz Europe/Berlin",
+            "mainspring simulate app:scheduler --from 2027-03-01 --json",
+        ),
+    )(simulate)
+
+
+def simulate(
+    app: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:ATTR]",
+            help="The jobs that this scheduler's code defines. Without it: the jobs of the store.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=366, help="How many days.")] = 30,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="DATE", help="The first day, as in 2027-03-01. Default: now"
+        ),
+    ] = None,
+    tz: Annotated[
+        str | None,
+        typer.Option("--tz", metavar="ZONE", help="The zone of hours and weekdays. Default: UTC"),
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Forecast the load of schedules: by hour and weekday, collisions, clock changes, overruns.
+
+    It reads jobs, runs no handler and writes nothing. Past runs, which show jobs that take longer
+    than their interval, are read from a store.
+    """
+    if app is not None and store is not None:
+        raise CommandError("give MODULE:ATTR or --store, not both", code=BAD_INPUT)
+    found = (
+        _forecast_code(app, days, start, tz)
+        if app is not None
+        else finish(_forecast_store(StoreChoice.of(store, None), days, start, tz))
+    )
+    output = Output(as_json=json)
+    if json:
+        output.document(_document(found))
+    else:
+        _tell(output, found)
+
+
+def _forecast_code(app: str, days: int, start: str | None, tz: str | None) -> Forecast:
+    from mainspring.cli.app_loader import load_scheduler
+    from mainspring.core.clock import utcnow
+    from mainspring.core.forecast import forecast_load
+    from mainspring.core.model import replace
+
+    scheduler = load_scheduler(app)
+    zone = tz or scheduler.timezone
+    now = _first(start, zone) or utcnow()
+    jobs = [
+        replace(job, schedule=None if job.schedule is None else job.schedule.bind(job.id, now))
+        for job in scheduler.code_jobs
+    ]
+    return forecast_load(jobs, now, days, zone)
+
+
+async def _forecast_store(
+    choice: StoreChoice, days: int, start: str | None, tz: str | None
+) -> Forecast:
+    zone = tz or "UTC"
+    first = _first(start, zone)
+    async with open_client(choice) as client:
+        return await client.forecast(days, start=first, timezone=zone)
+
+
+def _first(text: str | None, zone: str) -> datetime | None:
+    from mainspring.core.schedules.base import moment
+
+    return None if text is None else moment(text, zone, "--from")
+
+
+# As JSON
+
+
+def _document(found: Forecast) -> dict[str, Any]:
+    document = asdict(found)
+    document["start"], document["end"] = time_format.iso(found.start), time_format.iso(found.end)
+    document["heat"] = dict(zip(WEEKDAYS, document["heat"], strict=True))
+    return document
+
+
+# For people
+
+
+def _tell(output: Output, found: Forecast) -> None:
+    from mainspring.core.schedules.zones import zone_named
+
+    zone = zone_named(found.timezone)
+    last = f"{(found.end - timedelta(microseconds=1)).astimezone(zone):%Y-%m-%d}"
+    first = f"{found.start.astimezone(zone):%Y-%m-%d}"
+    output.line(
+        f"{found.runs:,} runs of {len(found.jobs)} jobs from {first} to {last} ({found.timezone})",
+        style="bold",
+    )
+    left_out = [f"{found.paused} paused"] if found.paused else []
+    left_out += [f"{found.unscheduled} without a schedule"] if found.unscheduled else []
+    if left_out:
+        output.line(f"not counted: {', '.join(left_out)}")
+    if not found.jobs:
+        return
+    _tell_heat(output, found)
+    _tell_jobs(output, found)
+    _tell_collisions(output, found)
+    _tell_overruns(output, found)
+    for change in found.clock_changes[:MOST_ROWS]:
+        output.line(f"clock change: {change.effect}: {_listed(change.jobs)}", style="yellow")
+    for suggestion in found.suggestions[:MOST_ROWS]:
+        output.line(
+            f"suggestion: {suggestion.advice}. At most {suggestion.most_after} of them start at"
+            f" once then, not {suggestion.most_before}",
+            style="green",
+        )
+        for job_id, schedule in list(suggestion.schedules.items())[:3]:
+            output.line(f"    {job_id}: {schedule}")
+        if len(suggestion.schedules) > 3:
+            output.line(f"    and {len(suggestion.schedules) - 3} more (--json lists them)")
+    for note in found.notes:
+        output.line(f"note: {note}")
+
+
+def _tell_heat(output: Output, found: Forecast) -> None:
+    shades = SHADES if output.pretty else ASCII_SHADES
+    most = max(max(row) for row in found.heat)
+    output.line()
+    output.line("     " + "".join(f"{hour:<3}" for hour in range(24)).rstrip())
+    for day, row in zip(WEEKDAYS, found.heat, strict=True):
+        cells = "".join(f"{_shade(mean, most, shades) * 2} " for mean in row)
+        output.line(f"{day}  {cells.rstrip()}".rstrip())
+    output.line(f"darkest: {most:g} runs in an hour")
+    output.line()
+
+
+def _shade(mean: float, most: float, shades: str) -> str:
+    if mean <= 0:
+        return shades[0]
+    return shades[1 + min(int(mean / most * (len(shades) - 1)), len(shades) - 2)]
+
+
+def _tell_jobs(output: Output, found: Forecast) -> None:
+    columns: list[Column[JobLoad]] = [
+        Column("job", lambda load: load.job_id, whole=True),
+        Column("runs", lambda load: f"{load.runs:,}"),
+        Column("schedule", lambda load: load.schedule),
+    ]
+    output.table(columns, found.jobs[:MOST_ROWS])
+    if len(found.jobs) > MOST_ROWS:
+        output.line(f"and {len(found.jobs) - MOST_ROWS} jobs that run less often")
+
+
+def _tell_collisions(output: Output, found: Forecast) -> None:
+    if not found.collisions:
+        return
+    columns: list[Column[Collision]] = [
+        Column("starts at", lambda one: one.time, whole=True),
+        Column("jobs at once", lambda one: str(one.most)),
+        Column("days", lambda one: str(one.days)),
+        Column("jobs", lambda one: _listed(one.jobs)),
+    ]
+    output.line()
+    output.table(columns, found.collisions[:MOST_ROWS])
+
+
+def _tell_overruns(output: Output, found: Forecast) -> None:
+    if not found.overruns:
+        return
+    columns: list[Column[Overrun]] = [
+        Column("overrun", lambda one: one.job_id, whole=True),
+        Column("takes (p95)", lambda one: _words(one.p95_duration)),
+        Column("due every", lambda one: _words(one.interval)),
+        Column("effect", lambda one: one.effect),
+    ]
+    output.line()
+    output.table(columns, found.overruns[:MOST_ROWS])
+
+
+def _listed(jobs: tuple[str, ...]) -> str:
+    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+    return ", ".join(jobs[:3]) + more
+
+
+def _words(seconds: float) -> str:
+    from mainspring.core.durations import humanize
+
+    return humanize(timedelta(seconds=round(seconds, 1 if seconds < 60 else 0)))

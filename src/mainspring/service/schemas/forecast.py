@@ -1,0 +1,131 @@
+"""A forecast of the load that schedules make."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mainspring.core import forecast as values
+from mainspring.service.schemas.fields import Document, Time
+from mainspring.service.schemas.json_format import to_iso
+
+__all__ = ["Forecast", "PageForecast", "forecast_document"]
+
+JobIds = list[str]
+
+
+class JobLoad(Document):
+    job_id: str
+    schedule: Annotated[str, Field(description="The schedule in words.")]
+    runs: int
+    shortest_gap: Annotated[
+        int | None, Field(description="The least time between two slots, in milliseconds.")
+    ]
+
+
+class Collision(Document):
+    time: Annotated[str, Field(description="The time of day.", examples=["00:00:00"])]
+    most: Annotated[int, Field(description="How many jobs start in this second, at most.")]
+    days: int
+    jobs: JobIds
+
+
+class ClockChange(Document):
+    effect: str
+    jobs: JobIds
+
+
+class Overrun(Document):
+    job_id: str
+    p95_duration: Annotated[
+        int, Field(description="What 95 % of its newest runs did not exceed, in milliseconds.")
+    ]
+    interval: Annotated[int, Field(description="In milliseconds.")]
+    effect: str
+
+
+class Suggestion(Document):
+    advice: str
+    jobs: JobIds
+    schedules: Annotated[
+        dict[str, str], Field(description="By job: the schedule to write instead.")
+    ]
+    most_before: int
+    most_after: int
+
+
+class Forecast(Document):
+    start: Time
+    end: Time
+    timezone: str
+    runs: int
+    paused: Annotated[int, Field(description="Paused jobs, which are not counted.")]
+    unscheduled: Annotated[int, Field(description="Jobs without a schedule.")]
+    heat: Annotated[
+        list[list[float]],
+        Field(description="Mean runs by weekday (Monday first) and hour of `timezone`."),
+    ]
+    jobs: Annotated[list[JobLoad], Field(description="The busiest jobs, at most 100.")]
+    collisions: list[Collision]
+    clock_changes: list[ClockChange]
+    overruns: list[Overrun]
+    suggestions: list[Suggestion]
+    notes: list[str]
+
+
+class PageForecast(Document):
+    success: bool
+    data: Forecast
+
+
+MOST_JOBS = 100
+
+
+def forecast_document(found: values.Forecast) -> Forecast:
+    return Forecast(
+        start=to_iso(found.start) or "",
+        end=to_iso(found.end) or "",
+        timezone=found.timezone,
+        runs=found.runs,
+        paused=found.paused,
+        unscheduled=found.unscheduled,
+        heat=[list(row) for row in found.heat],
+        jobs=[
+            JobLoad(
+                job_id=load.job_id,
+                schedule=load.schedule,
+                runs=load.runs,
+                shortest_gap=None if load.shortest_gap is None else round(load.shortest_gap * 1000),
+            )
+            for load in found.jobs[:MOST_JOBS]
+        ],
+        collisions=[
+            Collision(time=one.time, most=one.most, days=one.days, jobs=list(one.jobs[:MOST_JOBS]))
+            for one in found.collisions
+        ],
+        clock_changes=[
+            ClockChange(effect=one.effect, jobs=list(one.jobs[:MOST_JOBS]))
+            for one in found.clock_changes
+        ],
+        overruns=[
+            Overrun(
+                job_id=one.job_id,
+                p95_duration=round(one.p95_duration * 1000),
+                interval=round(one.interval * 1000),
+                effect=one.effect,
+            )
+            for one in found.overruns[:MOST_JOBS]
+        ],
+        suggestions=[
+            Suggestion(
+                advice=one.advice,
+                jobs=list(one.jobs[:MOST_JOBS]),
+                schedules=dict(list(one.schedules.items())[:MOST_JOBS]),
+                most_before=one.most_before,
+                most_after=one.most_after,
+            )
+            for one in found.suggestions
+        ],
+        notes=list(found.notes),
+    )

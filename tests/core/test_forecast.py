@@ -1,0 +1,153 @@
+"""Forecasts of load: counts, heat map, collisions, clock changes, overruns, suggestions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.core import forecast as module
+from mainspring.core.forecast import add_overruns, forecast_load
+from mainspring.core.model import Job, replace
+from mainspring.core.policy import Policy
+from mainspring.core.schedules import parse
+from mainspring.errors import InvalidInput
+
+MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def job(name: str, schedule: str | None, *, zone: str = "UTC", **more: Any) -> Job:
+    made = None if schedule is None else parse(schedule, timezone=zone).bind(name, MONDAY)
+    return Job(
+        id=name,
+        handler=name,
+        created_at=MONDAY,
+        updated_at=MONDAY,
+        schedule=made,
+        enabled=more.pop("enabled", True),
+        policy=Policy.make(**more),
+    )
+
+
+def test_runs_are_counted_by_hour_and_weekday() -> None:
+    jobs = [
+        job("nightly", "0 2 * * *"),
+        job("sunday", "30 23 * * 0"),
+        job("idle", None),
+        job("asleep", "@hourly", enabled=False),
+    ]
+    found = forecast_load(jobs, MONDAY, 14)
+    assert (found.runs, found.paused, found.unscheduled) == (16, 1, 1)
+    assert [row[2] for row in found.heat] == [1.0] * 7
+    assert (found.heat[6][23], found.heat[5][23]) == (1.0, 0.0)
+    assert [(load.job_id, load.runs, load.shortest_gap) for load in found.jobs] == [
+        ("nightly", 14, 86400.0),
+        ("sunday", 2, 604800.0),
+    ]
+
+
+def test_hours_are_those_of_the_given_zone() -> None:
+    found = forecast_load([job("nightly", "0 2 * * *")], MONDAY, 7, "Asia/Kolkata")
+    assert found.heat[0][7] == 1.0
+    with pytest.raises(InvalidInput, match="Mars/Base"):
+        forecast_load([], MONDAY, 7, "Mars/Base")
+
+
+@pytest.mark.parametrize("schedule", ["1s", "* * * * * *", "FREQ=SECONDLY", "7s", "*/7 * * * * *"])
+def test_frequent_jobs_count_the_same_by_arithmetic(
+    monkeypatch: pytest.MonkeyPatch, schedule: str
+) -> None:
+    jobs = [job("busy", schedule), job("daily", "@daily")]
+    start = MONDAY + timedelta(minutes=17, seconds=3)
+    walked = forecast_load(jobs, start, 1)
+    monkeypatch.setattr(module, "MOST_SLOTS", 1000)
+    counted = forecast_load(jobs, start, 1)
+    if not schedule.startswith("FREQ"):  # a rule that cannot be counted is walked as far as it may
+        assert (counted.runs, counted.heat) == (walked.runs, walked.heat)
+        assert counted.jobs == walked.jobs
+        assert "1 of the jobs run so often" in counted.notes[0]
+    else:
+        assert "only its first 1,000 slots" in " ".join(counted.notes)
+    assert walked.notes == ()
+
+
+def test_jobs_that_start_in_the_same_second_collide() -> None:
+    midnight = [job(f"j{n}", "0 0 * * *") for n in range(12)]
+    spread = [job("free", "5 0 * * *"), job("jittered", "0 0 * * *")]
+    spread[1] = replace(
+        spread[1], schedule=parse("@every 1d").bind("jittered", MONDAY - timedelta(days=1))
+    )
+    found = forecast_load([*midnight, spread[0], job("hourly", "@hourly")], MONDAY, 7)
+    [collision] = found.collisions
+    assert (collision.time, collision.most, collision.days) == ("00:00:00", 13, 7)
+    assert len(collision.jobs) == 13
+    [suggestion] = found.suggestions
+    assert suggestion.most_before == 13
+    assert 1 <= suggestion.most_after < 6
+    assert suggestion.schedules["j3"] == "H 0 * * *"
+    assert suggestion.schedules["hourly"] == "H * * * *"
+    changed = [job(name, text) for name, text in suggestion.schedules.items()]
+    after = forecast_load(changed, MONDAY, 7)
+    assert max((one.most for one in after.collisions), default=1) <= suggestion.most_after + 1
+
+
+def test_intervals_of_one_anchor_are_advised_to_jitter() -> None:
+    found = forecast_load([job("a", "1h"), job("b", "2h")], MONDAY, 2)
+    [suggestion] = found.suggestions
+    assert 'jitter="1m"' in suggestion.advice
+    assert (suggestion.jobs, suggestion.most_before, suggestion.most_after) == (("a", "b"), 2, 1)
+
+
+def test_jobs_with_jitter_do_not_collide() -> None:
+    first = job("a", "0 0 * * *")
+    assert first.schedule is not None
+    jobs = [first, job("b", "0 0 * * *")]
+    from dataclasses import replace as changed
+
+    jobs = [
+        replace(one, schedule=changed(one.schedule, jitter=timedelta(minutes=5)))  # type: ignore[type-var]
+        for one in jobs
+    ]
+    assert forecast_load(jobs, MONDAY, 7).collisions == ()
+
+
+def test_changes_of_the_clocks_are_listed_with_their_jobs() -> None:
+    jobs = [job(name, "30 2 * * *", zone="Europe/Berlin") for name in ("b", "a")]
+    found = forecast_load([*jobs, job("utc", "30 2 * * *")], MONDAY, 30)
+    [change] = found.clock_changes
+    assert change.effect == "2026-03-29 02:30 does not exist in Europe/Berlin: runs at 03:00"
+    assert change.jobs == ("a", "b")
+    assert found.runs == 90
+
+
+def test_jobs_that_take_longer_than_their_interval_overrun() -> None:
+    jobs = [
+        job("slow", "* * * * *"),
+        job("queued", "* * * * *", overlap="queue"),
+        job("fine", "@hourly"),
+    ]
+    found = add_overruns(
+        forecast_load(jobs, MONDAY, 1), jobs, {"slow": 90.0, "queued": 61.0, "fine": 90.0}
+    )
+    assert [(one.job_id, one.p95_duration, one.interval) for one in found.overruns] == [
+        ("slow", 90.0, 60.0),
+        ("queued", 61.0, 60.0),
+    ]
+    assert "skipped" in found.overruns[0].effect
+    assert "pile up" in found.overruns[1].effect
+
+
+def test_same_schedules_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SLOTS", 2000)
+    jobs = [job(f"j{n}", "* * * * *") for n in range(1000)]
+    found = forecast_load(jobs, MONDAY, 1)
+    assert (found.runs, found.notes) == (1_440_000, ())
+    hashed = [job(f"j{n}", "H * * * *") for n in range(1000)]
+    assert forecast_load(hashed, MONDAY, 1).runs == 24_000
+
+
+@pytest.mark.parametrize("days", [0, 367, True, "30"])
+def test_days_are_bounded(days: Any) -> None:
+    with pytest.raises(InvalidInput, match="days is 1 to 366"):
+        forecast_load([], MONDAY, days)
