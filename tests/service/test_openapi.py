@@ -111,5 +111,6 @@ def test_every_endpoint_is_described() -> None:
         *("GET /api/jobs/{id}/workflow", "GET /api/runs/{id}/workflow", "POST /api/chains"),
         *("GET /api/v1/jobs/{id}/workflow", "GET /api/v1/runs/{id}/workflow"),
         "POST /api/v1/chains",
+        *("POST /api/pause", "POST /api/resume", "POST /api/v1/pause", "POST /api/v1/resume"),
         *("POST /api/v1/keys", "GET /api/v1/keys", "DELETE /api/v1/keys/{id}"),
     }

@@ -25,6 +25,7 @@ from mainspring.service.app import create_app
 from mainspring.service.routes import (
     events,
     explanations,
+    firing,
     health,
     jobs,
     keys,
@@ -39,7 +40,7 @@ from mainspring.webhooks import WebhookSettings
 LONG = 30.0
 ROUTES: list[Any] = [
     route
-    for part in (v1, jobs, runs, explanations, workflows, schedules, events, health, keys)
+    for part in (v1, jobs, runs, explanations, workflows, schedules, firing, events, health, keys)
     for route in part.router.routes
 ]
 

@@ -23,6 +23,7 @@ from mainspring.cli.store_access import Found, StoreChoice, check_exists, databa
 from mainspring.cli.time_format import span
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, State, replace
+from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.live_workers import (
     LiveWorker,
     find_orphans,
@@ -220,16 +221,29 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
     running = _running_by_handler(jobs, counts.runs)
     workers = await find_workers(store)
     orphaned = without_worker([job for job in jobs if job.enabled], workers)
+    pause = await read_pause(store)
     return [
         _check_workers(workers),
+        _check_pause(pause, now),
         *_check_handlers(orphaned if workers else [], workers, url),
         *_check_due_work(counts.due, running, now),
-        await _check_schedules(store, now, {job.id for job in orphaned} if workers else set()),
+        *(
+            [await _check_schedules(store, now, {job.id for job in orphaned} if workers else set())]
+            if pause.since is None
+            else []
+        ),
         await _check_leases(store, now),
         await _check_cancelled_runs(store, now),
         await _check_records(store, jobs),
         Check("ok", "jobs", _describe_totals(jobs, counts.total)),
     ]
+
+
+def _check_pause(pause: FiringPause, now: datetime) -> Check:
+    if pause.since is None:
+        return Check("ok", "firing", "it is not paused")
+    detail = f"all firing is paused for {span((now - pause.since).total_seconds())}"
+    return Check("warn", "firing", detail, "mainspring resume --all resumes it")
 
 
 def _check_due_work(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check]:

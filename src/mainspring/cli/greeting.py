@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from mainspring import __version__
@@ -26,15 +27,18 @@ MOST = 20
 async def greet(scheduler: Scheduler, *, as_json: bool) -> None:
     """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
     page = await scheduler.list_jobs(limit=1000, last_runs=False)
+    paused_since = await scheduler.paused_since()
     store = Found(scheduler.store, scheduler.url).name
     if as_json:
-        _greet_program(scheduler, store, page.items)
+        _greet_program(scheduler, store, page.items, paused_since)
     else:
         orphaned = without_worker(page.items, await scheduler.list_workers())
-        _greet_person(scheduler, store, page.items, {job.id for job in orphaned})
+        _greet_person(scheduler, store, page.items, {job.id for job in orphaned}, paused_since)
 
 
-def _greet_program(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
+def _greet_program(
+    scheduler: Scheduler, store: str, jobs: list[Job], paused_since: datetime | None
+) -> None:
     from mainspring.cli.output import Output
 
     queues = scheduler.queues
@@ -45,6 +49,8 @@ def _greet_program(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
             "store": store,
             "workers": scheduler.workers,
             "queues": None if queues is None else sorted(queues),
+            "enabled": scheduler.enabled,
+            "paused_since": time_format.iso(paused_since),
             "jobs": [
                 {"id": job.id, "next_run_at": time_format.iso(job.next_run_at)} for job in jobs
             ],
@@ -53,7 +59,13 @@ def _greet_program(scheduler: Scheduler, store: str, jobs: list[Job]) -> None:
     sys.stdout.flush()
 
 
-def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job], orphaned: set[str]) -> None:
+def _greet_person(
+    scheduler: Scheduler,
+    store: str,
+    jobs: list[Job],
+    orphaned: set[str],
+    paused_since: datetime | None,
+) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -61,6 +73,13 @@ def _greet_person(scheduler: Scheduler, store: str, jobs: list[Job], orphaned: s
     places = "1 run" if scheduler.workers == 1 else f"{scheduler.workers} runs"
     console.print(f"[bold]Mainspring {__version__}[/] on {store}", markup=True)
     console.print(f"  {places} at once from {queues}; process {os.getpid()}", markup=False)
+    if not scheduler.enabled:
+        console.print("  it fires no schedules: the code says enabled=False", markup=False)
+    if paused_since is not None:
+        since = time_format.relative(paused_since, utcnow())
+        console.print(
+            f"  all firing was paused {since}; mainspring resume --all resumes it", markup=False
+        )
     if not jobs:
         console.print("  no jobs yet: decorate a function with @scheduler.job()", markup=False)
     width = max((len(job.id) for job in jobs[:MOST]), default=0)

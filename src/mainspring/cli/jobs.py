@@ -66,13 +66,13 @@ async def _list(
     async with open_client(choice) as client:
         page = await client.list_jobs(tag=tag, limit=limit, cursor=cursor)
         workers = await client.list_workers()
+        paused_since = await client.paused_since()
     orphaned = {job.id for job in without_worker(page.items, workers)}
     if output.as_json:
-        output.document(
-            page_document(
-                page, lambda job: {**job_document(job), "has_worker": job.id not in orphaned}
-            )
+        document = page_document(
+            page, lambda job: {**job_document(job), "has_worker": job.id not in orphaned}
         )
+        output.document({**document, "paused_since": time_format.iso(paused_since)})
     elif not page.items:
         named = f" with the tag {tag!r}" if tag else ""
         output.note(
@@ -83,6 +83,9 @@ async def _list(
         output.table(_columns(orphaned if workers else set()), page.items)
         if page.cursor:
             output.note(f"there are more: --cursor {page.cursor}")
+        if paused_since is not None:
+            since = time_format.seconds(paused_since)
+            output.note(f"all firing is paused since {since}: mainspring resume --all resumes it")
         _note_orphans(output, choice, [job for job in page.items if job.id in orphaned], workers)
 
 

@@ -14,6 +14,7 @@ from mainspring.cli import (
     enqueue,
     errors,
     explain,
+    firing,
     jobs,
     keys,
     runs,
@@ -125,6 +126,7 @@ serve.register(app)
 worker.register(app)
 app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
+firing.register(app)
 enqueue.register(app)
 backfill.register(app)
 workflow.register(app)

@@ -162,14 +162,15 @@ class Engine:
                 self.worker.leases.guarding,
                 self.worker.leases.watching,
                 self.leader.electing,
-                self.slot_firer.firing,
+                *([self.slot_firer.firing] if context.settings.enabled else []),
                 self.sweeper.sweeping,
                 self.live_workers.announce_periodically,
             ):
                 self._go(part)
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
-            await self.operations.run_on_start([d.id for d in drafts if d.policy.run_on_start])
+            if context.settings.enabled:
+                await self.operations.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         context.emit("scheduler.started")
 
     def _loop_executor(self, loop: asyncio.AbstractEventLoop) -> LoopExecutor:

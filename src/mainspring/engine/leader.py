@@ -15,6 +15,9 @@ from mainspring.stores.election import LEADER, elect
 
 __all__ = ["Leader"]
 
+SWEEPER = "sweeper"
+"""The office among nodes with `enabled=False`."""
+
 TERM = timedelta(seconds=15)
 
 
@@ -24,12 +27,20 @@ class Leader:
     def __init__(self, engine: EngineContext, elected: Callable[[], None]) -> None:
         self._engine = engine
         self._elected = elected
+        # Nodes that fire nothing elect one among themselves, which prunes and sweeps: their leader
+        # must not keep the others waiting for slots that it does not fire.
+        self._office = LEADER if engine.settings.enabled else SWEEPER
         self._term: int | None = None
         self.retired = False
 
     @property
     def leads(self) -> bool:
         return self._term is not None or not self._engine.settings.leader_election
+
+    @property
+    def fires_first(self) -> bool:
+        """Whether this node leads and fires slots."""
+        return self.leads and self._engine.settings.enabled
 
     async def electing(self) -> None:
         """Stand for election, and renew the term, until this node retires."""
@@ -51,14 +62,18 @@ class Leader:
     async def resign(self) -> None:
         """End the term of this node, if it leads, so that another one can lead at once."""
         if self._term is not None:
-            await elect(self._engine.store, LEADER, self._engine.settings.worker_id, timedelta())
+            await elect(
+                self._engine.store, self._office, self._engine.settings.worker_id, timedelta()
+            )
             self._set_term(None)
 
     async def _elect(self) -> int | None:
-        return await elect(self._engine.store, LEADER, self._engine.settings.worker_id, TERM)
+        return await elect(self._engine.store, self._office, self._engine.settings.worker_id, TERM)
 
     def _set_term(self, term: int | None) -> None:
-        if term is not None and term != self._term:
+        if not self._engine.settings.enabled:
+            pass
+        elif term is not None and term != self._term:
             self._engine.emit("leader.elected", term=term)
             self._elected()
         elif term is None and self._term is not None:

@@ -32,6 +32,7 @@ from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
 from mainspring.engine.breakers import PUT_OFF_REASON, close_breaker, forget_breakers
 from mainspring.engine.context import EngineContext
+from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
 from mainspring.engine.live_workers import LiveWorker, find_orphans
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
@@ -581,8 +582,26 @@ class Operations:
             if (cursor := page.cursor) is None:
                 return
 
+    async def pause_firing(self) -> datetime:
+        """Fire no slot on any node until `resume_firing`; return since when that holds."""
+        pause = await pause_firing(self._engine.store)
+        assert pause.since is not None
+        return pause.since
+
+    async def resume_firing(self) -> bool:
+        """Fire slots again, from now on. False: firing was not paused."""
+        resumed = await resume_firing(self._engine.store)
+        self._slot_firer.jobs_changed()
+        return resumed is not None
+
+    async def paused_since(self) -> datetime | None:
+        return (await read_pause(self._engine.store)).since
+
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
-        """Enqueue one run of each job, also if several nodes start within the same minute."""
+        """Enqueue one run of each job, also if several nodes start within the same minute. None
+        while all firing is paused."""
+        if not job_ids or (await read_pause(self._engine.store)).since is not None:
+            return
         for job_id in job_ids:
             job = await self._stored(job_id)
             if job is not None and job.unreadable is None and job.enabled:

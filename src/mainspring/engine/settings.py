@@ -23,6 +23,7 @@ class Choices(TypedDict, total=False):
     retention: Span | None
     leader_election: bool | None
     wait_for_store: Span | None
+    enabled: bool | None
     log_each_run: bool | None
 
 
@@ -38,6 +39,8 @@ class Settings:
     retention: timedelta = timedelta(days=30)
     leader_election: bool = True
     wait_for_store: timedelta = timedelta(seconds=30)
+    enabled: bool = True
+    """Whether this process fires slots. One that does not still runs what is enqueued."""
     log_each_run: bool = True
     """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
 
@@ -53,6 +56,7 @@ class Settings:
         retention: Span = "30d",
         leader_election: bool = True,
         wait_for_store: Span = "30s",
+        enabled: bool = True,
     ) -> Settings:
         """Make settings from what the program gives; raise InvalidInput for what is not allowed."""
         return cls(
@@ -64,6 +68,7 @@ class Settings:
             retention=duration(retention, what="retention"),
             leader_election=_leader_election(leader_election),
             wait_for_store=duration(wait_for_store, what="wait_for_store"),
+            enabled=_enabled(enabled),
         )
 
     def changed(
@@ -75,6 +80,7 @@ class Settings:
         retention: Span | None = None,
         leader_election: bool | None = None,
         wait_for_store: Span | None = None,
+        enabled: bool | None = None,
         log_each_run: bool | None = None,
     ) -> Settings:
         """Return these settings with the overrides applied."""
@@ -89,6 +95,7 @@ class Settings:
             retention=duration(keep, what="retention"),
             leader_election=_leader_election(elects),
             wait_for_store=duration(wait, what="wait_for_store"),
+            enabled=self.enabled if enabled is None else _enabled(enabled),
             log_each_run=self.log_each_run if log_each_run is None else log_each_run,
         )
 
@@ -107,6 +114,16 @@ def _leader_election(given: bool) -> bool:
             field="leader_election",
             given=given,
             allowed=(True, False),
+        )
+    return given
+
+
+def _enabled(given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise InvalidInput(
+            f"enabled is True or False, not {given!r}: with False this process fires no slots",
+            field="enabled",
+            given=given,
         )
     return given
 

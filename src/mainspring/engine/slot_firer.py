@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from mainspring.core.model import Job, Page, Run, State
 from mainspring.engine.context import EngineContext
+from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.slots import Gap, plan
@@ -59,6 +60,9 @@ MOST_REFUSED_LOGGED = 3
 
 MOST_GAPS_LOGGED = 10
 """Jobs with missed slots that are named in the log while catching up; the rest is counted."""
+
+PAUSED_REST = 1.0
+"""Seconds between two looks at the note while all firing is paused."""
 
 SEARCH_AHEAD = timedelta(days=366)
 """How far ahead to search for the next slot."""
@@ -110,6 +114,7 @@ class SlotFirer:
         self._leader_is_away = False
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
         self._catch_up: _CatchUp | None = None
+        self._is_paused = False
 
     def wake(self) -> None:
         """Search soon: another process may have changed a job."""
@@ -124,6 +129,7 @@ class SlotFirer:
         """Fire slots when they are due, until `stop`."""
         self._ended.clear()
         try:
+            await self._engine.retrying_store.repeat("fire", self._read_pause)
             while not self._stopped:
                 self._hinted.clear()
                 self._changed.clear()
@@ -156,11 +162,15 @@ class SlotFirer:
             return self._engine.settings.poll.total_seconds()
         now = await self._engine.store.now()
         self._engine.time.correct(now)
+        if self._is_paused and await self._read_pause() is None:
+            return PAUSED_REST
         jobs, upcoming = await self._search(now)
         if not jobs and upcoming is not None:
             self._log_caught_up()
             return self._seconds_until(upcoming, now)
         chains = await self._planned_chunk(jobs)
+        if self._is_paused:
+            return PAUSED_REST
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
@@ -235,6 +245,11 @@ class SlotFirer:
             return []
         followers = await self._engine.jobs.followers()
         now = await self._engine.store.now()
+        # Read after the time: the store refuses the plan some seconds after that, so a node that
+        # stands still in between fires nothing on the word of an old note.
+        pause = await self._read_pause()
+        if pause is None:
+            return []
         monotonic = self._engine.clock.monotonic
         ends = monotonic() + LONGEST_PLANNING
         chains: list[_Chain] = []
@@ -245,16 +260,34 @@ class SlotFirer:
                 break
             if job.next_run_at is None or job.next_run_at > now:
                 continue  # the store's clock was set back since
-            chain = self._planned(job, now, followers, left)
+            chain = self._planned(job, now, followers, left, pause.resumed_at)
             if chain is not None:
                 chains.append(chain)
                 left -= sum(len(firing.runs) for firing in chain.firings)
         return chains
 
-    def _planned(self, job: Job, now: datetime, followers: list[Job], most: int) -> _Chain | None:
+    async def _read_pause(self) -> FiringPause | None:
+        """How firing was last paused and resumed; None while it is paused."""
+        pause = await read_pause(self._engine.store)
+        if self._is_paused is not (pause.since is not None):
+            self._is_paused = pause.since is not None
+            if self._is_paused:
+                log.warning("all firing is paused since %s: no slot fires here", pause.since)
+            else:
+                log.warning("firing is resumed")
+        return None if self._is_paused else pause
+
+    def _planned(
+        self,
+        job: Job,
+        now: datetime,
+        followers: list[Job],
+        most: int,
+        resumed_at: datetime | None,
+    ) -> _Chain | None:
         """One job that cannot be planned must not keep the others from firing."""
         try:
-            return _Chain(job, *plan(job, now, followers, most))
+            return _Chain(job, *plan(job, now, followers, most, resumed_at))
         except Exception as error:
             log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
             self._leave(job, error, float("inf"))
@@ -330,7 +363,8 @@ class SlotFirer:
                         self._unblock(earlier)
 
     def _emit_fired(self, run: Run, gap: Gap | None) -> None:
-        if gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first:
+        is_gap = gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first
+        if gap is not None and is_gap and gap.reason == "misfire":
             self._count_missed(run, gap)
             self._engine.emit("schedule.missed", run, **gap.data())
         elif run.state is State.SKIPPED:

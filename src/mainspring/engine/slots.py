@@ -42,15 +42,23 @@ class Gap:
     first: datetime
     last: datetime
     count: int
+    reason: str = "misfire"
 
     def data(self) -> dict[str, Any]:
         return {"first": self.first, "last": self.last, "count": self.count}
 
 
 def plan(
-    job: Job, now: datetime, followers: Iterable[Job] = (), most: int = 1000
+    job: Job,
+    now: datetime,
+    followers: Iterable[Job] = (),
+    most: int = 1000,
+    resumed_at: datetime | None = None,
 ) -> tuple[list[Firing], Gap | None]:
     """Return what to fire for a job whose `next_run_at` has come, and the slots it missed.
+
+    `resumed_at`: when a pause of all firing ended. Slots up to then do not run: they are recorded
+    first, and what is due besides is left for the next plan.
 
     Of several slots that are due at once only the newest runs, unless `misfire="all"`; those
     passed over leave one skipped record, made by the first firing. Each firing advances the job,
@@ -60,6 +68,8 @@ def plan(
     assert job.schedule is not None
     assert job.next_run_at is not None
     now = max(now, job.next_run_at)  # also if the store's clock was set back
+    if resumed_at is not None and job.next_run_at <= resumed_at:
+        return _plan_paused(job, now, min(resumed_at, now))
     slots, gap, left = _chosen(job, now, most)
     passed_over = () if gap is None else (_gap_run(job, gap, now),)
     if gap is not None and not slots:
@@ -86,6 +96,16 @@ def plan(
         if full:
             break
     return firings, gap
+
+
+def _plan_paused(job: Job, now: datetime, resumed_at: datetime) -> tuple[list[Firing], Gap]:
+    """Record the slots that passed while all firing was paused."""
+    assert job.schedule is not None
+    assert job.next_run_at is not None
+    last = max(job.schedule.previous(resumed_at + _INSTANT) or job.next_run_at, job.next_run_at)
+    gap = _gap(job, job.next_run_at, last, "paused")
+    upcoming = job.schedule.next(resumed_at)
+    return [_firing(job, job.version, (_gap_run(job, gap, now),), last, upcoming, now)], gap
 
 
 def over_before(job: Job, now: datetime) -> tuple[Firing, Gap] | None:
@@ -247,18 +267,18 @@ def _nth_from_last(schedule: Schedule, first: datetime, newest: datetime, n: int
     return high
 
 
-def _gap(job: Job, first: datetime, last: datetime) -> Gap:
+def _gap(job: Job, first: datetime, last: datetime, reason: str = "misfire") -> Gap:
     assert job.schedule is not None
     behind = job.schedule.count(first, last)
     if behind is not None:
-        return Gap(first, last, 1 + behind)
+        return Gap(first, last, 1 + behind, reason)
     count, slot = 1, first
     while slot < last and count < MOST_COUNTED:
         following = job.schedule.next(slot)
         if following is None or following > last:
             break
         slot, count = following, count + 1
-    return Gap(first, last, count)
+    return Gap(first, last, count, reason)
 
 
 def _slot_run(job: Job, slot: datetime, now: datetime) -> Run:
@@ -275,7 +295,7 @@ def _slot_run(job: Job, slot: datetime, now: datetime) -> Run:
 
 def _gap_run(job: Job, gap: Gap, now: datetime) -> Run:
     run = _slot_run(job, gap.first, now)
-    return replace(run, state=State.SKIPPED, finished_at=now, reason="misfire", result=gap.data())
+    return replace(run, state=State.SKIPPED, finished_at=now, reason=gap.reason, result=gap.data())
 
 
 def _firing(

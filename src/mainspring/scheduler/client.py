@@ -172,7 +172,7 @@ class Client:
     @property
     def is_leader(self) -> bool:
         """Whether this process fires the schedules' slots; never true of a client."""
-        return self._engine is not None and self._engine.leader.leads
+        return self._engine is not None and self._engine.leader.fires_first
 
     def on(self, event: str, listener: Listener) -> Callable[[], None]:
         """Call `listener` (sync or async) with each `Event` of that name in this process. Returns
@@ -367,6 +367,22 @@ class Client:
             return await engine.operations.prune_orphans(workers, dry_run=dry_run, force=force)
 
         return await self._call(prune())
+
+    async def pause_all(self) -> datetime:
+        """Fire no slots of any job, on any node, until `resume_all`. Jobs are not changed, and what
+        is enqueued or triggered still runs. Every node sees it within about a second, also one that
+        starts later. Returns since when all firing is paused."""
+        return await self._call(self._running().operations.pause_firing())
+
+    async def resume_all(self) -> bool:
+        """Fire slots again, from now on: those that have passed meanwhile do not run, and each job
+        keeps one skipped run that counts them. A job that is paused by itself stays paused. False
+        if firing was not paused."""
+        return await self._call(self._running().operations.resume_firing())
+
+    async def paused_since(self) -> datetime | None:
+        """Since when all firing is paused by `pause_all`, or None."""
+        return await self._call(self._running().operations.paused_since())
 
     async def get_job(self, id: JobRef) -> Job:
         """The job of this id; `JobNotFound` if there is none."""
@@ -848,6 +864,9 @@ class BlockingClient:
     pause_jobs = BlockingMethod(Client.pause_jobs)
     resume_jobs = BlockingMethod(Client.resume_jobs)
     remove_jobs = BlockingMethod(Client.remove_jobs)
+    pause_all = BlockingMethod(Client.pause_all)
+    resume_all = BlockingMethod(Client.resume_all)
+    paused_since = BlockingMethod(Client.paused_since)
     prune_orphans = BlockingMethod(Client.prune_orphans)
     get_job = BlockingMethod(Client.get_job)
     list_jobs = BlockingMethod(Client.list_jobs)

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     RUNNING = "running"
     NOT_DUE = "not_due"
     PAUSED = "paused"
+    ALL_PAUSED = "all_paused"
     OVERLAP = "overlap"
     MISFIRE = "misfire"
     DOWN = "down"
@@ -138,6 +139,10 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     due = [run for run in live if run.state is State.PENDING and run.run_at <= now]
     if due:
         return await _explain_run(engine, min(due, key=lambda run: run.run_at), DEEPEST)
+    since = await engine.operations.paused_since()
+    if job.schedule is not None and since is not None:
+        text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
+        return _of_job(job, Reason.ALL_PAUSED, text, since=since)
     if job.next_run_at is not None and job.next_run_at <= now:
         return await _not_fired(engine, job, job.next_run_at, now)
     if live:
@@ -215,6 +220,8 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
         text = f"its time has not come: the slot is in {_span(at - now)}"
         return _of_job(job, Reason.NOT_DUE, text, at=at)
     gap = run or await _find_gap(engine, job, at)
+    if gap is not None and gap.reason == "paused":
+        return replace(_paused_then(gap), at=at)
     if gap is not None:
         return await _missed(engine, job, gap, at)
     return await _explain_unrecorded_slot(engine, job, at, now)
@@ -249,7 +256,8 @@ async def _find_gap(engine: Engine, job: Job, at: datetime) -> Run | None:
             cursor=cursor,
         )
         page = await engine.store.find(query)
-        records = [r.id for r in page.items if r.reason == "misfire" and r.scheduled_at <= at]
+        gaps = [run for run in page.items if run.reason in ("misfire", "paused")]
+        records = [run.id for run in gaps if run.scheduled_at <= at]
         if records:
             whole = await engine.store.find(RunQuery(ids=frozenset(records)))
             for run in whole.items:
@@ -432,6 +440,8 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
             page = await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))
             job = page.items[0] if page.items else None
             return replace(await _missed(engine, job, run, run.scheduled_at), at=None)
+        case "paused":
+            return _paused_then(run)
         case "overlap":
             return await _overlapped(engine, run)
         case "expired":
@@ -441,6 +451,16 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
         case "upstream failed" | "upstream skipped":
             return await _after_failure(engine, run)
     return _of_run(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")
+
+
+def _paused_then(run: Run) -> Explanation:
+    """The slots that one record stands for passed while all firing was paused."""
+    gap = run.result if isinstance(run.result, dict) else {}
+    slots, last = "this slot", ""
+    if gap.get("count", 1) != 1:
+        slots, last = f"{gap['count']} slots", f", the last at {_moment(gap['last'])}"
+    text = f"all firing was paused while {slots} passed{last}"
+    return _of_run(run, Reason.ALL_PAUSED, text, **gap)
 
 
 async def _overlapped(engine: Engine, run: Run) -> Explanation:

@@ -42,7 +42,8 @@ class Scheduler(Client):
     """Jobs that run on time, once, everywhere.
 
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how many
-    runs this process works on at once; with 0 it only enqueues. Handlers find `resources` as
+    runs this process works on at once; with 0 it only enqueues. With `enabled=False` it fires no
+    slots, and still runs what is enqueued. Handlers find `resources` as
     `ctx.resources`. `defaults` are policy options, such as `{"retries": 3, "timeout": "5m"}`, of
     jobs that do not give them. A store that cannot be reached at the start is waited for, as long
     as `wait_for_store` says.
@@ -69,6 +70,7 @@ class Scheduler(Client):
         retention: Span = "30d",
         leader_election: bool = True,
         wait_for_store: Span = "30s",
+        enabled: bool = True,
         defaults: PolicyOptions | None = None,
         resources: Mapping[str, Any] | None = None,
         webhooks: WebhookSettings | None = None,
@@ -94,6 +96,7 @@ class Scheduler(Client):
             retention=retention,
             leader_election=leader_election,
             wait_for_store=wait_for_store,
+            enabled=enabled,
         )
         self._resources = dict(resources or {})
         self._jobs_in_code: dict[str, Job] = {}
@@ -177,6 +180,11 @@ class Scheduler(Client):
     def queues(self) -> frozenset[str] | None:
         """The queues whose runs this process claims; None means all."""
         return self._settings.queues
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this process fires the slots of schedules."""
+        return self._settings.enabled
 
     @property
     def handlers(self) -> list[str]:
@@ -270,7 +278,8 @@ class Scheduler(Client):
         """Show one line that says what runs where. A program that only enqueues shows none."""
         if self.workers:
             store = type(self.store).__name__ if self.url is None else self.url
-            show(summary(self.decorated, store, self.workers, self.queues) + more)
+            line = summary(self.decorated, store, self.workers, self.queues, enabled=self.enabled)
+            show(line + more)
 
     def _store_if_started(self, draft: Job) -> None:
         """Store a job that was decorated after the start. Later calls wait for it (`_call`)."""

@@ -27,9 +27,16 @@ def show(line: str) -> None:
         sys.stderr.flush()
 
 
-def summary(jobs: list[str], store: str, workers: int, queues: frozenset[str] | None) -> str:
+def summary(
+    jobs: list[str],
+    store: str,
+    workers: int,
+    queues: frozenset[str] | None,
+    *,
+    enabled: bool = True,
+) -> str:
     """What runs where: `Mainspring runs daily_report, send_email from sqlite:///jobs.db, …`.
-    `store` is a URL or a name."""
+    `store` is a URL or a name. Without `enabled` it fires no schedules."""
     named = ", ".join(jobs[:MOST_NAMED])
     if len(jobs) > MOST_NAMED:
         more = len(jobs) - MOST_NAMED
@@ -38,4 +45,5 @@ def summary(jobs: list[str], store: str, workers: int, queues: frozenset[str] | 
     return (
         f"Mainspring runs {named or 'what is enqueued'} from {without_password(store)},"
         f" at most {workers} at once{taken}, in process {os.getpid()}."
+        + ("" if enabled else " It fires no schedules (enabled=False).")
     )

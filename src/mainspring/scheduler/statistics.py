@@ -54,6 +54,10 @@ class SchedulerHealth:
     workers: int
     stuck_threads: int
     is_leader: bool
+    enabled: bool = True
+    """Whether this process fires slots."""
+    paused_since: datetime | None = None
+    """Since when all firing is paused, on every node; None if it is not."""
     jobs_without_worker: tuple[str, ...] = ()
     """Jobs that this process does not fire, because no live worker has their handler."""
     orphaned_jobs: tuple[str, ...] = ()
@@ -113,15 +117,17 @@ async def stats(engine: Engine, settings: Settings) -> Stats:
         due=sum(due.count for due in counts.due.values()),
         running_here=engine.worker.running,
         workers=settings.workers,
-        is_leader=engine.leader.leads,
+        is_leader=engine.leader.fires_first,
     )
 
 
 async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     failing = engine.failing
     store = "ok" if not failing else f"it fails at {', '.join(failing)}"
+    paused_since = None
     try:
         await engine.store.jobs(JobQuery(limit=1))
+        paused_since = await engine.operations.paused_since()
     except StoreError as error:
         store = str(error)
     not_fired = engine.live_workers.not_fired
@@ -133,7 +139,9 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         running_here=engine.worker.running,
         workers=settings.workers,
         stuck_threads=engine.worker.stuck,
-        is_leader=engine.leader.leads,
+        is_leader=engine.leader.fires_first,
+        enabled=settings.enabled,
+        paused_since=paused_since,
         jobs_without_worker=not_fired,
         orphaned_jobs=engine.live_workers.orphaned,
     )

@@ -113,6 +113,7 @@ class Metrics:
         self._running = gauge("mainspring_runs_running", "Runs that this process is running.")
         self._workers = gauge("mainspring_workers", "Runs that this process can run at once.")
         self._leader = gauge("mainspring_leader", "1 if this process is the leader.")
+        self._paused = gauge("mainspring_firing_paused", "1 while all firing is paused.")
         self._store_up = gauge("mainspring_store_up", "1 if the store answers.")
         self._stored = gauge("mainspring_runs", "Runs in the store.", ["state"])
         self._due = gauge(
@@ -230,6 +231,7 @@ class Metrics:
         client = self._client
         found = await client.health()
         self._running.set(found.running_here)
+        self._paused.set(found.paused_since is not None)
         if found.store != "ok":  # another read would wait until the scraper gives up
             raise StoreUnavailable(found.store)
         counts, now = await client.counts(), await client.now()

@@ -60,6 +60,7 @@ INVARIANTS = {
     "postponed": "to register another version of a job never moves its next slot to a later time",
     "drain": "a worker that stops fires no slot that falls due from then on",
     "misfire": "a missed slot runs only as the policy says",
+    "paused": "no slot fires while all firing is paused, and none of those that passed fires later",
     "overlap": "slots of a job run at once only where its policy allows it",
     "order": "a waiting run is freed only by the end of all it waits for",
     "clock": "when the store's wall clock is set, leases and retries last as long as was meant,"
@@ -81,6 +82,9 @@ MUTATORS = frozenset(
 TICK = timedelta(microseconds=1)
 LATE = timedelta(seconds=8)
 """What delays on the way may add to the time of a firing."""
+
+PLAN_HELD = timedelta(seconds=5.1)
+"""How long after its plan a firing may still be sent: a node may have planned before a pause."""
 
 Key = tuple[str, int]
 
@@ -143,6 +147,7 @@ class Monitor:
     _open_until: dict[str, float] = field(default_factory=dict)
     _trials: set[Key] = field(default_factory=set)
     _clock_set_at: float = -1.0
+    _pauses: list[tuple[datetime, datetime | None]] = field(default_factory=list)
     _data: Any = None
     _set_back: timedelta = timedelta()
 
@@ -329,6 +334,7 @@ class Monitor:
             self._runs[run_id] = run
         self._leases = {key: until + by for key, until in self._leases.items()}
         self._set_back += max(timedelta(), -by)
+        self._pauses.clear()  # their times are of another reckoning
 
     def check_clock_set(self) -> None:
         """The store has looked at its clock since it was set."""
@@ -598,8 +604,27 @@ class Monitor:
                     self.fail("slots", f"the slot {slot} of {job.id} fired twice")
             if run.state is not State.SKIPPED:
                 fired[job.id] += 1
+                self._check_paused(run, now)
                 self._check_misfire(job, run, fired[job.id], now)
                 self._check_overlap(job, run)
+
+    def paused(self, begin: datetime) -> None:
+        """A client was told that all firing is paused since then."""
+        self.note("client", "pauses all firing")
+        self.counted["all paused"] += 1
+        self._pauses.append((begin, None))
+
+    def resumed(self, end: datetime) -> None:
+        """A client is about to resume firing: the pause lasted at least until then."""
+        if self._pauses and self._pauses[-1][1] is None:
+            self.note("client", "resumes all firing")
+            self._pauses[-1] = (self._pauses[-1][0], end)
+
+    def _check_paused(self, run: Run, now: datetime) -> None:
+        for begin, end in self._pauses:
+            passed = begin < run.scheduled_at and (end is None or run.scheduled_at < end)
+            if passed and now > begin + PLAN_HELD:
+                self.fail("paused", f"{run.id} was fired at {now}, paused {begin} to {end}")
 
     def _check_misfire(self, job: Job, run: Run, fired: int, now: datetime) -> None:
         misfire = job.policy.misfire
@@ -778,7 +803,7 @@ def _lost_once(run: Run, outcome: Outcome | None) -> bool:
 
 def _covered(run: Run, schedule: Schedule | None) -> Iterator[datetime]:
     """The slots that a record speaks for: its own, or those of a gap."""
-    if run.reason != "misfire":
+    if run.reason not in ("misfire", "paused"):
         yield run.scheduled_at
         return
     assert schedule is not None

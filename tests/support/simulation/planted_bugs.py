@@ -21,12 +21,13 @@ from mainspring.core import transitions
 from mainspring.core.model import Run, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
-from mainspring.engine import breakers, operations, outcome
+from mainspring.engine import breakers, operations, outcome, slot_firer
 from mainspring.engine import slots as planning
 from mainspring.engine.breakers import Breakers
 from mainspring.engine.completer import Completer, Queued
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.loop import LoopExecutor
+from mainspring.engine.firing_pause import FiringPause
 from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leases import Leases
@@ -550,6 +551,20 @@ def _trial_for_ever() -> Patches:
     return [patch.object(Breakers, "_trials_under_way", all_of_them)]
 
 
+def _pause_unseen() -> Patches:
+    async def read_pause(store: Any) -> FiringPause:
+        return FiringPause()
+
+    return [patch.object(slot_firer, "read_pause", read_pause)]
+
+
+def _caught_up_after_a_pause() -> Patches:
+    def plan(job: Any, now: Any, followers: Any, most: int, resumed_at: Any) -> Any:
+        return planning.plan(job, now, followers, most)
+
+    return [patch.object(slot_firer, "plan", plan)]
+
+
 def _bugs() -> Iterator[Planted]:
     def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
         return Planted(name, story, frozenset(caught_by), **how)
@@ -614,6 +629,10 @@ def _bugs() -> Iterator[Planted]:
     yield bug("loops end", "the first error of the store ends a loop for good", "alive", "lost",
               "slots", patches=_loops_end)  # fmt: skip
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
+    yield bug("pause unseen", "a node fires though all firing is paused", "paused",
+              patches=_pause_unseen)  # fmt: skip
+    yield bug("caught up after a pause", "slots that passed during a pause run after it", "paused",
+              patches=_caught_up_after_a_pause)  # fmt: skip
     yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
               patches=_overlap_unseen)  # fmt: skip
     yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"

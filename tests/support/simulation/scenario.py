@@ -153,12 +153,14 @@ class World:
         client = Client(monitor, rng, workload, desk.scheduler)
         restarting = asyncio.ensure_future(self._restarting(nodes, workload))
         killers = [self._killer(client) for _ in range(workload.killers)]
-        await asyncio.gather(self._busy(client), self._busy(client), *killers, *fates)
+        busy = [self._busy(client), self._busy(client), self._pause_all(client)]
+        await asyncio.gather(*busy, *killers, *fates)
         monitor.note("WORLD", "calm")
         if not self._with_calm:
             return
         for node in (*nodes, desk):
             node.bad.on = False
+        await client.resume_all()  # a pause whose answer was lost may still stand
         await self._calm()
         await self._settled(client)
         monitor.check_end()
@@ -183,6 +185,17 @@ class World:
         while self._time() < self._span:
             await asyncio.sleep(self._rng.uniform(0, 1))
             await client.act()
+
+    async def _pause_all(self, client: Client) -> None:
+        """In every third world all firing is paused for a while, once or twice."""
+        rng = random.Random(f"pause {self._seed}")
+        while rng.random() < 0.33:
+            await asyncio.sleep(rng.uniform(0, 0.5) * self._span)
+            if self._time() > self._span:
+                return
+            await client.pause_all()
+            await asyncio.sleep(rng.uniform(1, 20) * self._pace)
+            await client.resume_all()
 
     async def _killer(self, client: Client) -> None:
         """A run that kills whoever runs it, some time in the first half."""

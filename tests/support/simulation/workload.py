@@ -242,6 +242,23 @@ class Client:
             except NotFound:
                 continue
 
+    async def pause_all(self) -> None:
+        """Pause all firing; a lost answer leaves open whether it is."""
+        try:
+            self._monitor.paused(await self._scheduler.pause_all())
+        except EXPECTED as error:
+            self._monitor.counted[f"refused {type(error).__name__}"] += 1
+
+    async def resume_all(self) -> None:
+        self._monitor.resumed(self._monitor.clock.now())
+        while True:
+            try:
+                await self._scheduler.resume_all()
+                return
+            except EXPECTED as error:
+                self._monitor.counted[f"refused {type(error).__name__}"] += 1
+                await asyncio.sleep(0.5)
+
     async def enqueue_killer(self) -> None:
         try:
             self._accept(await self._scheduler.enqueue("killer"))

@@ -50,6 +50,8 @@ async def read_health(service: Service) -> dict[str, Any]:
             "pollInterval": to_milliseconds(client.poll),
             "isLeader": found.is_leader,
             "stuckThreads": found.stuck_threads,
+            "enabled": found.enabled,
+            "pausedSince": to_iso(found.paused_since),
         },
         "jobsWithoutWorker": list(found.jobs_without_worker),
         "orphanedJobs": list(found.orphaned_jobs),

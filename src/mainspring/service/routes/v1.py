@@ -18,6 +18,7 @@ from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.routes import (
     events,
     explanations,
+    firing,
     health,
     jobs,
     keys,
@@ -38,7 +39,7 @@ from mainspring.service.schemas import job as job_schema
 from mainspring.service.schemas.backfill import Backfill, BackfillBody
 from mainspring.service.schemas.explanation import Explanation
 from mainspring.service.schemas.forecast import Forecast
-from mainspring.service.schemas.health import Health, Statistics
+from mainspring.service.schemas.health import Firing, Health, Statistics
 from mainspring.service.schemas.job import (
     JobBody,
     JobList,
@@ -442,11 +443,31 @@ async def get_health(service: ServiceDep) -> Response:
             "store": found["store"],
             "running": state["runningJobs"],
             "capacity": state["maxConcurrentJobs"],
-            **{name: state[name] for name in ("pollInterval", "isLeader", "stuckThreads")},
+            **{
+                name: state[name]
+                for name in ("pollInterval", "isLeader", "stuckThreads", "enabled", "pausedSince")
+            },
             "jobsWithoutWorker": found["jobsWithoutWorker"],
             "orphanedJobs": found["orphanedJobs"],
         }
     )
+
+
+@router.post(
+    "/pause",
+    response_model=Firing,
+    tags=["jobs"],
+    summary="Fire no slots of any job, on any node, until firing is resumed",
+)
+async def pause_all(service: ServiceDep) -> Response:
+    return json_response(await firing.pause_firing(service))
+
+
+@router.post(
+    "/resume", response_model=Firing, tags=["jobs"], summary="Fire slots again, from now on"
+)
+async def resume_all(service: ServiceDep) -> Response:
+    return json_response(await firing.resume_firing(service))
 
 
 @router.get(

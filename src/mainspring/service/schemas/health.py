@@ -10,6 +10,8 @@ from mainspring.service.schemas.fields import Document, Milliseconds, Time
 
 __all__ = [
     "ExecutionCounts",
+    "Firing",
+    "FiringAnswer",
     "Health",
     "JobCounts",
     "LastDay",
@@ -41,6 +43,11 @@ class Health(Document):
     poll_interval: Milliseconds
     is_leader: Annotated[bool, Field(description="Whether this process fires slots first.")]
     stuck_threads: Annotated[int, Field(description="Threads that outlived their attempt.")]
+    enabled: Annotated[bool, Field(description="Whether this process fires slots.")]
+    paused_since: Annotated[
+        Time | None,
+        Field(description="Since when all firing is paused, on every node. Null: it is not."),
+    ]
     jobs_without_worker: Annotated[
         list[str], Field(description="Scheduled jobs whose handler no live worker has.")
     ]
@@ -67,6 +74,15 @@ class Statistics(Document):
     due: Annotated[int, Field(description="Pending runs whose time has come.")]
 
 
+class Firing(Document):
+    """Whether slots fire."""
+
+    paused_since: Annotated[
+        Time | None,
+        Field(description="Since when all firing is paused, on every node. Null: it is not."),
+    ]
+
+
 class Probe(Document):
     status: Annotated[str, Field(examples=["ok"])]
 
@@ -84,6 +100,8 @@ class SchedulerHealth(SchedulerState):
     poll_interval: Milliseconds
     is_leader: bool
     stuck_threads: int
+    enabled: bool
+    paused_since: Time | None
 
 
 class PageHealth(Document):
@@ -94,6 +112,11 @@ class PageHealth(Document):
     scheduler: SchedulerHealth
     jobs_without_worker: list[str]
     orphaned_jobs: list[str]
+
+
+class FiringAnswer(Document):
+    success: bool
+    data: Firing
 
 
 class ExecutionCounts(Document):

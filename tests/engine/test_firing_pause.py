@@ -1,0 +1,154 @@
+"""All firing is paused: no node fires, slots that pass do not run later, and jobs are unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from mainspring import Client, Run, Scheduler, State
+from mainspring.engine.slots import plan
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import VirtualClock, run_virtual
+
+
+def node(store: MemoryStore, **options: Any) -> Scheduler:
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, **options)
+
+    @scheduler.job("10s", misfire="all", overlap="allow")
+    async def tick() -> None: ...
+
+    @scheduler.job(run_on_start=True)
+    async def begin() -> None: ...
+
+    return scheduler
+
+
+async def runs_of(client: Client, job: str) -> list[Run]:
+    return (await client.list_runs(job=job)).items[::-1]
+
+
+def test_slots_that_pass_during_the_pause_leave_one_skipped_run() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with node(store) as one, node(store) as other:
+            await asyncio.sleep(25)
+            before = await one.get_job("tick")
+            since = await other.pause_all()
+            assert await one.pause_all() == since == await one.paused_since()
+            await asyncio.sleep(60)
+            assert len(await runs_of(one, "tick")) == 2
+            told = await one.explain("tick")
+            assert told.code == "all_paused"
+            assert told.sentence.endswith(": mainspring resume --all resumes it")
+            triggered = await one.trigger("tick")
+            assert (await one.wait(triggered.id, 5)).state is State.SUCCEEDED
+            paused = await one.get_job("tick")
+            assert (paused.version, paused.next_run_at) == (before.version, before.next_run_at)
+            assert await other.resume_all() is True
+            assert await other.resume_all() is False
+            await asyncio.sleep(20)
+            made = [run for run in await runs_of(one, "tick") if run.id != triggered.id]
+            states = [run.state for run in made]
+            assert states == ["succeeded", "succeeded", "skipped", "succeeded", "succeeded"]
+            gap = made[2]
+            assert gap.reason == "paused"
+            assert gap.result["count"] == 6
+            assert gap.result["first"] == before.next_run_at
+            told = await one.explain(gap.id)
+            last = f"{gap.result['last']:%Y-%m-%dT%H:%M:%SZ}"
+            assert told.sentence == (
+                f"all firing was paused while 6 slots passed, the last at {last}"
+            )
+            assert (await one.explain("tick", at=gap.result["last"])).code == "all_paused"
+
+    run_virtual(main)
+
+
+def test_job_that_is_paused_by_itself_stays_paused() -> None:
+    async def main() -> None:
+        async with node(MemoryStore(VirtualClock())) as scheduler:
+            await scheduler.pause_job("tick")
+            await scheduler.pause_all()
+            await asyncio.sleep(30)
+            await scheduler.resume_all()
+            await asyncio.sleep(30)
+            assert await runs_of(scheduler, "tick") == []
+            assert (await scheduler.get_job("tick")).enabled is False
+
+    run_virtual(main)
+
+
+def test_pause_outlasts_a_restart_and_holds_back_what_runs_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with Client(store, clock=VirtualClock(), inline=True) as client:
+            since = await client.pause_all()
+        async with node(store) as scheduler:
+            await asyncio.sleep(30)
+            health = await scheduler.health()
+            assert (health.paused_since, health.status) == (since, "healthy")
+            assert (await scheduler.list_runs()).items == []
+
+    with caplog.at_level(logging.WARNING, logger="mainspring"):
+        run_virtual(main)
+    assert "all firing is paused since" in caplog.text
+
+
+def test_node_that_is_not_enabled_fires_nothing_and_runs_what_is_enqueued() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with node(store, enabled=False) as scheduler:
+            await asyncio.sleep(60)
+            assert (await scheduler.list_runs()).items == []
+            run = await scheduler.enqueue("tick")
+            assert (await scheduler.wait(run.id, 5)).state is State.SUCCEEDED
+            health = await scheduler.health()
+            assert (health.enabled, health.is_leader) == (False, False)
+            async with node(store) as firing:
+                await asyncio.sleep(25)
+                assert len(await runs_of(firing, "begin")) == 1
+                assert len(await runs_of(firing, "tick")) > 2
+                assert firing.is_leader
+
+    run_virtual(main)
+
+
+def test_nodes_that_are_not_enabled_still_prune() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with node(store, enabled=False, retention="10s") as scheduler:
+            run = await scheduler.enqueue("tick")
+            await scheduler.wait(run.id, 5)
+            await asyncio.sleep(100)
+            assert (await scheduler.list_runs()).items == []
+
+    run_virtual(main)
+
+
+def test_slots_after_the_pause_are_planned_by_the_misfire_policy() -> None:
+    """Firing was resumed while every node was down: what was missed since then is a misfire."""
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with node(store) as scheduler:
+            await scheduler.pause_all()
+            await asyncio.sleep(15)
+            await scheduler.resume_all()
+            job = await scheduler.get_job("tick")
+            now = await scheduler.now()
+            firings, gap = plan(job, now, resumed_at=now)
+            assert gap is not None
+            assert (gap.reason, gap.count) == ("paused", 1)
+            [firing] = firings
+            assert firing.next_run_at is not None
+            assert firing.next_run_at > now
+            again, none = plan(job, now)
+            assert (len(again), none) == (1, None)
+            assert again[0].runs[0].state is State.PENDING
+
+    run_virtual(main)
