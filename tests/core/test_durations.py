@@ -66,7 +66,7 @@ def test_a_negative_duration_is_told_from_one_that_cannot_be_read(
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
         duration(given, what="timeout")
-    told = f"timeout {shown} is negative: give zero or longer, as a text such as"
+    told = f"timeout {shown} is negative: give a positive duration, as a text such as"
     assert str(caught.value).startswith(told)
     assert (caught.value.field, caught.value.given) == ("timeout", given)
 

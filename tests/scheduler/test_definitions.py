@@ -29,7 +29,7 @@ from tests.support.scheduler_fixtures import Make
         ({"lease": "500ms"}, "the shortest lease is 1 s, not '500ms'"),
         ({"lease": "soon"}, "lease 'soon' cannot be used"),
         ({"poll": 0}, "poll is 10 ms to 1 minute, not 0"),
-        ({"retention": "-1d"}, "retention '-1d' is negative: give zero or longer"),
+        ({"retention": "-1d"}, "retention '-1d' is negative: give a positive duration"),
         ({"queues": [""]}, "queue is 1 to 200 printable characters, not ''"),
         ({"queues": [7]}, "not 7"),
     ],

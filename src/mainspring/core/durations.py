@@ -124,7 +124,7 @@ def _total(parts: list[tuple[str, str]]) -> timedelta | None:
 def _negative(what: str, field: str | None, value: object) -> InvalidInput:
     given = humanize(value) if isinstance(value, timedelta) else repr(value)
     return InvalidInput(
-        f"{what} {given} is negative: give zero or longer, as {_ALLOWED}",
+        f"{what} {given} is negative: give a positive duration, as {_ALLOWED}",
         field=field or what,
         given=value,
         allowed=_ALLOWED,

@@ -365,3 +365,9 @@ def test_the_others_in_words() -> None:
 def test_types() -> None:
     assert isinstance(cron("@daily"), Cron)
     assert isinstance(parse("5m"), Interval)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n"])
+def test_empty_text_is_told_all_forms_of_a_schedule(text: str) -> None:
+    with pytest.raises(InvalidSchedule, match=r"is no schedule: write a cron expression"):
+        parse(text)

@@ -164,7 +164,7 @@ class Schedule(ABC):
                 part="end",
             )
         if self.jitter is not None and self.jitter < timedelta(0):
-            why = f"jitter {humanize(self.jitter)} is negative: give zero or longer"
+            why = f"jitter {humanize(self.jitter)} is negative: give a positive duration"
             raise InvalidSchedule(why, field="jitter")
 
     def _bounds_text(self) -> str:

@@ -241,7 +241,7 @@ def _parse_text(text: str) -> Schedule:
     except InvalidInput as error:
         if _looks_like_cron(stripped):
             return cron(stripped)
-        if stripped[:1].isdigit() or stripped[:1] in "-+.":
+        if stripped[:1].isdigit() or stripped.startswith(("-", "+", ".")):
             raise InvalidSchedule(f"{_shown(text)} is no schedule: {error}") from None
         raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
     return every(span)
