@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
@@ -207,3 +208,49 @@ async def test_a_slash_too_many_is_refused_and_sends_nobody_elsewhere(
     assert [one["_id"] for one in (await api.ok("GET", "/api/jobs?search=mine"))["data"]] == [
         "mine"
     ]
+
+
+async def test_compressed_body_is_refused_by_name(api: Api) -> None:
+    """Else the client is told that its JSON is none."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = await api.post("/api/v1/jobs", content=gzip.compress(b"{}"), headers=headers)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert "Content-Encoding 'gzip'" in answer.json()["detail"]
+    headers["Content-Encoding"] = "identity"
+    answer = await api.post("/api/v1/jobs", content=b"{}", headers=headers)
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b'{"id": "\xff"}', 400, "it is not UTF-8, or it nests too deep"),
+        (b"[" * 100_000, 400, "it is not UTF-8, or it nests too deep"),
+        (b'{"id": "\\ud800"}', 422, "the body holds text that is not Unicode"),
+    ],
+    ids=["latin", "deep", "surrogate"],
+)
+async def test_a_body_that_is_wrong_as_a_whole_names_no_field(
+    api: Api, body: bytes, status: int, told: str
+) -> None:
+    """A job has a field that is called body."""
+    headers = {"Content-Type": "application/json"}
+    answer = await api.post("/api/v1/jobs", content=body, headers=headers)
+    problem = answer.json()
+    assert answer.status_code == status
+    assert told in problem["detail"]
+    assert "errors" not in problem
+
+
+async def test_what_was_given_is_shown_as_it_was(api: Api) -> None:
+    told = await refused(api, "GET", "/api/runs?state=done", 422)
+    assert told["errors"][0]["field"] == "state"
+    assert told["error"].startswith("state is one of 'waiting', ")
+    headers = {"Content-Type": "application/json"}
+    told = await refused(
+        api, "POST", "/api/jobs", 422, content=b'{"priority": 1e999}', headers=headers
+    )
+    assert "priority is a whole number, not inf" in told["error"]
+    body = {"action": "pause", "ids": []}
+    told = await refused(api, "POST", "/api/jobs/bulk", 422, json=body)
+    assert told["error"] == "ids has at least 1 item"

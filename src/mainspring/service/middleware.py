@@ -385,7 +385,8 @@ def _check_duplicate_names(body: bytes) -> None:
 
 
 def _check_content_type(method: str, headers: Headers) -> None:
-    """Refuse bodies that are not JSON, which a form of another site could send."""
+    """Refuse bodies that are not JSON, which a form of another site could send, and compressed
+    ones, which would be read as they are."""
     if method in SAFE_METHODS:
         return
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
@@ -394,6 +395,10 @@ def _check_content_type(method: str, headers: Headers) -> None:
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"a body must be application/json, not {given[:100]!r}")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        why = f"a body is sent as it is, without Content-Encoding {coding[:100]!r}"
+        raise ApiError(415, why, headers={"Accept-Encoding": "identity"})
 
 
 def _check_dry_run(scope: Scope) -> None:

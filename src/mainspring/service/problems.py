@@ -6,6 +6,7 @@ In the forms of the compatibility page they also carry `success: false` and the 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -218,7 +219,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     words = {
         404: f"there is nothing at {request.url.path}; /docs shows what there is",
         405: f"{request.url.path} does not take {request.method}",
-        400: "the body could not be read as JSON",
+        400: "the body could not be read as JSON: it is not UTF-8, or it nests too deep",
     }
     message = words.get(error.status_code, str(error.detail))
     headers = dict(error.headers or {})
@@ -264,8 +265,18 @@ def from_validation_error(found: Sequence[Any]) -> ApiError:
             # Without a field: a job has one that is called body.
             instead = "nothing" if one["type"] == "missing" else _given(one, None)
             return ApiError(422, f"send a JSON object, not {instead}")
-    errors = [{**one, "loc": one["loc"][1:] or one["loc"]} for one in found]
-    return ApiError.of_fields(*field_errors(errors))
+        if one["loc"] == ("body",) and one["type"] == "value_error":
+            return ApiError(422, str(one["ctx"]["error"]))
+    return ApiError.of_fields(*field_errors([_located(one) for one in found]))
+
+
+def _located(error: Any) -> Any:
+    """The error without the part of the request that it is in. A parameter that may be given
+    several times has its own name, and not the place of the wrong one."""
+    where, *place = error["loc"]
+    if where == "query":
+        place = place[:1]
+    return {**error, "loc": tuple(place) or error["loc"]}
 
 
 def field_errors(found: Sequence[Any]) -> list[FieldError]:
@@ -352,16 +363,16 @@ def _message(field: str, error: Any) -> FieldError:
         return FieldError.predicate(field, f"is {_bound(kind, context)}, not {given}")
     if kind.startswith(("too_long", "string_too_long")):
         most = context["max_length"]
-        return FieldError.predicate(field, f"has at most {most} {_items(kind)}")
+        return FieldError.predicate(field, f"has at most {most} {_items(kind, most)}")
     if kind.startswith(("too_short", "string_too_short")):
         least = context["min_length"]
-        return FieldError.predicate(field, f"has at least {least} {_items(kind)}")
+        return FieldError.predicate(field, f"has at least {least} {_items(kind, least)}")
     text = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
     return FieldError.remark(field, f"{text}, not {given}")
 
 
-def _items(kind: str) -> str:
-    return "characters" if kind.startswith("string") else "items"
+def _items(kind: str, count: int) -> str:
+    return ("character" if kind.startswith("string") else "item") + ("" if count == 1 else "s")
 
 
 def _bound(kind: str, context: Mapping[str, Any]) -> str:
@@ -388,6 +399,8 @@ def _given(error: Any, field: str | None) -> str:
         return "a list"
     if field is None or field.partition(".")[0] in _SECRET:
         return _kind(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number, and null would be another value
     text = repr(value) if isinstance(value, str) else msgspec.json.encode(_plain(value)).decode()
     return text if len(text) <= 80 else text[:77] + "..."
 
