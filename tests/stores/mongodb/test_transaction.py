@@ -522,7 +522,7 @@ async def test_a_claim_whose_answer_was_lost_in_an_outage_is_found_by_the_next(
     await store.add([run(clock, f"r{n}") for n in range(5)])
     with monkeypatch.context() as outage:
         Death(outage, claim, "_send", behind=True)
-        Death(outage, claim, "_bearing")
+        Death(outage, claim, "_read_taken")
         with pytest.raises(StoreUnavailable):
             await claim_runs(store, CLAIM)
     other = replace(CLAIM, worker="other")

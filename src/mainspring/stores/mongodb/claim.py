@@ -1,18 +1,19 @@
-"""The claim: which due runs come next, and their taking.
+"""Claim: selects due runs and takes them.
 
-Runs of one lane (queue, handler, job where it is limited, else one of a few parts) lie together in
-the index, by priority and time. A claim
+A lane is a queue, a handler and, if the job is limited, the job; else one of a few parts. The index
+keeps the pending runs of a lane together, by priority and time. A claim has three steps:
 
-1. steps from lane to lane, one key each, and keeps those it may take from, or the part of them
-   that is dealt to it where others claim too (claim_partition.py);
-2. walks the heads of these lanes together, as far as it takes runs;
-3. takes the runs in one update, with a nonce, and reads what bears it. Where it wants only a few,
-   it has read them whole in step 2, and need not read again what it took as it was. Where runs of
-   limited jobs are among them, this step is a transaction that counts again (concurrency.py).
+1. It reads which lanes have pending runs, one key each, and keeps those that it may take from.
+   While other clients claim too, it keeps its own part of them (claim_partition.py).
+2. It reads the first due runs of these lanes, as many as it wants.
+3. It takes the runs in one update, which writes the nonce of the claim, and reads the runs that
+   have this nonce. If it wants only a few runs, step 2 has read them whole, and they are not read
+   again. If runs of limited jobs are among them, this step is a transaction that counts again
+   (concurrency.py).
 
-Its cost follows the lanes with pending runs and the runs it takes, never the backlog: not a
-million pending runs, nor those of next year at a high priority, nor those of a handler that this
-worker lacks, nor those of a job at its limit.
+The cost depends on the number of lanes with pending runs and of runs taken, not on the backlog. A
+million pending runs, runs of next year with a high priority, runs of a handler that this worker
+lacks and runs of a job at its limit cost nothing.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.mongodb.transaction import Conflict, attempt
 from mainspring.stores.protocol import Claim
 
-__all__ = ["Doubts", "bring_back", "claim", "next_due", "stamp_lanes"]
+__all__ = ["Taken", "UnansweredClaims", "bring_back", "claim", "next_due", "stamp_lanes"]
 
 TRIES = 40
 WALKS = 100
 """Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
 PRIORITIES = list(range(10))
 READ_WHOLE_LIMIT = 100
-"""Up to so many runs are read whole at once, which saves a round; of more, most may be others'."""
+"""Up to so many runs are read whole at once, which saves a read. Of more runs, other clients may
+take most first."""
 _THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt"), 1)
-"""Where nothing but the order counts, and one find gives it: half the time of `_SHOWN`."""
+"""For a claim of many runs whose order one find gives: takes half the time of `_SHOWN`."""
 _SHOWN = {**_THIN, "lane": 1, "created_at": 1}
 _WHOLE = dict.fromkeys(RUN_FIELDS, 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
 
 
-class Doubts:
-    """Claims of this client that are over and may have taken runs, though nobody could find out:
-    the ids they were after, by nonce. The next claim of the same worker looks them up first, so a
-    failover leaves no runs behind that nobody knows to hold. A claim that is still under way is
-    none of them: its own caller hears of what it takes."""
+class UnansweredClaims:
+    """Claims of this client that ended with an error and may have taken runs: the ids that they
+    wanted, by nonce. The next claim of the same worker looks these runs up first. Otherwise runs
+    taken during a failover would wait until their leases lapse."""
 
     def __init__(self) -> None:
         self._open: dict[ObjectId, tuple[str, list[str]]] = {}
@@ -73,11 +74,11 @@ class Doubts:
     def add(self, worker: str, nonce: ObjectId, ids: list[str]) -> None:
         self._open[nonce] = (worker, ids)
 
-    def settle(self, nonce: ObjectId) -> None:
+    def discard(self, nonce: ObjectId) -> None:
         self._open.pop(nonce, None)
 
     def of(self, worker: str) -> list[tuple[ObjectId, list[str]]]:
-        return [(nonce, ids) for nonce, (whose, ids) in self._open.items() if whose == worker]
+        return [(nonce, ids) for nonce, (owner, ids) in self._open.items() if owner == worker]
 
 
 class Taken(NamedTuple):
@@ -90,10 +91,12 @@ class Taken(NamedTuple):
     """A time by the server's clock, before the claim looked for due runs."""
 
 
-async def claim(db: Database, claim: Claim, partition: ClaimPartition, doubts: Doubts) -> Taken:
+async def claim(
+    db: Database, claim: Claim, partition: ClaimPartition, unanswered: UnansweredClaims
+) -> Taken:
     if claim.limit <= 0 or not claim.handlers:
         return Taken([], more=False, since=to_us(await db.now()))
-    if again := await _readable(db, await _found_again(db, claim.worker, doubts)):
+    if again := await _readable(db, await _find_unanswered(db, claim.worker, unanswered)):
         return Taken(again, more=True)
     nonce, since = ObjectId(), 0
     partition.record_claim()
@@ -106,7 +109,7 @@ async def claim(db: Database, claim: Claim, partition: ClaimPartition, doubts: D
         chosen, room, left = found
         if not chosen:
             return Taken([], more=False, since=since)
-        taking = _Taking(db, claim, nonce, doubts)
+        taking = _Taking(db, claim, nonce, unanswered)
         if room.limits.keys().isdisjoint(run["job_id"] for run in chosen):
             taken = await taking.take(chosen)
         else:
@@ -118,14 +121,11 @@ async def claim(db: Database, claim: Claim, partition: ClaimPartition, doubts: D
     return Taken([], more=True, since=since)
 
 
-# -- which ----------------------------------------------------------------------------------
-
-
 async def _select(
     db: Database, claim: Claim, partition: ClaimPartition
 ) -> tuple[int, tuple[list[Document], Room, bool] | None]:
     """The server's time before the search, and what was found: the runs to take, in order, the room
-    under their limits, and whether some are left to others that we could take. None: look again.
+    under their limits, and whether runs are left to other clients. None: search again.
 
     The time is read beside the lanes, so it costs no round trip.
     """
@@ -136,17 +136,17 @@ async def _select(
         room = await read_limits(db, limited)
     partition.limited = room.limits.keys() & limited
     if not limited:
-        chosen, left = await _dealt(db, lanes, claim, partition)
-        return to_us(now), None if await _mislaid(db, chosen) else (chosen, room, left)
+        chosen, left = await _first_of_own_part(db, lanes, claim, partition)
+        return to_us(now), None if await _correct_lanes(db, chosen) else (chosen, room, left)
     runs = await _under_limits(db, lanes, room, claim)
     return to_us(now), None if runs is None else (runs, room, False)
 
 
-async def _dealt(
+async def _first_of_own_part(
     db: Database, lanes: Sequence[Document], claim: Claim, partition: ClaimPartition
 ) -> tuple[list[Document], bool]:
-    """The first runs of our part of the lanes, where the rest may be left to others; and whether
-    there is use for it."""
+    """The first runs of this client's part of the lanes, or of all lanes if the rest may not be
+    left to other clients; and whether this client wants more than its part has."""
     ours, theirs = partition.split(lanes)
     excluded = claim.excluded_jobs
     found, first = await asyncio.gather(
@@ -161,12 +161,12 @@ async def _dealt(
 async def _under_limits(
     db: Database, lanes: Sequence[Document], room: Room, claim: Claim
 ) -> list[Document] | None:
-    """As many runs as there is room for, in order. None: look again."""
+    """As many runs as there is room for, in order. None: search again."""
     width = claim.limit
     _, found = await asyncio.gather(room.count(db), _first(db, lanes, room, claim))
     taken: dict[str, Document] = {}
-    while not await _mislaid(db, found):
-        turned_away = False
+    while not await _correct_lanes(db, found):
+        held_back = False
         for run in found:
             if run["_id"] in taken:
                 continue
@@ -176,9 +176,9 @@ async def _under_limits(
                 room.take(run["lane"]["g"])
                 taken[run["_id"]] = run
             else:
-                turned_away = True
-        if len(taken) == width or not turned_away:
-            return sorted(taken.values(), key=_turn)
+                held_back = True
+        if len(taken) == width or not held_back:
+            return sorted(taken.values(), key=_claim_order)
         found = await _first(db, lanes, room, claim, len(taken))
     return None
 
@@ -186,7 +186,7 @@ async def _under_limits(
 async def _first(
     db: Database, lanes: Sequence[Document], room: Room, claim: Claim, known: int = 0
 ) -> list[Document]:
-    """The heads of the lanes that have room left: as many as there may be use for."""
+    """The first runs of the lanes that have room left: no more than could be taken."""
     open_lanes = [lane for lane in lanes if room.left(lane["g"])]
     most = room.most(lane["g"] for lane in open_lanes)
     count = claim.limit if most is None else min(claim.limit, most)
@@ -221,8 +221,10 @@ async def _heads(
     excluded: frozenset[str] = frozenset(),
     shown: Document = _SHOWN,
 ) -> list[Document]:
-    """The first due runs of these lanes, in the order of the claim: a few of them whole. Those
-    whose numbers are damaged are set aside: the write of a batch would fail for all of it."""
+    """The first due runs of these lanes, in the order of the claim. Few runs are read whole.
+
+    Runs whose numbers are damaged are set aside, because the write of their whole batch would fail.
+    """
     if not count:
         return []
     if count <= READ_WHOLE_LIMIT:
@@ -238,7 +240,7 @@ async def _heads(
         await db.runs.update_many(where, {"$set": {"lane.p": SET_ASIDE}}, hint=BY_ID)
         found = [run for run in found if run["_id"] not in damaged]
     if len(lanes) > WALKS:
-        found.sort(key=_turn)
+        found.sort(key=_claim_order)
         found = found[:count]
     return found
 
@@ -269,12 +271,12 @@ async def _read_heads(
     return found
 
 
-def _turn(run: Document) -> tuple[int, int, int]:
+def _claim_order(run: Document) -> tuple[int, int, int]:
     return -run["priority"], run["run_at"], run["created_at"]
 
 
-async def _mislaid(db: Database, runs: Iterable[Document]) -> bool:
-    """Whether some runs' jobs have a limit that their lanes do not know of. They do then."""
+async def _correct_lanes(db: Database, runs: Iterable[Document]) -> bool:
+    """Move runs to the lane of their job if it has a limit by now. Whether any had to move."""
     job_ids = {run["job_id"] for run in runs if "lane" not in run or not run["lane"]["g"]}
     if not job_ids:
         return False
@@ -286,22 +288,21 @@ async def _mislaid(db: Database, runs: Iterable[Document]) -> bool:
 
 
 async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
-    """Move a job's live runs to the lanes that its limit, new or gone, gives them."""
+    """Move a job's live runs to its own lane, or back to the common ones if it has no limit."""
     where = {"job_id": job_id, "state": {"$in": list(LIVE_STATES)}}
     await db.runs.update_many(where, {"$set": {"lane.g": job_id if limited else ""}})
 
 
-# -- the taking -----------------------------------------------------------------------------
-
-
 class _Taking:
-    """The write that takes runs, and what becomes of it where its answer is lost."""
+    """Takes the selected runs. If the answer to the write is lost, it finds out what was taken."""
 
-    def __init__(self, db: Database, claim: Claim, nonce: ObjectId, doubts: Doubts) -> None:
+    def __init__(
+        self, db: Database, claim: Claim, nonce: ObjectId, unanswered: UnansweredClaims
+    ) -> None:
         self._db = db
         self._worker = claim.worker
         self._nonce = nonce
-        self._doubts = doubts
+        self._unanswered = unanswered
         self._put = {
             "began": False,
             "state": "running",
@@ -311,7 +312,7 @@ class _Taking:
         }
 
     async def take(self, chosen: Sequence[Document]) -> list[Run]:
-        """Take those of the runs that nobody took first; in order."""
+        """Take those of the runs that no other client took first; in order."""
         try:
             matched = await _send(self._db, chosen, self._put)
         except PyMongoError as error:
@@ -321,14 +322,14 @@ class _Taking:
         if matched == len(chosen) and all("now" in run for run in chosen):
             return [read_run(_taken(self._db, run, self._put)) for run in chosen]
         try:
-            return await _bearing(self._db, self._nonce, _ids(chosen), settled=False)
+            return await _read_taken(self._db, self._nonce, _ids(chosen), settled=False)
         except PyMongoError:
-            self._doubts.add(self._worker, self._nonce, _ids(chosen))
+            self._unanswered.add(self._worker, self._nonce, _ids(chosen))
             raise
 
     async def take_under_limits(self, chosen: Sequence[Document], room: Room) -> list[Run]:
-        """Take those of the runs that there is room for, all of them or none; in order. None where
-        others took some first, or places under the same limits."""
+        """Take as many of the runs as there is room for, in order. Takes nothing if another client
+        took one of them first, or claims under the same limits at the same time."""
         try:
             return await attempt(self._db, lambda db: self._take_counted(db, chosen, room))
         except Conflict:
@@ -343,7 +344,7 @@ class _Taking:
         await seen.lock(db, jobs)
         room = await read_limits(db, jobs)
         if any(seen.limits.get(job_id) != room.limits.get(job_id) for job_id in jobs):
-            raise Conflict  # the limits locked may be others by now
+            raise Conflict  # the wrong limits may be locked
         await room.count(db)
         fitting = []
         for run in chosen:
@@ -356,16 +357,16 @@ class _Taking:
             raise Conflict
         if all("now" in run for run in fitting):
             return [read_run(_taken(db, run, self._put)) for run in fitting]
-        return await _bearing(db, self._nonce, _ids(fitting), settled=False)
+        return await _read_taken(db, self._nonce, _ids(fitting), settled=False)
 
     async def _look_up(self, chosen: Sequence[Document], error: PyMongoError) -> list[Run]:
-        """What a write took whose answer was lost."""
+        """The runs that a write took whose answer was lost."""
         if not ambiguous(error):
             raise error
         try:
-            return await _bearing(self._db, self._nonce, _ids(chosen), settled=True)
+            return await _read_taken(self._db, self._nonce, _ids(chosen), settled=True)
         except PyMongoError:
-            self._doubts.add(self._worker, self._nonce, _ids(chosen))
+            self._unanswered.add(self._worker, self._nonce, _ids(chosen))
             raise
 
 
@@ -374,16 +375,16 @@ def _ids(runs: Sequence[Document]) -> list[str]:
 
 
 def _taken(db: Database, run: Document, put: Document) -> Document:
-    """A run that was read whole, as `_send` has changed it."""
+    """A run that was read whole, as `_send` changes it."""
     now = db.time.stamp(run["now"])
     grown = {"token": run["token"] + 1, "attempt": run["attempt"] + 1}
     return {**run, **put, **grown, "started_at": now, "leased_at": now, "progress": None}
 
 
-async def _bearing(
+async def _read_taken(
     db: Database, nonce: ObjectId, ids: Sequence[str], *, settled: bool
 ) -> list[Run]:
-    """Those of the runs that a claim took, in order."""
+    """Those of the runs that the claim with this nonce took, in order."""
     if settled:
         found = await db.settled(db.runs, ids)
     else:
@@ -400,9 +401,9 @@ def _is_mine(run: Document, nonce: ObjectId) -> bool:
 
 
 async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
-    """Those of the runs that can be read. The others are set aside, where no claim finds them;
-    nothing else of them is touched. If that fails, their leases lapse and a claim comes here
-    again."""
+    """Those of the runs that can be read. The others are set aside, so that no claim finds them;
+    their other fields stay as they are. If that fails, their leases lapse, and a later claim sets
+    them aside."""
     aside = [run for run in taken if run.unreadable is not None]
     put = {"state": "pending", "lane.p": SET_ASIDE}
     gone = dict.fromkeys(("worker", "started_at", "leased_at", "lease", "began"), "")
@@ -414,8 +415,8 @@ async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
 
 
 async def bring_back(db: Database, runs: Sequence[Run]) -> None:
-    """Let claims find these runs again, which were set aside or have a damaged lane, and which
-    can be read. A job's limit that the lane does not know of is noticed by the next claim."""
+    """Let claims find these readable runs again, which were set aside or have a damaged lane. If
+    their job has a limit, the next claim moves them to its lane."""
     is_text = {"$eq": [{"$type": "$lane.g"}, "string"]}
     for run in runs:
         part = {"$cond": [{"$eq": ["$lane.g", ""]}, lane_part(run.id), 0]}
@@ -428,18 +429,19 @@ async def bring_back(db: Database, runs: Sequence[Run]) -> None:
         )
 
 
-async def _found_again(db: Database, worker: str, doubts: Doubts) -> list[Run]:
-    """What an earlier claim took, though its caller never heard of it."""
-    for nonce, ids in doubts.of(worker):
-        taken = await _bearing(db, nonce, ids, settled=True)
-        doubts.settle(nonce)
+async def _find_unanswered(db: Database, worker: str, unanswered: UnansweredClaims) -> list[Run]:
+    """The runs that an earlier claim of this worker took, though its caller got an error."""
+    for nonce, ids in unanswered.of(worker):
+        taken = await _read_taken(db, nonce, ids, settled=True)
+        unanswered.discard(nonce)
         if taken:
             return taken
     return []
 
 
 async def _send(db: Database, chosen: Sequence[Document], put: Document) -> int:
-    """Runs are guarded by the token seen: mostly the same for all of them."""
+    """Take the runs whose token is still the one that was read. Most have the same token, so this
+    is mostly one update."""
     alike: dict[tuple[int, int | None], list[str]] = {}
     for run in chosen:
         alike.setdefault((run["token"], run.get("now")), []).append(run["_id"])
@@ -467,9 +469,6 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
     return {**change, "$set": {**put, "started_at": moment, "leased_at": moment}}
 
 
-# -- next_due -------------------------------------------------------------------------------
-
-
 async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
     """When the first run falls due that was not due yet at `since`. One seek for each lane and
     priority.
@@ -483,7 +482,7 @@ async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
         walk = db.runs.find(coming_runs(part, since), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if not is_moment(run.get("run_at")):
-                continue  # damaged, and behind all that are not
+                continue  # damaged; the server sorts it behind all others
             if earliest is None or run["run_at"] < earliest:
                 earliest = run["run_at"]
     return read_moment(earliest)

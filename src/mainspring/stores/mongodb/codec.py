@@ -98,9 +98,6 @@ _RUN = RUN.adapted(time=TIMES)
 _JOB = JOB.adapted(time=TIMES)
 
 
-# -- runs -----------------------------------------------------------------------------------
-
-
 def _lane(run: Run, limited: bool) -> Document:
     made = {"q": run.queue, "h": run.handler}
     if limited:
@@ -230,9 +227,6 @@ BRIEF = dict.fromkeys((name for name in RUN_FIELDS if name not in RUN.not_brief)
 """What lists show, for `find`: without payload, result and attempts."""
 
 
-# -- changes --------------------------------------------------------------------------------
-
-
 def _lease(until: datetime | None) -> Document:
     return {
         "leased_at": None if until is None else to_us(until),
@@ -275,9 +269,6 @@ def expecting(expect: Mapping[str, Any]) -> Document:
         else:
             found["$expr"] = {"$eq": [until("leased_at", "lease"), to_us(seen)]}
     return found
-
-
-# -- jobs -----------------------------------------------------------------------------------
 
 
 _job_document = compile_writer(_JOB, leave_out=("id",))

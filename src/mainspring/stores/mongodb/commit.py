@@ -1,13 +1,13 @@
-"""Commit: changes applied where all they expect still stands.
+"""Commit: applies changes to runs that are still as the changes expect.
 
-Changes that expect the same are one update of many documents: what they all set is set at
-once, and what differs is looked up in a list by the document's id. That is three times cheaper
-than an update for each (docs/decisions/0006-mongodb-store.md has the figures). Where fewer were
-matched than sent, they are read back, and each is one of three:
+Changes that expect the same fields are one update of many documents. It sets the values that all
+changes have in common, and looks the others up in a list by the document's id. That is three times
+cheaper than an update for each change (docs/decisions/0006-mongodb-store.md has the figures). If
+fewer documents matched than were sent, they are read back. Each change is then one of these:
 
-    mine     its id is with the run as the last change's: applied, just now or before
-    resend   what it expects still stands: a chunk was on the move; send it again
-    lost     anything else
+    applied     the run has the id of this change as its last one: it was applied now or before
+    sent again  the run is still as expected: it was moved between shards during the update
+    lost        anything else
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NESTED = ("lane.q", "lane.h")
 
 
 class Written(NamedTuple):
-    """A change as a document keeps its fields."""
+    """A change, with its fields as a document keeps them."""
 
     id: str
     expect: Mapping[str, Any]
@@ -71,7 +71,8 @@ async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
 
 
 async def apply(db: Database, changes: Sequence[Change]) -> list[bool]:
-    """Changes of different runs, none of which revives one. `db` may be bound to a transaction."""
+    """Apply changes of different runs, none of which revives a run. `db` may be bound to a
+    transaction."""
     return await _apply(db, [Written.of(change) for change in changes])
 
 
@@ -84,12 +85,12 @@ async def _apply(db: Database, items: Sequence[Written]) -> list[bool]:
         if await _send(db, left) == len(left):
             stands |= dict.fromkeys((item.id for item in left), True)
             break
-        left = await _sorted_out(db, left, stands)
+        left = await _check_unmatched(db, left, stands)
     return [stands.get(item.id, False) for item in items]
 
 
 async def _send(db: Database, items: Sequence[Written]) -> int:
-    """Send the changes; say how many found what they expect."""
+    """Send the changes. Gives how many runs were as expected."""
     groups: dict[Any, list[Written]] = {}
     for item in items:
         alone = item.id if any(name in _NESTED for name in item.put) else None
@@ -118,7 +119,7 @@ def _update(group: Sequence[Written]) -> tuple[Document, Any]:
 
 
 def _by_id(ids: Sequence[str], puts: Sequence[Document]) -> list[Document]:
-    """A pipeline that gives each document the values that its id stands for."""
+    """A pipeline that sets the values that belong to each document's id."""
     first = puts[0]
     common = {
         name: value
@@ -136,10 +137,10 @@ def _by_id(ids: Sequence[str], puts: Sequence[Document]) -> list[Document]:
     return stages
 
 
-async def _sorted_out(
+async def _check_unmatched(
     db: Database, items: Sequence[Written], stands: dict[str, bool]
 ) -> list[Written]:
-    """Fill in which changes stand and which are lost; give those to send again."""
+    """Record which changes are applied and which are lost. Gives those to send again."""
     where = {"_id": {"$in": [item.id for item in items]}}
     found = {kept["_id"]: kept async for kept in db.runs.find(where, session=db.session)}
     again = []
@@ -171,7 +172,7 @@ def _field(kept: Document, name: str) -> Any:
 
 
 async def _revive(db: Database, item: Written) -> bool:
-    """Bring a finished run back to life: with its dedupe key, or not at all."""
+    """Revive a finished run, together with its dedupe key or not at all."""
     kept = await db.runs.find_one({"_id": item.id})
     if kept is None:
         return False

@@ -1,17 +1,17 @@
 """Concurrency: how many runs of a job, or of jobs that share a key, may be running.
 
-Running runs with a valid lease count, wherever they were claimed: a query tells. So nothing has to
-be given back, limits may appear and change while runs run, and a crash holds no place beyond its
-lease.
+A query counts the running runs with a valid lease. So no client has to give capacity back, limits
+may be set and changed while runs are running, and a crashed worker uses capacity no longer than its
+lease lasts.
 
-Whoever takes a place under a limit (a claim, or the renewal of a lapsed lease) counts and writes in
-one transaction, and writes the limit's document in it too: `{_id: "job:mail", mark: ObjectId}`. Two
-such transactions at the same time would each count without the other's runs. As both write that
-document, one of them meets a write conflict and counts again.
+A claim, or the renewal of a lapsed lease, counts and writes in one transaction. It also writes the
+document of the limit: `{_id: "job:mail", mark: ObjectId}`. Otherwise two such transactions at the
+same time would each count without the other's runs. As both write that document, one of them meets
+a write conflict and counts again.
 
-A lapsed lease does not count, yet its owner might renew it at this moment, outside of any
-transaction. So the counting transaction marks its run `evicted`: either the renewal came first, and
-the mark meets a write conflict; or the renewal finds the mark, and needs a place anew.
+A run with a lapsed lease does not count, but its worker might renew the lease at this moment,
+outside of any transaction. So the counting transaction marks the run `evicted`. Either the renewal
+came first, and the mark meets a write conflict. Or the renewal finds the mark, and counts too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["Room", "job_of", "lapsed", "read_limits"]
 
 @dataclass(slots=True)
 class Room:
-    """How many more runs each limited job may have: all that its limit allows, until `count` has
-    seen what is running."""
+    """How many more runs each limited job may have. Before `count`, this is all that its limit
+    allows."""
 
     limits: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Of each limited job the number of runs and the key of its limit."""
+    """The number of runs and the key of the limit, by job."""
     sharing: dict[str, str] = field(default_factory=dict)
-    """Every job that shares one of these limits, and its key."""
+    """The key of the limit of every job that shares one of these limits."""
     used: Counter[str] = field(default_factory=Counter)
 
     def left(self, job_id: str) -> bool:
@@ -45,7 +45,7 @@ class Room:
         return not key or self.used[key] < most
 
     def most(self, job_ids: Iterable[str]) -> int | None:
-        """How many runs of these jobs could be taken in all; None where one has no limit."""
+        """How many runs of these jobs could be taken in all; None if one has no limit."""
         jobs = list(job_ids)
         if not all(job_id in self.limits for job_id in jobs):
             return None
@@ -56,7 +56,7 @@ class Room:
             self.used[self.limits[job_id][1]] += 1
 
     async def count(self, db: Database) -> None:
-        """Fill in what is taken. In a transaction, runs whose lease is over are evicted."""
+        """Count the running runs. In a transaction, mark those with a lapsed lease `evicted`."""
         self.used = Counter()
         if not self.limits:
             return
@@ -73,15 +73,15 @@ class Room:
             await db.runs.update_many(ids, mark, hint=BY_ID, session=db.session)
 
     async def lock(self, db: Database, job_ids: Iterable[str]) -> None:
-        """Let every other transaction that takes places under the limits of these jobs conflict
-        with this one."""
+        """Make every other transaction that counts for the limits of these jobs conflict with this
+        one."""
         for key in sorted({self.limits[job_id][1] for job_id in job_ids if job_id in self.limits}):
             mark = {"$set": {"mark": ObjectId()}, "$unset": {"reserved": ""}}
             await db.limits.update_one({"_id": key}, mark, upsert=True, session=db.session)
 
 
 async def read_limits(db: Database, job_ids: Iterable[str]) -> Room:
-    """The limits of these jobs, and who shares them."""
+    """The limits of these jobs, and the jobs that share them."""
     room = Room()
     asked = list(job_ids)
     if not asked:
@@ -98,8 +98,7 @@ async def read_limits(db: Database, job_ids: Iterable[str]) -> Room:
 
 
 def _read_limit(job: Document) -> tuple[int, str]:
-    """How many, and the key. Of a limit that is damaged nobody knows how many runs it allows: none
-    is claimed."""
+    """The number of runs and the key. A damaged limit allows no runs."""
     limit = job["limit"] if isinstance(job["limit"], dict) else {}
     most, key = limit.get("most"), limit.get("key")
     if isinstance(most, int) and isinstance(key, str) and key:
@@ -108,12 +107,12 @@ def _read_limit(job: Document) -> tuple[int, str]:
 
 
 def lapsed(db: Database) -> Any:
-    """In a `find`: whether a running run's lease is over."""
+    """An expression for `find`: whether a running run's lease has lapsed."""
     over = {"$lte": [until("leased_at", "lease"), db.time.now]}
     return {"$and": [{"$gt": ["$leased_at", None]}, over]}
 
 
 def job_of(run: Document) -> str:
-    """Its job; none where that is damaged."""
+    """The id of its job, or "" if that is damaged."""
     job_id = run.get("job_id")
     return job_id if isinstance(job_id, str) else ""

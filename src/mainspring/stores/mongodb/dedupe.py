@@ -1,9 +1,9 @@
 """Dedupe keys: a document for each, which names the run that holds the key.
 
-A unique index cannot do this on a sharded collection, and a key may outlive its run. A key is held
-while its run is live, or has ended and its `dedupe_until` is still to come. All functions here are
-for use in a transaction. Whoever takes a key writes its document, also where it named the same run
-before: so of two that take a key at the same time one meets a write conflict.
+A unique index cannot do this on a sharded collection, and a key may outlive its run. A run holds
+its key while it is live, and after its end until `dedupe_until`. All functions here are called in a
+transaction. A client that takes a key writes its document, even if it names the same run already.
+So if two clients take a key at the same time, one of them meets a write conflict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHOLE = dict.fromkeys(RUN_FIELDS, 1)
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Which keys have a document, and the runs that hold them."""
+    """The keys that have a document, and the runs that hold them."""
 
     known: set[str]
     holders: dict[str, Document]
@@ -48,7 +48,7 @@ async def read_keys(db: Database, keys: Iterable[str]) -> Keys:
 
 
 async def take_keys(db: Database, wanted: Mapping[str, str], known: set[str]) -> None:
-    """Let these keys name these runs. `known` are the keys that have a document."""
+    """Write that these runs hold these keys. `known` are the keys that have a document."""
     operations: list[Any] = []
     for key, run_id in wanted.items():
         if key in known:

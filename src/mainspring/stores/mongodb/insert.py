@@ -1,7 +1,8 @@
-"""Add: runs inserted once each, one for each dedupe key, a workflow whole or not at all.
+"""Add: inserts runs, each once, one for each dedupe key, and a workflow whole or not at all.
 
-Runs without keys that wait for nothing are inserted plainly, as many at once as a command takes.
-All others are decided and inserted in one transaction, in the order in which they were given.
+Runs that have no dedupe key and wait for no other run are inserted without a transaction, many with
+each command. Otherwise one transaction decides about all runs of the call, in their order, and
+inserts them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ async def add(db: Database, runs: Sequence[Run]) -> list[Added]:
 async def documents(
     db: Database, runs: Sequence[Run], known: Mapping[str, bool] | None = None
 ) -> list[Document]:
-    """The runs as documents, in order. Refuses what cannot be kept before anything is. `known` says
-    of jobs that were just read whether they are limited."""
+    """The runs as documents, in order. Raises `InvalidInput` before anything is written. `known`
+    says of jobs that were just read whether they have a limit."""
     known = known or {}
     payloads = [None if run.payload is None else codec.encode(run.payload) for run in runs]
     limited = {job_id for job_id in known if known[job_id]}
@@ -49,8 +50,8 @@ async def documents(
 
 
 async def limited_jobs(db: Database, job_ids: Iterable[str]) -> set[str]:
-    """Those with a limit, whose runs have lanes of their own. A lane is only the way to a run:
-    the claim looks at the job again, so it does not matter if this is out of date at once."""
+    """Those of the jobs that have a limit, whose runs have their own lane. This may be out of date
+    at once. A claim reads the job again, and moves runs that are in the wrong lane."""
     where = {"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}}
     return {job["_id"] async for job in db.jobs.find(where, {"_id": 1}, session=db.session)}
 
@@ -99,7 +100,7 @@ async def _holds(db: Database, document: Document) -> bool:
 
 
 async def _insert(db: Database, made: Sequence[Document]) -> dict[str, Document]:
-    """Insert those whose id is new; all as they are stored, by id."""
+    """Insert the runs whose id is new. Gives all runs as they are stored, by id."""
     stored: dict[str, Document] = {}
     there: set[str] = set()
     for run in made:

@@ -1,14 +1,14 @@
-"""Jobs: kept by compare-and-set, and advanced together with the runs of their slots.
+"""Jobs: writes them by compare-and-set, and fires their slots.
 
-A batch of slots fires in one transaction: it reads the jobs and their unfinished runs, decides
+A batch of slots fires in one transaction. It reads the jobs and their unfinished runs, decides
 what overlaps, inserts the runs, cancels those that are replaced, and advances the jobs. So a slot
-gives its run exactly when its job advances, and overlap is exact: two transactions that fire the
-same job write the same document, and one of them meets a write conflict.
+has its run exactly if its job has advanced. Two transactions that fire the same job write the same
+document, and one of them meets a write conflict, so overlap is exact.
 
-A plan holds until a moment (`valid_until`), but a commit cannot be guarded by time. The transaction
-reads the server's clock when it begins, and is not committed where more time has passed since than
-its plans hold. A client that is frozen between this look and its commit is late by a few seconds at
-most, because others end its session then (sessions.py).
+A firing is valid until a time (`valid_until`), but a commit cannot be guarded by time. The
+transaction reads the server's clock when it begins, and is not committed if more time has passed
+since than the firings are valid. A client that is frozen between this check and its commit is late
+by a few seconds at most, because other clients end its session then (sessions.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["fire", "live_slots", "put_jobs"]
 
 TRIES = 20
 SIDE_BY_SIDE = 32
-"""Jobs that are written at once: each waits for a majority, mostly for the same one."""
+"""Jobs that are written at the same time, so that they wait for a majority together."""
 _MOMENTS = ("next_run_at", "last_run_at")
 _SHOWN = dict.fromkeys(("version", "limit"), 1)
 _LARGE = ("payload", "result", "attempts", "progress", "error")
@@ -55,14 +55,14 @@ _THIN = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE), 1)
 
 
 async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
-    """Each by itself; those of different ids side by side, so that they share the waiting for a
-    majority."""
+    """Write each job by itself. Jobs of different ids are written at the same time, so that they
+    wait for a majority together."""
     made = [None if write.job is None else job_document(write.job) for write in writes]
     done = [False] * len(writes)
-    turns = asyncio.Semaphore(SIDE_BY_SIDE)
+    slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def put(at: int) -> None:
-        async with turns:
+        async with slots:
             write, document = writes[at], made[at]
             if document is None:
                 done[at] = await _drop_job(db, write.id, write.expected_version)
@@ -115,7 +115,8 @@ async def _drop_job(db: Database, job_id: str, version: int | None) -> bool:
 
 
 async def _refused(db: Database, job_id: str, wanted: int | None) -> bool:
-    """What stands in a write's way counts when a majority has it; it may be rolled back before."""
+    """Refuse a write only if a majority has the version that prevents it. Otherwise a failover may
+    roll that version back."""
     kept = (await db.settled(db.jobs, [job_id])).get(job_id)
     if _version(kept) == wanted or (wanted is None and kept is not None):
         raise StoreUnavailable(f"a change of job {job_id!r} was rolled back; try again")
@@ -126,12 +127,9 @@ def _version(stored: Document | None) -> int:
     return stored["version"] if stored else 0
 
 
-# -- fire -----------------------------------------------------------------------------------
-
-
 async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
-    """Firings of one job are a chain and fire one after another; those of different jobs together.
-    So the first ones of all jobs are one batch, the second ones the next batch, and so on."""
+    """Fire the first firings of all jobs in one batch, the second ones in the next, and so on.
+    After a firing that is not done, the later ones of its job are not done either."""
     fired = [Fired(False)] * len(firings)
     broken: set[str] = set()
     for batch in turns(firings, lambda firing: firing.job_id):
@@ -185,7 +183,7 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> d
 
 
 async def _due_jobs(db: Database, firings: Iterable[Firing]) -> dict[str, Document]:
-    """The jobs that have the version that their firing expects, in time."""
+    """The jobs that have the version that their firing expects, if the firing is still valid."""
     expected = {firing.job_id: firing for firing in firings}
     shown = {**_SHOWN, "now": db.time.now}
     walk = db.jobs.find({"_id": {"$in": list(expected)}}, shown, session=db.session)
@@ -215,8 +213,8 @@ async def _plans(
 
 
 async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list[Run]]:
-    """The unfinished runs of earlier slots, oldest first, by job. They are read whole only where
-    they may be replaced: a thousand payloads are a lot to read for a yes or no."""
+    """The unfinished runs of earlier slots, oldest first, by job. They are read with their payloads
+    only if they may be replaced; a thousand payloads would take long to read."""
     replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
     others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
     unfinished: dict[str, list[Run]] = {}
@@ -230,7 +228,7 @@ async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list
 
 
 def _may_never_start(run: Document) -> bool:
-    """It is set aside, or its lane is damaged."""
+    """Whether it is set aside or its lane is damaged."""
     if not is_lane(run.get("lane")):
         return bool(run["state"] == "pending")
     return bool(run["lane"]["p"] == SET_ASIDE)
@@ -245,7 +243,7 @@ def live_slots(job_ids: Sequence[str]) -> Document:
 
 
 async def _replace_earlier(db: Database, plans: Mapping[int, _Plan]) -> dict[int, tuple[Run, ...]]:
-    """Cancel what these firings replace; the runs that ended by it, for each firing."""
+    """Cancel the runs that these firings replace. Gives those that ended, for each firing."""
     changes = [change for plan in plans.values() for change in plan.changes]
     done = dict(zip((change.id for change in changes), await apply(db, changes), strict=True))
     return {

@@ -76,9 +76,6 @@ def _is_ending(run: Document) -> bool:
     return run.get("state") not in LIVE_STATES or bool(run.get("cancel_requested"))
 
 
-# -- find -----------------------------------------------------------------------------------
-
-
 async def find(db: Database, query: RunQuery) -> Page[Run]:
     """Newest first: by `created_at`, then id. Each state is a walk of its own, and the server
     merges them."""
@@ -231,9 +228,6 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
     return cursor_number(moment, cursor), run_id
 
 
-# -- counts ---------------------------------------------------------------------------------
-
-
 async def counts(db: Database, since: datetime | None = None) -> Counts:
     """Walks along indexes, without a look at the documents. Runs in a state that this version does
     not know are not counted."""
@@ -286,9 +280,6 @@ def counted_due(now: int) -> list[Document]:
     """`now` was read before: in an aggregate through a router, `$$NOW` is the router's."""
     each: Any = {"_id": "$lane", "count": {"$sum": 1}, "oldest": {"$min": "$run_at"}}
     return [{"$match": {"state": "pending", "run_at": {"$lte": now}}}, {"$group": each}]
-
-
-# -- jobs -----------------------------------------------------------------------------------
 
 
 async def jobs(db: Database, query: JobQuery) -> Page[Job]:

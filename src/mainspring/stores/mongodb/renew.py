@@ -1,7 +1,7 @@
-"""Renew: leases extended by the servers' clock, for those that still hold their runs.
+"""Renew: extends leases by the server's clock, for workers that still hold their runs.
 
-A valid lease is extended as it stands. One that has lapsed may have lost its place under a limit
-to another run, so it must find room first, in a transaction (concurrency.py).
+A valid lease is extended at once. If a lease has lapsed, another run may have taken the capacity of
+the job's limit, so a transaction counts first (concurrency.py).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def _over(run: Document) -> bool:
 async def _extend_with_room(
     held: Iterable[Held], lease: int, nonce: ObjectId, db: Database
 ) -> None:
-    """Extend those leases that are valid, need no place, or find one. In a transaction."""
+    """Extend the leases that are valid, have no limit, or fit under their limit. Called in a
+    transaction."""
     items = {item.id: item for item in held}
     seen = await _mine(db, items.values())
     jobs = {job_of(run) for run in seen.values() if _over(run)}
@@ -101,7 +102,7 @@ async def _extend_with_room(
 async def _extend(
     db: Database, runs: Sequence[tuple[Held, Document]], lease: int, nonce: ObjectId
 ) -> None:
-    """Extend leases: the valid ones all alike, the lapsed ones guarded by what was seen."""
+    """Extend leases. A lapsed one is extended only if nobody has renewed it since it was read."""
     groups: dict[Any, list[str]] = {}
     updates: list[tuple[Document, Document]] = []
     for item, run in runs:

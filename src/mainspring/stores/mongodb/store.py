@@ -1,4 +1,4 @@
-"""The MongoDB store: each method as the protocol has it, with the driver's errors in our words.
+"""The MongoDB store: the methods of the protocol. Errors of the driver become errors of Mainspring.
 
 It belongs to the event loop that opened it, as the driver's client does. Opened again after
 `close`, it belongs to the loop of that moment.
@@ -60,19 +60,20 @@ __all__ = ["MongoStore"]
 
 @dataclass(slots=True)
 class _Session:
-    """What is there between `open` and `close`."""
+    """What exists between `open` and `close`."""
 
     db: Database
     notifier: Notifier
     clients: Clients
     loop: asyncio.AbstractEventLoop
     partition: ClaimPartition
-    doubts: claims.Doubts = field(default_factory=claims.Doubts)
-    unheard: set[asyncio.Task[list[Run]]] = field(default_factory=set)
+    unanswered: claims.UnansweredClaims = field(default_factory=claims.UnansweredClaims)
+    giving_back: set[asyncio.Task[list[Run]]] = field(default_factory=set)
+    """Claims whose caller was cancelled."""
 
 
 class MongoStore:
-    """`clock` takes the place of the servers' own, for tests of one client at a time."""
+    """`clock` replaces the servers' clocks, in tests of one client at a time."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.address = Address.of(url)
@@ -113,7 +114,7 @@ class MongoStore:
         session, self._session = self._session, None
         if session is None:
             return
-        await asyncio.gather(*session.unheard, return_exceptions=True)
+        await asyncio.gather(*session.giving_back, return_exceptions=True)
         await session.notifier.close()
         await session.clients.close()
         await session.db.sessions.close()
@@ -131,13 +132,13 @@ class MongoStore:
 
     async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
-        taking = claims.claim(session.db, claim, session.partition, session.doubts)
+        taking = claims.claim(session.db, claim, session.partition, session.unanswered)
         work = asyncio.create_task(taking)
         try:
             with translating():
                 taken = await asyncio.shield(work)
             session.notifier.record_claim(vain=not taken.runs)
-            if taken.more:  # of which nobody will tell us
+            if taken.more:  # no hint will come for it
                 session.notifier.wake_here()
             if taken.runs:
                 return Claimed(taken.runs)
@@ -145,8 +146,8 @@ class MongoStore:
                 return Claimed([], await claims.next_due(session.db, claim, taken.since))
         except asyncio.CancelledError:
             back = asyncio.create_task(self._give_back(session.db, work))
-            session.unheard.add(back)
-            back.add_done_callback(session.unheard.discard)
+            session.giving_back.add(back)
+            back.add_done_callback(session.giving_back.discard)
             raise
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
@@ -179,7 +180,8 @@ class MongoStore:
             return await upkeep.prune(self._db, before, limit)
 
     async def _end_transactions_of_lapsed_runs(self) -> None:
-        """An open transaction of a dead worker locks its run: nobody could rescue it."""
+        """End open transactions of dead workers' handlers. They lock their runs, and a rescue would
+        wait for a minute."""
         query, cursor = RunQuery(lapsed=True, brief=True), None
         while True:
             page = await queries.find(self._db, replace(query, limit=500, cursor=cursor))
@@ -189,7 +191,7 @@ class MongoStore:
                 return
 
     async def _bring_back(self, limit: int) -> None:
-        """Let claims find runs again that were set aside and can be read by now."""
+        """Let claims find runs again that were set aside and that can be read by now."""
         page = await queries.find(self._db, RunQuery(set_aside=True, limit=limit))
         readable = [run for run in page.items if run.unreadable is None]
         if readable:
@@ -264,7 +266,7 @@ class MongoStore:
             self._session.notifier.notify(new=new)
 
     async def _give_back(self, db: Database, work: asyncio.Task[claims.Taken]) -> list[Run]:
-        """A claim whose caller was cancelled on the way: its runs go back, unburnt."""
+        """Release the runs of a claim whose caller was cancelled. The attempt does not count."""
         try:
             runs = (await work).runs
             now = await db.now()
