@@ -310,3 +310,24 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
+    run: Run, start: Start, folder: Path
+) -> None:
+    (folder / "leaky.py").write_text(
+        "from mainspring import Scheduler\n"
+        'scheduler = Scheduler("sqlite:///jobs.db", poll="50ms")\n'
+        "kept = []\n"
+        "@scheduler.job\n"
+        "def leak(size: int) -> int:\n"
+        "    kept.append(bytearray(b'x' * size))\n"
+        "    return len(kept)\n"
+    )
+    worker = start("worker", "leaky:scheduler", "--memory-limit", "300MB")
+    first = run("enqueue", "leak", '{"size": 400000000}', "--app", "leaky:scheduler", "--json").json
+    worker.says("it is replaced")
+    answer = run("enqueue", "leak", '{"size": 10}', "--app", "leaky:scheduler", "--wait", "--json")
+    assert (answer.code, answer.json["result"]) == (0, 1)  # a new process: nothing is kept
+    shown = run("runs", "show", first["id"], "--app", "leaky:scheduler", "--json").json
+    assert shown["state"] == "succeeded"

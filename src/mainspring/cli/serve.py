@@ -69,6 +69,15 @@ def serve(
             " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
         ),
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Replace the process when it holds so much memory, as in 1GB or 512MiB"
+            " (env MEMORY_LIMIT). Default: no limit.",
+        ),
+    ] = None,
     leader_election: Annotated[
         bool | None,
         typer.Option(
@@ -116,6 +125,7 @@ def serve(
         max_concurrent_jobs=workers,
         drain_timeout=None if drain_timeout is None else _milliseconds(drain_timeout),
         leader_election=leader_election,
+        memory_limit=memory_limit,
     )
     choice = StoreChoice.of(store, app)
     scheduler = _scheduler(settings, choice, allow_private or [])
@@ -128,7 +138,14 @@ def serve(
         if not quiet:
             _greet(url, scheduler, as_json=json)
 
-    finish(serving(scheduler, settings, first_key=_first_key(scheduler, choice), greet=greet))
+    folder = os.getcwd()
+    replace_process = finish(
+        serving(scheduler, settings, first_key=_first_key(scheduler, choice), greet=greet)
+    )
+    if replace_process:
+        logging.shutdown()
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _milliseconds(drain_timeout: str) -> int:
@@ -150,6 +167,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
             poll=settings.poll,
             retention=settings.retention,
             leader_election=settings.leader_election,
+            memory_limit=settings.memory_limit,
             webhooks=webhooks,
         )
     assert choice.app is not None
@@ -165,6 +183,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
         poll=settings.poll if "scheduler_poll_interval" in said else None,
         retention=settings.retention if "retention" in said else None,
         leader_election=settings.leader_election if "leader_election" in said else None,
+        memory_limit=settings.memory_limit,
     )
 
 

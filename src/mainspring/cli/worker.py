@@ -1,4 +1,5 @@
-"""`mainspring worker`: works until a signal; replaces a process that has too many stuck threads."""
+"""`mainspring worker`: works until a signal; replaces a process that has too many stuck threads or
+holds too much memory."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ __all__ = ["register"]
 log = logging.getLogger("mainspring.worker")
 
 CHECK_INTERVAL = 1.0
-"""Seconds between two checks for stuck threads and for the supervisor."""
+"""Seconds between two checks for stuck threads, memory and the supervisor."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -75,6 +76,15 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Replace a process that holds so much memory, as in 1GB or 512MiB. Default: what"
+            " the code says.",
+        ),
+    ] = None,
     drain_timeout: Annotated[
         str,
         typer.Option(
@@ -104,6 +114,7 @@ def worker(
         queues=_names(queues),
         workers=workers,
         leader_election=leader_election,
+        memory_limit=memory_limit,
         drain_timeout=span_of(drain_timeout, "--drain-timeout"),
         verbose=verbose,
         quiet=quiet,
@@ -136,6 +147,7 @@ def _prepared(command: WorkerCommand) -> Scheduler:
         workers=command.workers,
         queues=command.queues,
         leader_election=command.leader_election,
+        memory_limit=command.memory_limit,
         # Each run only on a terminal: a worker may do thousands a second.
         log_each_run=command.verbose or sys.stderr.isatty(),
     )
@@ -155,14 +167,14 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     from mainspring.cli.gc_tuning import tune_garbage_collector
     from mainspring.scheduler.run_forever import run_until_signal
 
-    stuck = False
+    spent = False
 
     async def watch() -> None:
-        nonlocal stuck
+        nonlocal spent
         tune_garbage_collector()
         if command.place == 1 and not command.quiet:
             await _greeted(scheduler, command)
-        while not (stuck := await _is_stuck(scheduler)):
+        while not (spent := await _is_spent(scheduler)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
@@ -175,7 +187,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
         watch=watch,
         drain_timeout=command.drain_timeout,
     )
-    return stuck and not stopped
+    return spent and not stopped
 
 
 async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
@@ -188,13 +200,17 @@ async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
         log.warning("could not read the jobs: %s", error)
 
 
-async def _is_stuck(scheduler: Scheduler) -> bool:
-    """Whether threads that outlived their attempt take half of the capacity or more."""
+async def _is_spent(scheduler: Scheduler) -> bool:
+    """Whether the process has to be replaced: it has reached its memory limit, or threads that
+    outlived their attempt take half of the capacity or more."""
     try:
         health = await scheduler.health()
     except Exception:
         log.exception("could not check the worker's health")
         return False
+    if health.memory_limit_reached:
+        log.warning("this process has reached its memory limit: it is replaced")
+        return True
     if not health.stuck_threads or 2 * health.stuck_threads < health.workers:
         return False
     log.warning(

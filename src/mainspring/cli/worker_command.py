@@ -17,6 +17,7 @@ class WorkerCommand:
     queues: tuple[str, ...] | None
     workers: int | None
     leader_election: bool | None
+    memory_limit: str | None
     drain_timeout: timedelta
     verbose: bool
     quiet: bool
@@ -35,6 +36,8 @@ class WorkerCommand:
             words += ["--workers", str(self.workers)]
         if self.leader_election is not None:
             words += ["--leader-election" if self.leader_election else "--no-leader-election"]
+        if self.memory_limit is not None:
+            words += ["--memory-limit", self.memory_limit]
         words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
         flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
         words += [flag for flag, on in flags.items() if on]

@@ -42,6 +42,10 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
 
+thread_cpu = time.thread_time
+"""Seconds of CPU that this thread has used."""
+
+
 def utcnow() -> datetime:
     """The machine's time, for previews and defaults; never for what is due (ask the store)."""
     return datetime.now(UTC)

@@ -26,6 +26,7 @@ EVENTS = frozenset(
         "scheduler.error",
         "worker.started",
         "worker.stopped",
+        "worker.memory_limit",
         "job.created",
         "job.updated",
         "job.removed",

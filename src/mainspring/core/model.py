@@ -117,6 +117,8 @@ class Attempt(Struct, frozen=True, gc=False):
     """The record of one attempt of a run.
 
     `detail` is what the handler set as `ctx.detail`: for webhooks the request and the response.
+    `cpu_seconds` is the CPU time that the handler used in its thread or its process, or None where
+    it is not known. `peak_memory` is in bytes, and known of handlers with a process of their own.
     """
 
     number: int
@@ -128,6 +130,8 @@ class Attempt(Struct, frozen=True, gc=False):
     traceback: str | None = None
     log: tuple[str, ...] = ()
     detail: Any = None
+    cpu_seconds: float | None = None
+    peak_memory: int | None = None
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):

@@ -31,6 +31,7 @@ __all__ = [
     "Policy",
     "Span",
     "error_names",
+    "memory_size",
 ]
 
 Span = str | float | timedelta
@@ -374,7 +375,8 @@ def _job_names(given: Any) -> tuple[str, ...]:
     return tuple(_name(getattr(item, "id", item), "after") for item in items)
 
 
-def _size(given: Any) -> int | None:
+def memory_size(given: Any) -> int | None:
+    """Bytes, given as a number or as text with a unit."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -432,7 +434,7 @@ _READERS: dict[str, Any] = {
     "start_deadline": lambda v: _positive(v, "start_deadline"),
     "delivery": lambda v: _choice(Delivery, v, "delivery"),
     "isolation": lambda v: _choice(Isolation, v, "isolation"),
-    "memory_limit": _size,
+    "memory_limit": memory_size,
     "breaker": _breaker,
     "after": _job_names,
     "after_failure": lambda v: _choice(AfterFailure, v, "after_failure"),

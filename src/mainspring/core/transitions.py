@@ -54,6 +54,7 @@ __all__ = [
     "unblocked",
     "unsnoozed",
     "waiting_again",
+    "with_usage",
 ]
 
 MAX_LAPSES = 4
@@ -358,6 +359,16 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
         return None
     expect = {"state": State.WAITING, "token": run.token}
     return Change(run.id, expect, {"state": State.PENDING, "run_at": max(run.run_at, now)})
+
+
+def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | None) -> Change:
+    """The change that ends an attempt, with what the attempt used."""
+    attempts = change.set.get("attempts")
+    if not attempts or (cpu_seconds is None and peak_memory is None):
+        return change
+    cpu_seconds = None if cpu_seconds is None else round(cpu_seconds, 6)
+    last = replace(attempts[-1], cpu_seconds=cpu_seconds, peak_memory=peak_memory)
+    return replace(change, set={**change.set, "attempts": (*attempts[:-1], last)})
 
 
 _LOST = "the worker {} died or lost its lease while it held the run"

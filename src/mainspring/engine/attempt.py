@@ -104,6 +104,8 @@ class LocalAttempt(Struct, eq=False):
     began_at: datetime | None = None
     took: float | None = None
     """Seconds on the program's loop."""
+    cpu_seconds: float | None = None
+    peak_memory: int | None = None
     result: Any = None
     error: AttemptError | None = None
     stop_reason: StopReason | None = None

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from mainspring.core.clock import CarriedClock, Clock
+from mainspring.core.clock import CarriedClock, Clock, thread_cpu
 from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
 from mainspring.core.model import Job
@@ -25,6 +25,7 @@ from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
+from mainspring.engine.memory_watch import MemoryWatch, megabytes
 from mainspring.engine.operations import Operations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
@@ -133,7 +134,7 @@ class Engine:
             lambda: self._open(drafts), context.settings.wait_for_store, context.clock
         )
         telemetry = self.worker.telemetry = Telemetry.found()
-        program = self._loop_executor(home)
+        program = self._loop_executor(home, None if inline else thread_cpu)
         watch = LoopWatch(
             program,
             blocked=lambda: self.worker.loop_blocked(watch.where()),
@@ -142,7 +143,7 @@ class Engine:
         self.worker.set_dispatcher(
             Dispatcher(
                 program,
-                self._loop_executor(asyncio.get_running_loop()),
+                self._loop_executor(asyncio.get_running_loop(), None),
                 context.clock,
                 context.time,
                 capacity=context.settings.workers,
@@ -167,17 +168,22 @@ class Engine:
                 self.live_workers.announce_periodically,
             ):
                 self._go(part)
+            if (limit := context.settings.memory_limit) is not None:
+                self._go(MemoryWatch(limit, self._memory_limit_reached).watching)
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
             if context.settings.enabled:
                 await self.operations.run_on_start([d.id for d in drafts if d.policy.run_on_start])
         context.emit("scheduler.started")
 
-    def _loop_executor(self, loop: asyncio.AbstractEventLoop) -> LoopExecutor:
+    def _loop_executor(
+        self, loop: asyncio.AbstractEventLoop, thread_cpu: Callable[[], float] | None
+    ) -> LoopExecutor:
         return LoopExecutor(
             loop,
             self._context.clock,
             self._context.time,
+            thread_cpu=thread_cpu,
             can_begin=self.worker.leases.is_safe,
             began=self.worker.began,
             ended=self.worker.ended,
@@ -201,6 +207,21 @@ class Engine:
         await self._retire()  # first: nobody here would run what it fires
         await self.worker.drain(graceful=graceful, timeout=timeout)
         await self._flush()
+
+    async def _memory_limit_reached(self, used: int) -> None:
+        """Claim no more runs and fire no more slots; the runs that were claimed still run."""
+        limit = self._context.settings.memory_limit
+        assert limit is not None
+        log.error(
+            "this process holds %s of memory, and its limit is %s: it claims no more runs. Running"
+            " work may end; then the process has to be replaced, which `mainspring worker` and"
+            " `mainspring serve` do themselves",
+            megabytes(used),
+            megabytes(limit),
+        )
+        self.worker.claims_no_more = True
+        self._context.emit("worker.memory_limit", used=used, limit=limit)
+        await self._retire()
 
     async def _retire(self) -> None:
         """Fire no more slots and let another node lead: this process takes no more runs.

@@ -49,6 +49,14 @@ class Decision(Struct, frozen=True):
 
 def decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decision:
     """Not for an attempt whose lease was lost: this worker must write nothing about its run."""
+    decision = _decide(attempt, now, rng)
+    if attempt.cpu_seconds is None or attempt.committed:
+        return decision
+    change = transitions.with_usage(decision.change, attempt.cpu_seconds, attempt.peak_memory)
+    return replace(decision, change=change)
+
+
+def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decision:
     if attempt.committed:  # by its transaction: what the handler did after it changes nothing
         assert attempt.completion is not None
         return Decision(attempt.completion)
@@ -78,7 +86,8 @@ def completed(attempt: LocalAttempt, now: datetime) -> Change:
     run, context = _with_progress(attempt), attempt.context
     now = max(now, run.started_at or now)
     result = storable_result(context.result, context)
-    return transitions.succeeded(run, now, result, context.log_lines, context.detail)
+    change = transitions.succeeded(run, now, result, context.log_lines, context.detail)
+    return transitions.with_usage(change, attempt.cpu_seconds, attempt.peak_memory)
 
 
 def _with_progress(attempt: LocalAttempt) -> Run:

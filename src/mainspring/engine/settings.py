@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TypedDict
 
 from mainspring.core.durations import duration
-from mainspring.core.policy import Policy, Span
+from mainspring.core.policy import Policy, Span, memory_size
 from mainspring.errors import InvalidInput
 
 __all__ = ["Choices", "Settings"]
@@ -24,6 +24,7 @@ class Choices(TypedDict, total=False):
     leader_election: bool | None
     wait_for_store: Span | None
     enabled: bool | None
+    memory_limit: int | str | None
     log_each_run: bool | None
 
 
@@ -41,6 +42,8 @@ class Settings:
     wait_for_store: timedelta = timedelta(seconds=30)
     enabled: bool = True
     """Whether this process fires slots. One that does not still runs what is enqueued."""
+    memory_limit: int | None = None
+    """Bytes of memory at which the process claims no more runs."""
     log_each_run: bool = True
     """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
 
@@ -57,6 +60,7 @@ class Settings:
         leader_election: bool = True,
         wait_for_store: Span = "30s",
         enabled: bool = True,
+        memory_limit: int | str | None = None,
     ) -> Settings:
         """Make settings from what the program gives; raise InvalidInput for what is not allowed."""
         return cls(
@@ -69,6 +73,7 @@ class Settings:
             leader_election=_leader_election(leader_election),
             wait_for_store=duration(wait_for_store, what="wait_for_store"),
             enabled=_enabled(enabled),
+            memory_limit=memory_size(memory_limit),
         )
 
     def changed(
@@ -81,6 +86,7 @@ class Settings:
         leader_election: bool | None = None,
         wait_for_store: Span | None = None,
         enabled: bool | None = None,
+        memory_limit: int | str | None = None,
         log_each_run: bool | None = None,
     ) -> Settings:
         """Return these settings with the overrides applied."""
@@ -96,6 +102,7 @@ class Settings:
             leader_election=_leader_election(elects),
             wait_for_store=duration(wait, what="wait_for_store"),
             enabled=self.enabled if enabled is None else _enabled(enabled),
+            memory_limit=self.memory_limit if memory_limit is None else memory_size(memory_limit),
             log_each_run=self.log_each_run if log_each_run is None else log_each_run,
         )
 

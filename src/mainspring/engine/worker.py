@@ -89,6 +89,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
         self._draining = False
+        self.claims_no_more = False  # the process holds too much memory; what it claimed still runs
         self._short = True  # of capacity: the store may have more due runs than the last claim took
         self._claimed_at = 0.0
         self._next_due: datetime | None = None  # by the last claim, which found nothing due
@@ -187,7 +188,7 @@ class Worker:
     def _claim_limit(self) -> int:
         """How many runs to claim. Runs are claimed ahead again when half of them have begun: fewer
         and larger claims cost fewer commits."""
-        if self._suspects.hold_back:
+        if self._suspects.hold_back or self.claims_no_more:
             return 0
         free, ready = max(self._free(), 0), self.ahead
         asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS

@@ -43,8 +43,9 @@ class Scheduler(Client):
 
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how many
     runs this process works on at once; with 0 it only enqueues. With `enabled=False` it fires no
-    slots, and still runs what is enqueued. Handlers find `resources` as
-    `ctx.resources`. `defaults` are policy options, such as `{"retries": 3, "timeout": "5m"}`, of
+    slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more runs
+    once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers find
+    `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3, "timeout": "5m"}`, of
     jobs that do not give them. A store that cannot be reached at the start is waited for, as long
     as `wait_for_store` says.
     """
@@ -71,6 +72,7 @@ class Scheduler(Client):
         leader_election: bool = True,
         wait_for_store: Span = "30s",
         enabled: bool = True,
+        memory_limit: int | str | None = None,
         defaults: PolicyOptions | None = None,
         resources: Mapping[str, Any] | None = None,
         webhooks: WebhookSettings | None = None,
@@ -97,6 +99,7 @@ class Scheduler(Client):
             leader_election=leader_election,
             wait_for_store=wait_for_store,
             enabled=enabled,
+            memory_limit=memory_limit,
         )
         self._resources = dict(resources or {})
         self._jobs_in_code: dict[str, Job] = {}

@@ -60,6 +60,8 @@ class SchedulerHealth:
     """Since when all firing is paused, on every node; None if it is not."""
     jobs_without_worker: tuple[str, ...] = ()
     """Jobs that this process does not fire, because no live worker has their handler."""
+    memory_limit_reached: bool = False
+    """This process holds as much memory as it may: it claims no more runs."""
     orphaned_jobs: tuple[str, ...] = ()
     """Those of them that code defined, and whose code is gone (`prune_orphans` removes them)."""
 
@@ -131,7 +133,9 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     except StoreError as error:
         store = str(error)
     not_fired = engine.live_workers.not_fired
-    fine = store == "ok" and engine.worker.stuck < max(settings.workers, 1) and not not_fired
+    full = engine.worker.claims_no_more
+    stuck = engine.worker.stuck >= max(settings.workers, 1)
+    fine = store == "ok" and not (stuck or not_fired or full)
     return SchedulerHealth(
         status="healthy" if fine else "degraded",
         store=store,
@@ -144,6 +148,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         paused_since=paused_since,
         jobs_without_worker=not_fired,
         orphaned_jobs=engine.live_workers.orphaned,
+        memory_limit_reached=full,
     )
 
 

@@ -54,9 +54,10 @@ async def serve(
     *,
     first_key: str = "mainspring keys create NAME --scope admin",
     greet: Callable[[str], Awaitable[None]] | None = None,
-) -> None:
+) -> bool:
     """Start the scheduler and serve its API until SIGTERM or SIGINT. `first_key` is the command
-    that makes an API key in this store; `greet` is called with the URL."""
+    that makes an API key in this store; `greet` is called with the URL. True if the process has
+    reached its memory limit: the caller replaces it."""
     loopback = is_loopback(settings.host)
     _ = scheduler.webhooks.vault  # a wrong or missing key for secrets is reported now
     with listening(settings.host, settings.port) as bound:
@@ -70,7 +71,7 @@ async def serve(
             )
             service.max_streams = min(service.max_streams, limits.max_connections // 2)
             server = _server(app, limits)
-            await _run_until_signal(scheduler, service, server, bound, greet)
+            return await _run_until_signal(scheduler, service, server, bound, greet)
 
 
 def _needs_key(settings: ServiceSettings, first_key: str) -> str:
@@ -145,22 +146,26 @@ async def _run_until_signal(
     server: _Server,
     bound: socket.socket,
     greet: Callable[[str], Awaitable[None]] | None,
-) -> None:
-    signalled = asyncio.Event()
+) -> bool:
+    """Serve until a signal, or until the memory limit is reached (True)."""
+    signalled, memory_limit_reached = asyncio.Event(), asyncio.Event()
+    scheduler.on("worker.memory_limit", lambda _: memory_limit_reached.set())
     with _signals(signalled):
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
-        stop = asyncio.ensure_future(signalled.wait())
+        ends = [asyncio.ensure_future(event.wait()) for event in (signalled, memory_limit_reached)]
         try:
             if greet is not None:
                 await greet(url_of(bound))
-            await asyncio.wait([serving, stop], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([serving, *ends], return_when=asyncio.FIRST_COMPLETED)
             service.draining.set()
             log.info("stopping: waiting for running runs (signal again to end at once)")
             await scheduler.drain(timeout=service.settings.drain)
         finally:
-            stop.cancel()
+            for end in ends:
+                end.cancel()
             server.should_exit = True
             await serving
+    return memory_limit_reached.is_set() and not signalled.is_set()
 
 
 @contextlib.contextmanager

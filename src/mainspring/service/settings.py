@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mainspring.core.durations import duration
+from mainspring.core.policy import memory_size
 from mainspring.errors import InvalidInput
 
 __all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]
@@ -24,6 +25,13 @@ def _span(given: Any) -> timedelta:
         return duration(given)
     except InvalidInput:
         raise ValueError("a span with its unit, such as 12h or 30d") from None
+
+
+def _size(given: Any) -> int | None:
+    try:
+        return memory_size(given)
+    except InvalidInput:
+        raise ValueError("a number of bytes, or a size such as 512MiB or 2GB") from None
 
 
 def _hosts(given: str) -> str:
@@ -76,6 +84,8 @@ class ServiceSettings(BaseSettings):
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
     """With a unit, as in 30d: a bare number meant as days would delete the history."""
+    memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
+    """At so much memory, as in 1GB, the process is replaced."""
     leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
     """The leader is elected in the store. No address of another service is taken here."""
 

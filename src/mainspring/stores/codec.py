@@ -185,6 +185,12 @@ def _of_type(kind: type) -> Callable[[Any], Any]:
 
 
 as_number: Callable[[Any], int] = _of_type(int)
+
+
+def as_decimal(value: Any) -> float:
+    return float(value if isinstance(value, float) else as_number(value))
+
+
 as_list: Callable[[Any], list[Any]] = _of_type(list)
 
 
@@ -209,6 +215,7 @@ def _write_mapping(value: Mapping[str, Any]) -> str:
 TEXT = Kind("text", None, _of_type(str), "")
 FREE_TEXT = Kind("free_text", _encodable_text, _of_type(str), "")
 NUMBER = Kind("number", None, as_number, 0)
+DECIMAL = Kind("decimal", None, as_decimal, 0.0)
 FLAG = Kind("flag", None, lambda value: bool(as_number(value)), False)
 TIME = Kind(
     "time", to_us, lambda us: from_us(as_number(us)), EPOCH, "from_us({})", {"from_us": from_us}
@@ -368,6 +375,8 @@ ATTEMPT: Table[Attempt] = Table(
         Field("traceback", FREE_TEXT, sparse=True),
         Field("log", NAMES, sparse=True),
         Field("detail", _value("detail"), sparse=True),
+        Field("cpu_seconds", DECIMAL, sparse=True),
+        Field("peak_memory", NUMBER, sparse=True),
     ],
 )
 """For stores that keep attempts in a form of their own; a record has them all as one JSON text."""

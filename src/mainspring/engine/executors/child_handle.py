@@ -49,10 +49,12 @@ class RemoteError:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a handler ended: with a result, or with an error."""
+    """How a handler ended: with a result, or with an error; and what it used."""
 
     result: Any = None
     error: RemoteError | None = None
+    cpu_seconds: float | None = None
+    peak_memory: int | None = None
 
 
 class Child:
@@ -237,9 +239,9 @@ class Child:
                     context.detail = message["value"]
                     return None
                 case "done":
-                    reply = Reply(result=decode(message["result"]))
+                    reply = Reply(result=decode(message["result"]), **_usage(message))
                 case "failed":
-                    reply = Reply(error=_remote_error(message))
+                    reply = Reply(error=_remote_error(message), **_usage(message))
                 case other:
                     raise _invalid_message(f"a message of type {other!r}")
             self.spent = self.spent or bool(message["spent"])
@@ -290,6 +292,10 @@ def _remote_error(message: dict[str, Any]) -> RemoteError:
         kind=message["kind"],
         retry_after=message["retry_after"],
     )
+
+
+def _usage(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: message[name] for name in ("cpu_seconds", "peak_memory")}
 
 
 def _no_memory(reply: Reply, limit: int) -> MemoryExceeded:

@@ -35,6 +35,7 @@ from mainspring.core.durations import duration
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
 from mainspring.core.upstream import UpstreamResults, UpstreamRun
+from mainspring.engine.executors.process_usage import ProcessUsage
 from mainspring.engine.results import storable_result
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 
@@ -210,7 +211,8 @@ class _Server:
         while not self._stopping:
             request = decode(self._channel.requests.get().decode())
             self._restore()
-            answer = self._answer(request)
+            usage = ProcessUsage()
+            answer = self._answer(request) | usage.measured()
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork that returned from the handler: only one process may answer
             _flush()

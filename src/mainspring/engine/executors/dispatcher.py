@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mainspring.core.clock import CarriedClock, Clock
+from mainspring.core.clock import CarriedClock, Clock, thread_cpu
 from mainspring.core.policy import Isolation
 from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
 from mainspring.engine.executors.loop import LoopExecutor
@@ -192,7 +192,7 @@ class Dispatcher:
     def _thread_body(self, attempt: LocalAttempt) -> None:
         attempt.began_at = self._time.now()
         result, error = None, None
-        pid = os.getpid()
+        pid, cpu = os.getpid(), thread_cpu()
         try:
             attempt.unless_stopped()
             if (hook := attempt.handler.hooks.on_start) is not None:
@@ -206,6 +206,7 @@ class Dispatcher:
         except BaseException as raised:
             error = AttemptError.of(raised)
         end_if_forked(pid, error)
+        attempt.cpu_seconds = thread_cpu() - cpu
         call_soon(self._loop, self._end_thread, attempt, result, error)
 
     def _end_thread(self, attempt: LocalAttempt, result: Any, error: AttemptError | None) -> None:
@@ -236,6 +237,7 @@ class Dispatcher:
                     arguments=attempt.handler.stored_arguments(attempt.run.payload),
                     memory_limit=attempt.job.policy.memory_limit,
                 )
+            attempt.cpu_seconds, attempt.peak_memory = reply.cpu_seconds, reply.peak_memory
             attempt.result = reply.result
             attempt.error = AttemptError.remote(reply.error) if reply.error else None
         except BaseException as error:

@@ -60,6 +60,7 @@ class LoopExecutor:
         clock: Clock,
         time: CarriedClock,
         *,
+        thread_cpu: Callable[[], float] | None = None,
         can_begin: Callable[[LocalAttempt], bool],
         began: Callable[[LocalAttempt], None],
         ended: Callable[[list[LocalAttempt], int], None],
@@ -69,6 +70,7 @@ class LoopExecutor:
         self.loop = loop
         self._engine_loop = asyncio.get_running_loop()
         self._monotonic = clock.monotonic
+        self._thread_cpu = thread_cpu
         self._time = time
         self._can_begin = can_begin
         self._began = began
@@ -268,22 +270,26 @@ class LoopExecutor:
     def _await(
         self, handler: Coroutine[Any, Any, Any], attempt: LocalAttempt
     ) -> Generator[Any, Any, Any]:
-        """`await handler`, and note whether it waits."""
-        try:
-            future = handler.send(None)
-        except StopIteration as end:
-            return end.value
-        self._keep_task(attempt)
+        """`await handler`; note whether it waits, and how much CPU time it uses."""
+        thread_cpu = None if attempt.handler.built_in else self._thread_cpu
+        step: Callable[[Any], Any] = handler.send
+        given: Any = None
         while True:
+            began = 0.0 if thread_cpu is None else thread_cpu()
             try:
-                yield future
+                future = step(given)
+            except StopIteration as end:
+                return end.value
+            finally:
+                if thread_cpu is not None:
+                    attempt.cpu_seconds = (attempt.cpu_seconds or 0.0) + thread_cpu() - began
+            if not attempt.waited:
+                self._keep_task(attempt)
+            try:
+                given = yield future
+                step = handler.send
             except BaseException as error:
-                try:
-                    future = handler.throw(error)
-                except StopIteration as end:
-                    return end.value
-            else:
-                return (yield from handler)
+                step, given = handler.throw, error
 
     def _keep_task(self, attempt: LocalAttempt) -> None:
         """Keep this task for this attempt, which is about to wait; start tasks for the others."""

@@ -48,6 +48,10 @@ def _detail(attempt: model.Attempt, name: str) -> Any:
     return attempt.detail.get(name) if isinstance(attempt.detail, dict) else None
 
 
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
 ATTEMPT: tuple[FieldSpec[model.Attempt], ...] = (
     FieldSpec(
         "number", "The first attempt is 1.", 1, answered=int, read=lambda attempt: attempt.number
@@ -95,6 +99,18 @@ ATTEMPT: tuple[FieldSpec[model.Attempt], ...] = (
         ["sent 3 rows"],
         answered=list[str],
         read=lambda attempt: list(attempt.log),
+    ),
+    FieldSpec(
+        "cpu_time",
+        "Milliseconds of CPU that the handler used. Null if not known: webhooks, killed workers.",
+        answered=Milliseconds | None,
+        read=lambda attempt: _milliseconds(attempt.cpu_seconds),
+    ),
+    FieldSpec(
+        "peak_memory",
+        "Bytes of memory at the peak, of a handler with a process of its own.",
+        answered=int | None,
+        read=lambda attempt: attempt.peak_memory,
     ),
     FieldSpec(
         "request",

@@ -118,13 +118,13 @@ def progress_text(progress: Progress | None) -> str | None:
 
 
 def _detail_text(value: Any) -> str:
-    """The detail of an attempt, with a comma before it. It is plain JSON of limited size already,
-    so only a value that looks like a tag of the codec needs the slower encoder."""
+    """The detail of an attempt. It is plain JSON of limited size already, so only a value that
+    looks like a tag of the codec needs the slower encoder."""
     text = msgspec.json.encode(value).decode()
-    return "," + (codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text)
+    return codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text
 
 
-# An attempt is a list of its fields in order; the last one, `detail`, is left out if it is None.
+# An attempt is a list of its fields in order; earlier versions wrote fewer fields at the end.
 # Every run that ends is written here, mostly with one attempt. Formatting the text like this takes
 # half as long as a JSON encoder.
 _PARTS = ATTEMPT.adapted(
@@ -133,15 +133,18 @@ _PARTS = ATTEMPT.adapted(
     free_text={"write": _quoted},
     names={"write": _encode, "fast_read": "tuple({})"},
     value={"write": _detail_text, "fast_read": "{}"},
+    number={"write": str},
+    decimal={"write": repr},
 )
 _PART_NAMES = tuple(_PARTS.fields)
 _NO_PARTS: list[Any] = [None] * len(_PART_NAMES)
 _attempt_parts = compile_row(
     _PARTS,
     _PART_NAMES,
-    absent={"error": "'null'", "traceback": "'null'", "log": "'[]'", "detail": "''"},
+    absent={"error": "'null'", "traceback": "'null'", "log": "'[]'"}
+    | dict.fromkeys(("detail", "cpu_seconds", "peak_memory"), "'null'"),
 )
-_ATTEMPT_TEXT = f"[{','.join(['%s'] * (len(_PART_NAMES) - 1))}%s]"
+_ATTEMPT_TEXT = f"[{','.join(['%s'] * len(_PART_NAMES))}]"
 _attempt = compile_reader(
     _PARTS,
     "row",

@@ -1,0 +1,78 @@
+"""Watches the memory of this process: warns near the limit, and stops claiming at it.
+
+Handlers on loops and in threads share the memory of the process, so a leak of one of them ends all
+of them when the system kills the process. Handlers with a process of their own have limits of their
+own (`memory_limit` of a job).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+
+__all__ = ["MemoryWatch", "megabytes", "resident_memory"]
+
+log = logging.getLogger("mainspring")
+
+INTERVAL = 1.0
+WARN_AT = 0.8
+WARN_AGAIN_BELOW = 0.7
+"""Parts of the limit. The warning is logged again after the memory was below the second."""
+
+
+def resident_memory() -> int | None:
+    """The bytes of memory that this process holds, or None where the system does not say."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+class MemoryWatch:
+    """`reached(used)` is called once, when the process holds `limit` bytes or more."""
+
+    def __init__(
+        self,
+        limit: int,
+        reached: Callable[[int], Awaitable[None]],
+        measure: Callable[[], int | None] = resident_memory,
+    ) -> None:
+        self._limit = limit
+        self._reached = reached
+        self._measure = measure
+        self._warned = False
+
+    async def watching(self) -> None:
+        while True:
+            used = self._measure()
+            if used is None:
+                log.warning(
+                    "memory_limit has no effect: this system does not say how much memory the"
+                    " process holds"
+                )
+                return
+            if used >= self._limit:
+                await self._reached(used)
+                return
+            self._warn(used)
+            await asyncio.sleep(INTERVAL)
+
+    def _warn(self, used: int) -> None:
+        part = used / self._limit
+        if part >= WARN_AT and not self._warned:
+            self._warned = True
+            log.warning(
+                "this process holds %s of memory, %d %% of its limit of %s; at the limit it claims"
+                " no more runs",
+                megabytes(used),
+                100 * part,
+                megabytes(self._limit),
+            )
+        elif part < WARN_AGAIN_BELOW:
+            self._warned = False
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 10**6:,.0f} MB"
