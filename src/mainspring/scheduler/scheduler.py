@@ -45,9 +45,9 @@ class Scheduler(Client):
     runs this process works on at once; with 0 it only enqueues. With `enabled=False` it fires no
     slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more runs
     once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers find
-    `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3, "timeout":
-    "5m"}`, of jobs that do not give them. A store that cannot be reached at the start is waited
-    for, as long as `wait_for_store` says.
+    `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`,
+    of jobs that do not give them. A store that cannot be reached at the start is waited for, as
+    long as `wait_for_store` says.
     """
 
     _name = "scheduler"
