@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
+from tests.support.mongodb.store import shared_database
 from tests.support.planted_store_bugs import PLANTED
-from tests.support.servers.mongodb import with_database
 from tests.support.store_machine import StoreMachine
 
 HEALTH = list(HealthCheck)
@@ -44,20 +43,24 @@ TestSqlite.settings = settings(
 )
 
 
-def test_mongodb(replica_set_url: str, database_name: str) -> None:
-    """Each example has collections of its own; all go with the database."""
-    names = count()
+def test_mongodb(replica_set_url: str) -> None:
+    """The examples share a database, which each leaves empty."""
+    with shared_database(replica_set_url) as database:
 
-    class MongoMachine(StoreMachine):
-        def make_store(self, place: Path, clock: Clock) -> Store:
-            url = with_database(replica_set_url, database_name)
-            sign = "&" if "?" in url else "?"
-            return MongoStore(f"{url}{sign}mainspringPrefix=m{next(names)}_", clock)
+        class MongoMachine(StoreMachine):
+            def make_store(self, place: Path, clock: Clock) -> Store:
+                return MongoStore(database.url, clock)
 
-    bounded = settings(
-        max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=HEALTH
-    )
-    run_state_machine_as_test(MongoMachine, settings=bounded)
+            def teardown(self) -> None:
+                super().teardown()
+                database.empty()
+
+        run_state_machine_as_test(MongoMachine, settings=ON_SERVERS)
+
+
+ON_SERVERS = settings(
+    max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=HEALTH
+)
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)

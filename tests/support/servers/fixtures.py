@@ -35,7 +35,8 @@ __all__ = [
 
 SHARED: dict[str, Callable[[], Topology]] = {
     "standalone": Standalone,
-    "replica-set": lambda: ReplicaSet(election_timeout=10),  # nobody kills it: let it be calm
+    # No test kills it, so it needs no quick elections, and acknowledges without waiting for a disk.
+    "replica-set": lambda: ReplicaSet(election_timeout=10, durable=False),
     "sharded": ShardedCluster,
 }
 

@@ -196,12 +196,15 @@ class ReplicaSet(Topology):
         name: str = "rs",
         auth: bool = False,
         election_timeout: float = 2.0,
+        durable: bool = True,
         arguments: Sequence[str] = (),
         parameters: Mapping[str, Any] | None = None,
         place: Path | None = None,
     ) -> None:
+        """`durable=False`: a majority of members acknowledges before it has written its journal."""
         super().__init__(auth=auth, place=place)
         self.name = name
+        self.durable = durable
         self.config_server = "--configsvr" in arguments
         self.election_timeout = election_timeout
         self.members = [
@@ -242,6 +245,7 @@ class ReplicaSet(Topology):
             member.wait_until_listening()
         configuration: Document = {
             "_id": self.name,
+            "writeConcernMajorityJournalDefault": self.durable,
             "members": [
                 {"_id": number, "host": member.address}
                 for number, member in enumerate(self.members)
