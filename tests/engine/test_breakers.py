@@ -17,50 +17,49 @@ from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened
+from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, states, until
 from tests.support.scheduler_fixtures import Make
 
 
 async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
-    scheduler = make(workers=1)
+    scheduler = make(workers=2)
     recorder = EventRecorder(scheduler, "breaker.*")
-    healthy, tried = False, 0
+    tried, may_end = 0, asyncio.Event()
 
     @scheduler.job(breaker=Breaker(failures=3, reset="300ms"))
     async def call() -> None:
         nonlocal tried
         tried += 1
-        assert healthy
+        number = tried
+        if number == 4:  # the first trial lasts until the test has looked, however slow it is
+            await may_end.wait()
+        assert number > 4
 
     @scheduler.job()
     async def other() -> int:
         return 1
 
     async with scheduler:
-        runs = await call.enqueue_many([{}] * 3)
-        for run in runs:
+        for run in await call.enqueue_many([{}] * 3):
             await ended(scheduler, run)
         await recorder.until("breaker.opened")
-        assert (await scheduler.job_health("call")).breaker == "open"
+        assert (await scheduler.job_health("call")).breaker != "closed"
         waiting = await call.enqueue_many([{}] * 4)
         assert (await ended(scheduler, await other.enqueue())).result == 1
-        await asyncio.sleep(0.05)
-        for run in waiting:
-            stored = await scheduler.get_run(run.id)
-            assert (stored.state, stored.attempt, stored.attempts) == (State.PENDING, 0, ())
-        assert tried == 3
-        await recorder.until("breaker.opened", 2)  # one probe, which failed
-        assert tried == 4
-        healthy = True
+        await recorder.until("breaker.half_open")
+        await until(lambda: tried == 4)
+        stored = [await scheduler.get_run(run.id) for run in waiting]
+        assert [run.attempts for run in stored] == [()] * 4
+        assert tried == 4  # the trial alone
+        may_end.set()
         await recorder.until("breaker.closed")
         done = [await ended(scheduler, run) for run in waiting]
-        assert [run.state for run in done].count(State.FAILED) == 1
+        assert states(done).count(State.FAILED) == 1
         assert all(run.attempt == 1 for run in done)
         assert (await scheduler.job_health("call")).breaker == "closed"
-    assert recorder.names == [
-        *("breaker.opened", "breaker.half_open") * 2,
-        "breaker.closed",
-    ]
+    # A run that is admitted between the end of a trial and its count is another trial.
+    assert recorder.names[:2] == ["breaker.opened", "breaker.half_open"]
+    assert recorder.names[-1] == "breaker.closed"
 
 
 def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() -> None:
