@@ -18,9 +18,11 @@ from typing import Any, NoReturn
 
 from mainspring.core.clock import Clock, SteadyClock, SystemClock
 from mainspring.core.model import FINISHED, LIVE, Job, Note, Page, Run, State, replace
+from mainspring.core.statistics import ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreMissing, StoreUnavailable
 from mainspring.stores import codec, evaluation, protocol
+from mainspring.stores.counters import Counters
 from mainspring.stores.protocol import Held, Renewed
 
 NO_TRANSACTIONS = "a JSON file has no transactions"
@@ -35,6 +37,7 @@ class Data:
         self.run_records: dict[str, Record] = contents.setdefault("runs", {})
         self.job_records: dict[str, Record] = contents.setdefault("jobs", {})
         self.note_records: dict[str, Record] = contents.setdefault("notes", {})
+        self.counters = Counters(contents.setdefault("counters", []))
         self.runs = {run_id: codec.run_from_record(r) for run_id, r in self.run_records.items()}
 
     @property
@@ -48,6 +51,7 @@ class Data:
 
     def insert_run(self, run: Run) -> Run:
         number = self.contents["last_number"] = self.contents.get("last_number", 0) + 1
+        self.counters.count(ending_of(run), self.now)
         return self.keep_run(run.id, {**codec.run_to_record(run), "number": number})
 
     def update_run(self, run_id: str, fields: Mapping[str, Any]) -> Run:
@@ -95,7 +99,7 @@ class FileStore:
                 data = Data(json.loads(text), self._clock.now())
                 data.allow_for_clock_steps(self._steady)
                 yield data
-                made = json.dumps(data.contents)
+                made = json.dumps(data.contents | {"counters": data.counters.records()})
                 if made != text:
                     self._write(made)
         except OSError as error:
@@ -170,9 +174,9 @@ class FileStore:
             found = [records[run.id] for run in page.items]
             return replace(page, items=[codec.run_from_record(r, brief=query.brief) for r in found])
 
-    async def counts(self, since: datetime | None = None) -> protocol.Counts:
+    async def counts(self, *given: Any, **named: Any) -> protocol.Counts:
         with self._data() as data:
-            return evaluation.count_runs(data.runs.values(), since, data.now)
+            return data.counters.counts(data.runs.values(), data.now, *given, **named)
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         if before is None:
@@ -183,6 +187,7 @@ class FileStore:
                 note = codec.note_from_record(record)
                 if note.expires_at is not None and note.expires_at + kept <= data.now:
                     del data.note_records[key]
+            data.counters.prune(data.job_records, data.now)
             old = [r for r in data.runs.values() if r.finished_at and r.finished_at < before]
             gone = [run for run in old if evaluation.may_be_deleted(run, data.now)][:limit]
             for run in gone:
@@ -253,6 +258,7 @@ def _commit(data: Data, change: Change) -> bool:
         return False
     data.update_run(run.id, change.set)
     data.run_records[run.id]["change_id"] = change.change_id
+    data.counters.count(change.ending, data.now)
     return True
 
 
@@ -277,6 +283,7 @@ def _put_job(data: Data, write: protocol.JobWrite) -> bool:
     if write.expected_version not in (None, stored.version if stored else 0):
         return False
     if write.job is None:
+        data.counters.remove_job(write.id)
         return data.job_records.pop(write.id, None) is not None
     data.job_records[write.id] = codec.job_to_record(write.job)
     return True

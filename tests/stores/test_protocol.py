@@ -16,6 +16,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Overlap
+from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Counts, Firing, Store, overlapped
@@ -93,9 +94,12 @@ def test_replace_ends_what_nobody_holds_and_asks_who_does() -> None:
 
 
 def test_counts_total() -> None:
-    counts = Counts({"a": {State.PENDING: 2}, "b": {State.PENDING: 1, State.FAILED: 4}}, {})
+    ended = {"b": Totals({State.FAILED: 1}), WHOLE_STORE: Totals({State.FAILED: 4})}
+    counts = Counts({"a": {State.PENDING: 2}, "b": {State.PENDING: 1}}, {}, ended)
     assert counts.total(State.PENDING) == 3
     assert counts.total(State.RUNNING) == 0
+    assert counts.total(State.FAILED) == 4
+    assert counts.total(State.SUCCEEDED) == 0
 
 
 MEMBERS = {

@@ -26,6 +26,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Delivery
+from mainspring.core.statistics import Ending, ending_of
 
 __all__ = [
     "EDIT_GRACE",
@@ -79,7 +80,8 @@ class Change(Struct, frozen=True, gc=False):
     delete the run instead.
 
     `change_id` is drawn when the change is made. The store keeps it with the run, so that it
-    recognises a change that is sent again after its answer was lost.
+    recognises a change that is sent again after its answer was lost. `ending` is what the store
+    counts when it applies the change: None where the run does not end by it.
     """
 
     id: str
@@ -87,6 +89,7 @@ class Change(Struct, frozen=True, gc=False):
     set: Mapping[str, Any]
     deletes: bool = False
     change_id: int = field(default_factory=_new_change_id)
+    ending: Ending | None = None
 
     def after(self, run: Run) -> Run:
         return replace(run, **self.set)
@@ -103,8 +106,8 @@ class Failure(Struct, frozen=True):
 def succeeded(
     run: Run, now: datetime, result: Any, log: tuple[str, ...] = (), detail: Any = None
 ) -> Change:
-    return Change(
-        run.id,
+    return _ending_change(
+        run,
         _mine(run),
         {
             **_over(run, now, State.SUCCEEDED),
@@ -151,8 +154,8 @@ def failed(
     detail: Any = None,
 ) -> Change:
     """The last attempt failed: the run joins the dead letters."""
-    return Change(
-        run.id,
+    return _ending_change(
+        run,
         _mine(run),
         {
             **_over(run, now, State.FAILED),
@@ -183,15 +186,15 @@ def cancelled(
     put = {**_over(run, now, State.CANCELLED), "reason": reason}
     if run.state is State.RUNNING:
         put["attempts"] = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
-    return Change(run.id, {"state": run.state, "token": run.token}, _known(run, put))
+    return _ending_change(run, {"state": run.state, "token": run.token}, _known(run, put))
 
 
 def skipped(run: Run, now: datetime, reason: str) -> Change:
     """End a run that will not be tried, and keep why."""
     over = _known(run, {**_over(run, now, State.SKIPPED), "reason": reason})
     if run.state is State.RUNNING:  # claimed, but too late to start
-        return Change(run.id, _mine(run), {**over, **_unstarted(run)})
-    return Change(run.id, {"state": run.state, "token": run.token}, over)
+        return _ending_change(run, _mine(run), {**over, **_unstarted(run)})
+    return _ending_change(run, {"state": run.state, "token": run.token}, over)
 
 
 def is_suspect(run: Run) -> bool:
@@ -273,7 +276,8 @@ def rescued(
         end = _pending(run, _was_due(run, now))
     if unbegun:
         end |= _unstarted(run)
-    return Change(run.id, expect, _known(run, {**end, "lapses": lapses, "attempts": attempts}))
+    put = _known(run, {**end, "lapses": lapses, "attempts": attempts})
+    return _ending_change(run, expect, put)
 
 
 def aborted(
@@ -369,6 +373,11 @@ def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | Non
     cpu_seconds = None if cpu_seconds is None else round(cpu_seconds, 6)
     last = replace(attempts[-1], cpu_seconds=cpu_seconds, peak_memory=peak_memory)
     return replace(change, set={**change.set, "attempts": (*attempts[:-1], last)})
+
+
+def _ending_change(run: Run, expect: dict[str, Any], put: dict[str, Any]) -> Change:
+    """A change that may end the run, with what is counted then."""
+    return Change(run.id, expect, put, ending=ending_of(run, put))
 
 
 _LOST = "the worker {} died or lost its lease while it held the run"

@@ -585,7 +585,8 @@ class Client:
         return await self._call(statistics.stats(self._running(), self._settings))
 
     async def counts(self, since: datetime | None = None) -> Counts:
-        """Runs by job and state, what is due of each handler, what ended `since` a moment."""
+        """Unfinished runs by job and state, what is due of each handler, how many runs have ended
+        in each state, and how many of them in the minutes `since` a moment."""
         return await self._call(self._running().store.counts(aware_time(since, "since")))
 
     async def health(self) -> SchedulerHealth:

@@ -204,18 +204,16 @@ def _waits_for(run: Run, upstream: frozenset[str]) -> bool:
     return run.state is State.WAITING and not upstream.isdisjoint(run.after)
 
 
-def count_runs(runs: Iterable[Run], since: datetime | None, now: datetime) -> Counts:
+def count_runs(runs: Iterable[Run], now: datetime) -> Counts:
     by_job: dict[str, Counter[State]] = defaultdict(Counter)
     due: dict[str, Due] = {}
-    ended: Counter[State] = Counter()
     for run in runs:
-        by_job[run.job_id][run.state] += 1
+        if run.state in LIVE:
+            by_job[run.job_id][run.state] += 1
         if run.state is State.PENDING and run.run_at <= now and run.unreadable is None:
             seen = due.get(run.handler, Due(0, run.run_at))
             due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
-        if since is not None and run.finished_at is not None and run.finished_at >= since:
-            ended[run.state] += 1
-    return Counts(by_job, due, ended)
+    return Counts(by_job, due)
 
 
 def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:

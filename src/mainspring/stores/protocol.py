@@ -38,6 +38,7 @@ from msgspec import Struct
 
 from mainspring.core import transitions as states
 from mainspring.core.model import (
+    FINISHED,
     Job,
     Note,
     Page,
@@ -47,6 +48,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Overlap
+from mainspring.core.statistics import WHOLE_STORE, Period, Totals
 from mainspring.core.transitions import Change
 
 __all__ = [
@@ -264,15 +266,31 @@ class Due(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """How many runs each job has in each state, what is due of each handler, and how many runs
-    have ended in each state since the moment asked about."""
+    """How many unfinished runs each job has in each state, what is due of each handler, and what
+    was counted as runs ended: `totals` since a job was made, `periods` by the hour of a job, the
+    oldest first. Under `WHOLE_STORE` stand those of all jobs together, its periods by the minute.
+    """
 
-    runs: Mapping[str, Mapping[State, int]]
-    due: Mapping[str, Due]
-    ended: Mapping[State, int] = {}
+    runs: Mapping[str, Mapping[State, int]] = {}
+    due: Mapping[str, Due] = {}
+    totals: Mapping[str, Totals] = {}
+    periods: Mapping[str, Sequence[Period]] = {}
 
     def total(self, state: State) -> int:
+        """How many runs are in a state; of a state that ends a run, how many have ever ended so,
+        also those that were revived, deleted or pruned since."""
+        if state in FINISHED:
+            return self.totals.get(WHOLE_STORE, Totals()).ended.get(state, 0)
         return sum(by_state.get(state, 0) for by_state in self.runs.values())
+
+    @property
+    def ended(self) -> dict[State, int]:
+        """How many runs have ended in each state in the periods asked for, of all jobs."""
+        sums: dict[State, int] = {}
+        for period in self.periods.get(WHOLE_STORE, ()):
+            for state, count in period.ended.items():
+                sums[state] = sums.get(state, 0) + count
+        return sums
 
 
 class StoreInfo(Struct, frozen=True, kw_only=True):
@@ -405,6 +423,11 @@ class Store(Protocol):
         finished run back to life takes its dedupe key again, and is False where another run holds
         it. A change that deletes is False where the run has not finished or holds a dedupe key,
         and True where the run is gone. A crash leaves each change applied or not.
+
+        The `ending` of each change that was applied is counted (see `core/statistics.py`): once,
+        in the order of the changes, and in the same write where the store can write many records
+        as one. On a store that cannot (MongoDB), a client that dies between the two writes loses
+        the counts of one call, never its changes; and no change is counted twice.
         """
         ...
 
@@ -414,15 +437,23 @@ class Store(Protocol):
         be on two pages or on none; those that do not are on exactly one."""
         ...
 
-    async def counts(self, since: datetime | None = None) -> Counts:
-        """How many runs there are, by job and state, and what is due. With `since`, also what has
-        ended from that moment on."""
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
+        """How many unfinished runs there are, by job and state, what is due, and the totals of all
+        jobs together. With `jobs`, no runs are counted: only the totals of these jobs are read.
+        With `since`, also the periods from that moment on; the first is the one it lies in.
+
+        Ends are counted when they are stored: by `commit`, by `fire`, and by `add` of a run that
+        has finished. What is read here costs the same however many runs have ended.
+        """
         ...
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         """Repair what crashed clients left half done, delete expired notes, let claims find runs
         again that were set aside and can be read by now, and delete up to `limit` runs that
-        finished before that moment and hold no dedupe key.
+        finished before that moment and hold no dedupe key. Counts of periods are deleted after
+        `PERIODS_KEPT`, totals of jobs that are gone at once.
 
         Gives how many runs were deleted: where that is `limit`, there may be more. `before=None`
         only repairs what holds up running work: it is cheap, for frequent calls. Any number of
@@ -437,7 +468,7 @@ class Store(Protocol):
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         """Insert, update or delete jobs by compare-and-set, each by itself and in order; say which
-        were done. With a job only its definition is deleted: its runs stay.
+        were done. With a job its definition and its counts are deleted: its runs stay.
 
         A write that is sent again after its answer was lost is False: the stored job has the
         version that it wrote, and a version never repeats (see `Job.next_version`).

@@ -201,8 +201,10 @@ class FaultyStore:
     async def find(self, query: RunQuery) -> Page[Run]:
         return await self._call("find", lambda: self.store.find(query))
 
-    async def counts(self, since: datetime | None = None) -> Counts:
-        return await self._call("counts", lambda: self.store.counts(since))
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
+        return await self._call("counts", lambda: self.store.counts(since, jobs))
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         return await self._call("maintain", lambda: self.store.maintain(before, limit))

@@ -453,13 +453,20 @@ async def test_pruning_walks_what_is_old(store: MongoStore, sent: Sent) -> None:
 
 
 async def test_counts_never_look_at_documents(store: MongoStore, sent: Sent) -> None:
-    """They look at every run there is, though, and are given the time for that."""
+    """They look at every unfinished run there is, though, and are given the time for that."""
     await store.counts(since=await store.now() - timedelta(days=30))
     for command in sent.commands:
         assert (command["maxTimeMS"] > 30_000) is ("aggregate" in command)
     plans = of(await explained(store, sent), "aggregate")
-    assert len(plans) == 3
+    assert len(plans) == 2
     assert {plan.documents for plan in plans} == {0}
+
+
+async def test_counters_are_read_by_index(store: MongoStore, sent: Sent) -> None:
+    await store.counts(await store.now() - timedelta(hours=24), frozenset({"job1", "job2"}))
+    plans = of(await explained(store, sent), "find", "counters")
+    assert len(plans) == 2
+    assert max(plan.documents for plan in plans) <= 60
 
 
 async def test_jobs_are_found_by_index(store: MongoStore, sent: Sent) -> None:

@@ -99,7 +99,9 @@ async def _work(store: Any) -> None:
     assert len(await get_runs(store, names)) == 8
     assert len((await store.find(RunQuery(states=frozenset({State.SUCCEEDED})))).items) == 5
     assert (await store.find(RunQuery(lapsed=True))).items == []
-    assert (await store.counts(now - timedelta(days=1))).runs["job"][State.SUCCEEDED] == 5
+    assert (await store.counts(now - timedelta(days=1))).ended[State.SUCCEEDED] == 5
+    counted = await store.counts(now - timedelta(days=1), frozenset({"job"}))
+    assert counted.totals["job"].ended[State.SUCCEEDED] == 5
     assert await store.maintain(now + timedelta(seconds=1), 3) == 3
     assert await drop_runs(store, names) == 2
 

@@ -380,9 +380,15 @@ async def _same_jobs(store: Store, jobs: Sequence[Job]) -> list[Job | None]:
 
 
 async def _count_runs(store: Store) -> Counter[tuple[str, State]]:
-    counts = await retry_while_unavailable(store.counts)
-    by_job = counts.runs.items()
-    return Counter({(job, state): n for job, runs in by_job for state, n in runs.items() if n})
+    """How many runs each job has in each state. `counts` counts unfinished runs only."""
+    counted: Counter[tuple[str, State]] = Counter()
+    cursor: str | None = None
+    while True:
+        query = RunQuery(brief=True, limit=PAGE, cursor=cursor)
+        page = await retry_while_unavailable(store.find, query)
+        counted.update((run.job_id, run.state) for run in page.items)
+        if (cursor := page.cursor) is None:
+            return counted
 
 
 def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:

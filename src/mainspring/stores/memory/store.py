@@ -26,9 +26,11 @@ from mainspring.core.model import (
     State,
     replace,
 )
+from mainspring.core.statistics import ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores import evaluation
+from mainspring.stores.counters import Counters
 from mainspring.stores.memory import records
 from mainspring.stores.notifier import Waiters
 from mainspring.stores.protocol import (
@@ -104,6 +106,7 @@ class MemoryStore:
         self._jobs: dict[str, Job] = {}
         self._notes: dict[tuple[str, str], Note] = {}
         self._with_ttl: set[tuple[str, str]] = set()
+        self._counters = Counters()
         self._waiters = Waiters()
         self.data: dict[Any, Any] = {}
         self._guard = Lock()
@@ -207,8 +210,10 @@ class MemoryStore:
         # Sorted, because the order of a set differs between processes, and a seed must replay.
         return [self._runs[run_id] for run_id in sorted(ids) if run_id in self._runs]
 
-    async def counts(self, since: datetime | None = None) -> Counts:
-        return evaluation.count_runs(self._runs.values(), since, self._now())
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
+        return self._counters.counts(self._runs.values(), self._now(), since, jobs)
 
     @_atomic
     async def maintain(self, before: datetime | None, limit: int) -> int:
@@ -220,6 +225,7 @@ class MemoryStore:
                 self._notes[key], now - TTL_NOTE_KEPT
             ):
                 self._drop_note(key)
+        self._counters.prune(self._jobs, now)
         old = [r for r in self._runs.values() if r.finished_at and r.finished_at < before]
         gone = [run for run in old if evaluation.may_be_deleted(run, now)][:limit]
         for run in gone:
@@ -247,6 +253,7 @@ class MemoryStore:
         if job is not None:
             self._jobs[write.id] = job
             return True
+        self._counters.remove_job(write.id)
         return self._jobs.pop(write.id, None) is not None
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
@@ -309,6 +316,7 @@ class MemoryStore:
             return Added(replace(holder, duplicate=True), duplicate=True)
         self._runs[run.id] = run
         self._number[run.id] = next(self._numbers)
+        self._counters.count(ending_of(run), now)
         return Added(run)
 
     def _holder(self, key: str | None, now: datetime) -> Run | None:
@@ -337,6 +345,7 @@ class MemoryStore:
                 return False
         self._runs[run.id] = after
         self._last_change[run.id] = change.change_id
+        self._counters.count(change.ending, now)
         return True
 
     def _commit_deletion(self, run: Run, now: datetime) -> bool:

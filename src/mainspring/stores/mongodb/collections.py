@@ -60,6 +60,10 @@ class Database:
         return self._collection("limits")
 
     @property
+    def counters(self) -> Collection:
+        return self._collection("counters")
+
+    @property
     def notes(self) -> Collection:
         return self._collection("notes")
 

@@ -40,24 +40,30 @@ class Written(NamedTuple):
     put: Document
     revives: bool
     deletes: bool
+    change_id: int
 
     @classmethod
     def of(cls, change: Change) -> Written:
         put, expect = change.set, change.expect
         revives = put.get("state") in LIVE and expect.get("state", "") in FINISHED
         fields = {**encode_fields(put), "last_change": change.change_id}
-        return cls(change.id, expect, fields, revives, change.deletes)
+        return cls(change.id, expect, fields, revives, change.deletes, change.change_id)
 
 
-async def commit(db: Database, changes: Sequence[Change]) -> list[bool]:
+async def commit(
+    db: Database, changes: Sequence[Change], applied: set[int] | None = None
+) -> list[bool]:
+    """Which changes stand. `applied` is given the ids of those that were not applied before; of
+    some that can only be told of all together, none."""
     items = [Written.of(change) for change in changes]
     done = [False] * len(items)
+    applied = set() if applied is None else applied
     for wave in waves(items, lambda item: item.id, lambda item: item.revives):
         group = [items[at] for at in wave]
         if group[0].revives:
             stands = [await _revive(db, group[0])]
         else:
-            stands = [kept for part in chunks(group) for kept in await _apply(db, part)]
+            stands = [kept for part in chunks(group) for kept in await _apply(db, part, applied)]
         deleted = [item for item in group if item.deletes]
         if deleted:
             left = await delete_finished(db, {item.id: item.expect for item in deleted})
@@ -76,16 +82,24 @@ async def apply(db: Database, changes: Sequence[Change]) -> list[bool]:
     return await _apply(db, [Written.of(change) for change in changes])
 
 
-async def _apply(db: Database, items: Sequence[Written]) -> list[bool]:
+async def _apply(
+    db: Database, items: Sequence[Written], applied: set[int] | None = None
+) -> list[bool]:
     stands: dict[str, bool] = {}
+    applied = set() if applied is None else applied
     left = [item for item in items if not item.deletes]
     for _ in range(RESENDS):
         if not left:
             break
-        if await _send(db, left) == len(left):
-            stands |= dict.fromkeys((item.id for item in left), True)
+        sent, found = left, await _send(db, left)
+        if found == len(sent):
+            stands |= dict.fromkeys((item.id for item in sent), True)
+            applied |= {item.change_id for item in sent}
             break
-        left = await _check_unmatched(db, left, stands)
+        left = await _check_unmatched(db, sent, stands)
+        standing = {item.change_id for item in sent if stands[item.id]}
+        if len(standing) == found:
+            applied |= standing
     return [stands.get(item.id, False) for item in items]
 
 

@@ -36,6 +36,7 @@ from mainspring.errors import TransactionAborted
 from mainspring.stores.mongodb.codec import expecting
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document
 from mainspring.stores.mongodb.commit import Written
+from mainspring.stores.mongodb.counters import count_updates
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.url import Address, driver_defaults
 from mainspring.stores.protocol import Held
@@ -71,6 +72,9 @@ class Clients:
 
     def runs(self, client: Any) -> Any:
         return client[self._address.database][self._db.runs.name]
+
+    def counters(self, client: Any) -> Any:
+        return client[self._address.database][self._db.counters.name]
 
     def here(self) -> AsyncMongoClient[Document]:
         """The client of the running loop."""
@@ -125,10 +129,12 @@ class MongoTransaction:
         self._committed = committed
         self._session: Any = None
         self._runs: Any = None
+        self._counters: Any = None
 
     async def begin(self) -> Any:
         client: Any = self._clients.plain() if self._blocking else self._clients.here()
         self._runs = self._clients.runs(client)
+        self._counters = self._clients.counters(client)
         self._session = client.start_session()
         told = {"transaction": {"session": self._session.session_id, "token": self._held.token}}
         mine = {
@@ -163,6 +169,9 @@ class MongoTransaction:
                 return False
             await self._commit()
         await self.rollback()  # only the session is left to end
+        with contextlib.suppress(PyMongoError):  # then it stays uncounted
+            if updates := count_updates([change.ending]):
+                await _done(self._counters.bulk_write(updates, ordered=False))
         self._committed()
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from math import floor
 from typing import Any
 
@@ -33,7 +32,7 @@ from mainspring.stores.mongodb.collections import (
     Document,
     chunks,
 )
-from mainspring.stores.mongodb.concurrency import job_of, lapsed
+from mainspring.stores.mongodb.concurrency import lapsed
 from mainspring.stores.mongodb.schema import UNTRIED
 from mainspring.stores.mongodb.server_clock import read_moment
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
@@ -228,20 +227,18 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
     return cursor_number(moment, cursor), run_id
 
 
-async def counts(db: Database, since: datetime | None = None) -> Counts:
-    """Walks along indexes, without a look at the documents. Runs in a state that this version does
-    not know are not counted."""
+async def counts(db: Database) -> Counts:
+    """How many unfinished runs there are, and what is due: walks along indexes, without a look at
+    the documents."""
     now = to_us(await db.now())  # also: whether anybody answers, within the usual time
     with pymongo.timeout(COUNTING):
-        return await _counts(db, now, since)
+        return await _counts(db, now)
 
 
-async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
+async def _counts(db: Database, now: int) -> Counts:
     runs: dict[str, dict[State, int]] = defaultdict(dict)
-    async for group in await db.runs.aggregate(counted(), hint="newest_of_job"):
-        if (state := _state(group["_id"].get("state"))) is not None:
-            of_job = runs[job_of({"job_id": group["_id"].get("job")})]
-            of_job[state] = of_job.get(state, 0) + group["count"]
+    async for group in await db.runs.aggregate(counted_live(), hint="newest_of_job"):
+        runs[group["_id"]["job"]][STATE_OF[group["_id"]["state"]]] = group["count"]
     due: dict[str, Due] = {}
     async for group in await db.runs.aggregate(counted_due(now), hint="due"):
         if not is_lane(group["_id"]) or group["_id"]["p"] == SET_ASIDE:
@@ -250,30 +247,15 @@ async def _counts(db: Database, now: int, since: datetime | None) -> Counts:
         assert oldest is not None
         seen = due.get(handler, Due(0, oldest))
         due[handler] = Due(seen.count + group["count"], min(seen.oldest, oldest))
-    if since is None:
-        return Counts(runs, due)
-    ended: dict[State, int] = {}
-    async for group in await db.runs.aggregate(counted_ended(since), hint="ended"):
-        if (state := _state(group["_id"])) is not None:
-            ended[state] = group["count"]
-    return Counts(runs, due, ended)
+    return Counts(runs, due)
 
 
-def _state(kept: Any) -> State | None:
-    return STATE_OF.get(kept) if isinstance(kept, str) else None
-
-
-def counted_ended(since: datetime) -> list[Document]:
-    return [
-        {"$match": {"finished_at": {"$gte": to_us(since)}}},
-        {"$group": {"_id": "$state", "count": {"$sum": 1}}},
-    ]
-
-
-def counted() -> list[Document]:
-    """Without a `$match`: with one, every document would be fetched."""
+def counted_live() -> list[Document]:
+    """Names a bound for the job: without one, every document would be fetched; with it the walk
+    along the index seeks from job to job, past all runs that have ended."""
+    live = {"job_id": {"$gte": ""}, "state": {"$in": sorted(LIVE_STATES)}}
     by = {"job": "$job_id", "state": "$state"}
-    return [{"$group": {"_id": by, "count": {"$sum": 1}}}]
+    return [{"$match": live}, {"$group": {"_id": by, "count": {"$sum": 1}}}]
 
 
 def counted_due(now: int) -> list[Document]:

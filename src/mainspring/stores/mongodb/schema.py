@@ -32,7 +32,7 @@ UNTRIED = ["waiting", "pending", "cancelled", "skipped"]
 """The states that a run may have without an attempt."""
 
 WAKEUPS_BYTES = 64 * 1024
-SHARDED = ("runs", "jobs", "keys", "limits", "notes")
+SHARDED = ("runs", "jobs", "keys", "limits", "notes", "counters")
 """What a cluster may spread over its shards, each by the hash of its `_id`."""
 UNINDEXED = ("keys", "limits", "sessions")
 """Collections that have no index but that of `_id`."""
@@ -88,6 +88,8 @@ INDEXES = (
     Index("jobs", "limit", [("limit.key", 1)], {"limit.key": {"$exists": True}}),
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
     Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
+    Index("counters", "of_job", [("job", 1), ("start", 1)]),
+    Index("counters", "old", [("start", 1)]),
     Index("notes", "of_kind", [("kind", 1), ("name", 1)]),
     Index("notes", "expiring", [("expires_at", 1)], {"expires_at": {"$gt": 0}}),
 )

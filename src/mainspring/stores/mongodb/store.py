@@ -21,11 +21,12 @@ from pymongo.read_concern import ReadConcern
 from mainspring.core import transitions
 from mainspring.core.clock import Clock
 from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
+from mainspring.core.statistics import WHOLE_STORE, Ending, ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
 from mainspring.stores.mongodb import claim as claims
 from mainspring.stores.mongodb import commit as changes
-from mainspring.stores.mongodb import insert, notes, queries, schema
+from mainspring.stores.mongodb import counters, insert, notes, queries, schema
 from mainspring.stores.mongodb import jobs as firing
 from mainspring.stores.mongodb import prune as upkeep
 from mainspring.stores.mongodb import renew as renewals
@@ -126,9 +127,20 @@ class MongoStore:
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         with translating():
+            ended = await self._new_endings(runs)
             added = await insert.add(self._db, runs)
+            await counters.count(self._db, ended)
         self._notify()
         return added
+
+    async def _new_endings(self, runs: Sequence[Run]) -> list[Ending | None]:
+        """Of runs that are to be added as they ended, the ends of those that are not there yet."""
+        ids = frozenset(run.id for run in runs if run.finished)
+        if not ids:
+            return []
+        page = await queries.find(self._db, RunQuery(ids=ids, brief=True))
+        known = {run.id for run in page.items}
+        return [ending_of(run) for run in runs if run.id in ids - known]
 
     async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
@@ -158,7 +170,10 @@ class MongoStore:
         if not changes_:
             return []
         with translating():
-            done = await changes.commit(self._db, changes_)
+            applied: set[int] = set()
+            done = await changes.commit(self._db, changes_, applied)
+            ended = [change.ending for change in changes_ if change.change_id in applied]
+            await counters.count(self._db, ended)
         self._notify(new=any(change.set.get("state") not in FINISHED for change in changes_))
         return done
 
@@ -166,9 +181,15 @@ class MongoStore:
         with translating():
             return await queries.find(self._db, query)
 
-    async def counts(self, since: datetime | None = None) -> Counts:
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
         with translating():
-            return await queries.counts(self._db, since)
+            if jobs is not None:
+                return await counters.read(self._db, since, jobs)
+            ended = await counters.read(self._db, since, frozenset({WHOLE_STORE}))
+            live = await queries.counts(self._db)
+            return replace(ended, runs=live.runs, due=live.due)
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         with translating():
@@ -177,6 +198,7 @@ class MongoStore:
             if before is None:
                 return 0
             await self._bring_back(max(limit, 1))
+            await counters.prune(self._db)
             return await upkeep.prune(self._db, before, limit)
 
     async def _end_transactions_of_lapsed_runs(self) -> None:
@@ -205,6 +227,8 @@ class MongoStore:
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         with translating():
             done = await firing.put_jobs(self._db, writes)
+            pairs = zip(writes, done, strict=True)
+            await counters.drop(self._db, [w.id for w, kept in pairs if kept and w.job is None])
         self._notify()
         return done
 
@@ -219,6 +243,8 @@ class MongoStore:
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():
             fired = await firing.fire(self._db, firings)
+            changed = [run for one in fired if one.done for run in (*one.replaced, *one.runs)]
+            await counters.count(self._db, map(ending_of, changed))
         self._notify()
         return fired
 

@@ -14,16 +14,23 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from mainspring.core.model import FINISHED, LIVE
+from mainspring.core.statistics import Ending
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import waves
 from mainspring.stores.sqlite.codec import LANE_SQL, change_column
+from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
-__all__ = ["EncodedChange", "commit"]
+__all__ = ["EncodedChange", "SomeSentAgain", "commit"]
 
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
+
+
+class SomeSentAgain(Exception):
+    """Of changes that were applied together, some were applied before. Which ones is not known, so
+    none could be counted: they have to be applied one by one, in a transaction from the start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +52,7 @@ class EncodedChange(NamedTuple):
     applied_alone: bool
     """Whether it may take a dedupe key again or change the run's lane. Such a change is written by
     itself."""
+    ending: Ending | None = None
 
     @classmethod
     def of(cls, change: Change) -> EncodedChange:
@@ -54,37 +62,59 @@ class EncodedChange(NamedTuple):
         for at, encode in shape.encode:
             values[at] = encode(values[at])
         revives = put.get("state") in _LIVE and expect.get("state") not in _LIVE
-        return cls(change.id, change.change_id, shape, values, revives or shape.moves_lane)
+        alone = revives or shape.moves_lane
+        return cls(change.id, change.change_id, shape, values, alone, change.ending)
 
 
 def commit(tx: Transaction, items: Sequence[EncodedChange]) -> list[bool]:
     done = [False] * len(items)
-    for wave in waves(items, lambda item: item.id, lambda item: item.applied_alone):
+    is_new = [False] * len(items)
+    alone = _is_alone if not tx.one_by_one else lambda _: True
+    for wave in waves(items, lambda item: item.id, alone):
         by_shape: dict[_Shape, list[int]] = {}
         for at in wave:
             by_shape.setdefault(items[at].shape, []).append(at)
         for shape, places in by_shape.items():
             group = [items[at] for at in places]
-            for at, applied in zip(places, _apply(tx, shape, group), strict=True):
-                done[at] = applied
+            count_written, applied = _apply(tx, shape, group)
+            all_new = _are_new(count_written, applied, group)
+            for at, kept in zip(places, applied, strict=True):
+                done[at], is_new[at] = kept, kept and all_new
+    endings = [item.ending for item, new in zip(items, is_new, strict=True) if new]
+    count(tx, [ending for ending in endings if ending is not None])
     return done
 
 
-def _apply(tx: Transaction, shape: _Shape, group: Sequence[EncodedChange]) -> Sequence[bool]:
+def _is_alone(item: EncodedChange) -> bool:
+    return item.applied_alone
+
+
+def _are_new(count_written: int, applied: Sequence[bool], group: Sequence[EncodedChange]) -> bool:
+    """Whether the changes that are applied were applied just now, and not by an earlier call."""
+    if 0 < count_written < sum(applied) and any(item.ending for item in group):
+        raise SomeSentAgain
+    return count_written > 0
+
+
+def _apply(
+    tx: Transaction, shape: _Shape, group: Sequence[EncodedChange]
+) -> tuple[int, Sequence[bool]]:
+    """How many changes were written now, and which are applied: now, or by an earlier call."""
     applied_alone = group[0].applied_alone
     if applied_alone and _key_taken(tx, group[0].id):
-        return [False]
+        return 0, [False]
     rows = [item.values for item in group]
     if shape.deletes:
         rows = [[*values[:-1], tx.now] for values in rows]
-    if bulk(tx.connection, shape.update, rows) == len(rows):
+    count_written = bulk(tx.connection, shape.update, rows)
+    if count_written == len(rows):
         applied: Sequence[bool] = [True] * len(rows)
     else:
         applied = _find_applied(tx, group)
     if applied_alone:
         tx.changed(_UPDATE_LANE, group[0].id)
         tx.changed(_WAIT_AGAIN, group[0].id)
-    return applied
+    return count_written, applied
 
 
 def _key_taken(tx: Transaction, run_id: str) -> bool:

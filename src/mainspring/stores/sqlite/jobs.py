@@ -19,6 +19,7 @@ from mainspring.stores.sqlite.codec import (
     to_us,
 )
 from mainspring.stores.sqlite.commit import EncodedChange, commit
+from mainspring.stores.sqlite.counters import drop as drop_counters
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.runs import NewRun, add
 from mainspring.stores.sqlite.write_transaction import Transaction
@@ -49,8 +50,9 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
         fit = [at for at in wave if _is_expected(items[at], stored.get(items[at].id))]
         rows = [row for at in fit if (row := items[at].row) is not None]
         bulk(tx.connection, _PUT, [[row[name] for name in JOB_COLUMNS] for row in rows])
-        gone = [(items[at].id,) for at in fit if items[at].row is None]
-        bulk(tx.connection, _DROP, gone)
+        gone = [items[at].id for at in fit if items[at].row is None]
+        bulk(tx.connection, _DROP, [(job_id,) for job_id in gone])
+        drop_counters(tx, gone)
         for at in fit:
             done[at] = True
             _, was_limited = stored.get(items[at].id, (0, False))

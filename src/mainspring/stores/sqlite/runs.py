@@ -19,6 +19,7 @@ from mainspring.core.model import (
     Run,
     replace,
 )
+from mainspring.core.statistics import ending_of
 from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
 from mainspring.stores.sqlite.claim import free_capacity, next_due, next_runs
 from mainspring.stores.sqlite.codec import (
@@ -35,6 +36,8 @@ from mainspring.stores.sqlite.codec import (
     select_runs_by,
     span_us,
 )
+from mainspring.stores.sqlite.counters import count
+from mainspring.stores.sqlite.counters import prune as prune_counters
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
@@ -81,6 +84,7 @@ def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
 
 def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
     """Insert the runs whose id is new. If some ids are not new, return all runs as stored."""
+    _count_finished(tx, [item.run for item in items if item.run.finished])
     limited = _limited(tx, {item.run.job_id for item in items})
     rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
     inserted = bulk(tx.connection, RUN_INSERT, rows)
@@ -90,6 +94,15 @@ def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
     if inserted == len(rows):
         return {}
     return runs_by_id(tx.connection, [item.run.id for item in items])
+
+
+def _count_finished(tx: Transaction, runs: Sequence[Run]) -> None:
+    """Count runs that are added as they ended: slots that were skipped, and copied runs."""
+    if not runs:
+        return
+    known = _known(tx, runs)
+    endings = {run.id: ending_of(run) for run in runs if run.id not in known}
+    count(tx, [ending for ending in endings.values() if ending is not None])
 
 
 # This includes runs that were stored already: they wait for the same runs.
@@ -117,8 +130,7 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
     held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for _, run in held}
-    texts = select(tx.connection, _KNOWN, [(item.run.id,) for item in items])
-    known = {run_id for text in texts for run_id in json.loads(text)}
+    known = _known(tx, [item.run for item in items])
     found: dict[int, Added] = {}
     refused: set[str] = set()
     for at, item in enumerate(items):
@@ -137,6 +149,12 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
         if run.dedupe_key is not None and _holds_key(run, tx.time):
             holders[run.dedupe_key] = run
     return found
+
+
+def _known(tx: Transaction, runs: Sequence[Run]) -> set[str]:
+    """The ids of those that are stored already."""
+    texts = select(tx.connection, _KNOWN, [(run.id,) for run in runs])
+    return {run_id for text in texts for run_id in json.loads(text)}
 
 
 _KNOWN = ("SELECT json_group_array(id) FROM mainspring_runs WHERE id IN (VALUES ", ")", 1)
@@ -273,6 +291,7 @@ def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Delete old runs and expired notes. Each item is a time and the most runs to delete."""
     tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
     tx.changed(_WAITED)
+    prune_counters(tx)
     return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
 
 

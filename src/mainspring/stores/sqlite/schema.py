@@ -190,6 +190,32 @@ DROP TABLE mainspring_terms;
 # Which policy options are a job's own, and which were defaults.
 _ORIGINS = "ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT"
 
+# Counters of ended runs: `start` is 0 for the totals of a job, else when a period began. The job
+# '' stands for all jobs together. Runs that ended before are counted here, once, as totals alone.
+_ENDED_BEFORE = """
+SELECT job_id, 'succeeded' AS state, count(*) AS n
+FROM mainspring_runs INDEXED BY mainspring_runs_succeeded WHERE state = 'succeeded' GROUP BY 1
+UNION ALL
+SELECT job_id, state, count(*) FROM mainspring_runs INDEXED BY mainspring_runs_rare_job
+WHERE state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped'
+GROUP BY 1, 2 HAVING state <> 'waiting'
+"""
+_COUNTERS = f"""
+CREATE TABLE mainspring_counters (
+    job_id TEXT NOT NULL,
+    start INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (job_id, start)
+) WITHOUT ROWID;
+CREATE INDEX mainspring_counters_start ON mainspring_counters (start);
+INSERT INTO mainspring_counters
+SELECT job_id, 0, json_object('ended', json_group_object(state, n)) FROM ({_ENDED_BEFORE})
+WHERE typeof(job_id) = 'text' AND job_id <> '' GROUP BY job_id;
+INSERT INTO mainspring_counters
+SELECT '', 0, json_object('ended', json_group_object(state, n))
+FROM (SELECT state, sum(n) AS n FROM ({_ENDED_BEFORE}) GROUP BY state) HAVING count(*) > 0;
+"""
+
 MIGRATIONS: list[str] = [
     _FIRST,
     _WEBHOOKS,
@@ -200,6 +226,7 @@ MIGRATIONS: list[str] = [
     _LAST_CHANGE,
     _TERMS,
     _ORIGINS,
+    _COUNTERS,
 ]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 

@@ -157,8 +157,12 @@ class SqliteStore:
         reader = session.slow_reader if queries.by_time(query) else session.reader
         return await reader.read(queries.find, query, NOW)
 
-    async def counts(self, since: datetime | None = None) -> Counts:
-        return await self._open_session().slow_reader.read(queries.counts, NOW, since)
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
+        session = self._open_session()
+        reader = session.slow_reader if jobs is None else session.reader
+        return await reader.read(queries.counts, NOW, since, jobs)
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         if before is None:  # a crash leaves nothing half done here

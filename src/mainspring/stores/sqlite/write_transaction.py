@@ -12,11 +12,13 @@ __all__ = ["Transaction"]
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """`time` and `now` are the store's time when it began, `now` in microseconds."""
+    """`time` and `now` are the store's time when it began, `now` in microseconds. `one_by_one`: no
+    two changes are applied together (see `commit.SomeSentAgain`)."""
 
     connection: sqlite3.Connection
     time: datetime
     now: int
+    one_by_one: bool = False
 
     def value(self, sql: str, *parameters: Any) -> Any:
         """The first value of the first row (None if there is no row)."""

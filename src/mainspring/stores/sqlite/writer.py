@@ -30,6 +30,7 @@ from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import jobs, runs
 from mainspring.stores.sqlite.claim import next_due, next_runs
 from mainspring.stores.sqlite.codec import from_us
+from mainspring.stores.sqlite.commit import SomeSentAgain
 from mainspring.stores.sqlite.disk_reserve import DiskReserve
 from mainspring.stores.sqlite.errors import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
@@ -254,6 +255,12 @@ class Writer:
         return bool(next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now))
 
     def _transact(self, group: list[Operation]) -> list[Any]:
+        try:
+            return self._in_transaction(group)
+        except SomeSentAgain:
+            return self._in_transaction(group, one_by_one=True)
+
+    def _in_transaction(self, group: list[Operation], *, one_by_one: bool = False) -> list[Any]:
         with self._lock:
             self.identity.check_content(self._connection)
             self._connection.execute("BEGIN IMMEDIATE")
@@ -261,7 +268,7 @@ class Writer:
                 check_version(self._connection, self._path)
                 self.identity.step(self._connection)
                 now = self.clock.follow(self._connection)
-                tx = Transaction(self._connection, from_us(now), now)
+                tx = Transaction(self._connection, from_us(now), now, one_by_one)
                 results = list(_run(tx, group))
                 self._connection.execute("COMMIT")
             except BaseException:

@@ -32,6 +32,7 @@ from mainspring.testing.conformance.queries import (
 )
 from mainspring.testing.conformance.races import RaceTests
 from mainspring.testing.conformance.round_trip import RoundTripTests
+from mainspring.testing.conformance.statistics import StatisticsTests
 from mainspring.testing.conformance.transactions import TransactionTests
 from mainspring.testing.conformance.unreadable import UnreadableTests
 
@@ -51,6 +52,7 @@ class StoreConformance(
     BriefTests,
     UpstreamTests,
     CountTests,
+    StatisticsTests,
     PruneTests,
     JobTests,
     JobBatchTests,

@@ -59,7 +59,11 @@ class NameTests(Suite):
         assert await self.states(store, odd, f"{odd}2") == [None, State.RUNNING]
         assert await self.all_ids(store, job=odd, limit=1) == [f"{odd}{n}" for n in (2, 1, 0)]
         assert (await store.find(RunQuery(job=f"{odd}0"))).items == []
-        assert (await store.counts()).runs[odd] == {State.SUCCEEDED: 2, State.RUNNING: 1}
+        assert (await store.counts()).runs[odd] == {State.RUNNING: 1}
+        counted = await store.counts(jobs=frozenset({odd, f"{odd}0"}))
+        assert {name: total.ended for name, total in counted.totals.items()} == {
+            odd: {State.SUCCEEDED: 2}
+        }
         again = [replace(self.odd_run(odd, n), id=f"again{n}") for n in range(3)]
         added = await store.add(again)
         assert [(one.run.id, one.duplicate) for one in added] == [

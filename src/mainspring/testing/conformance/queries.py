@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import LIVE, Job, Note, Run, State, replace
+from mainspring.core.statistics import MINUTE, period_start
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
@@ -335,16 +337,17 @@ class CountTests(Suite):
         counts = await store.counts()
         assert (dict(counts.runs), dict(counts.due), counts.total(State.PENDING)) == ({}, {}, 0)
 
-    async def test_runs_are_counted_by_job_and_state(self, store: Store) -> None:
+    async def test_unfinished_runs_are_counted_by_job_and_state(self, store: Store) -> None:
         await self.finished(store, "a", job_id="one")
         await self.running(store, "b", job_id="one")
         await store.add([self.run(run_id, job_id="two") for run_id in "cde"])
         counts = await store.counts()
         assert {job: dict(by_state) for job, by_state in counts.runs.items()} == {
-            "one": {State.SUCCEEDED: 1, State.RUNNING: 1},
+            "one": {State.RUNNING: 1},
             "two": {State.PENDING: 3},
         }
         assert (counts.total(State.PENDING), counts.total(State.FAILED)) == (3, 0)
+        assert counts.total(State.SUCCEEDED) == 1
 
     async def test_due_runs_are_counted_by_handler_with_the_oldest(self, store: Store) -> None:
         await store.add(
@@ -367,27 +370,31 @@ class CountTests(Suite):
     async def test_counts_follow_every_change(self, store: Store) -> None:
         run = await self.running(store)
         await store.commit([transitions.failed(run, self.start, transitions.Failure("boom"))])
-        assert (await store.counts()).runs["job"] == {State.FAILED: 1}
+        assert (await store.counts()).runs.get("job", {}) == {}
         dead = await self.one(store)
         await store.commit([transitions.revived(dead, self.start)])
         assert (await store.counts()).runs["job"] == {State.PENDING: 1}
         await store.commit([transitions.cancelled(await self.one(store), self.at(-9), None)])
         await store.maintain(self.start, 10)
-        assert (await store.counts()).runs.get("job", {}) == {}
+        counts = await store.counts()
+        assert counts.runs.get("job", {}) == {}
+        assert (counts.total(State.FAILED), counts.total(State.CANCELLED)) == (1, 1)
 
-    async def test_runs_that_ended_since_a_time_are_counted(self, store: Store) -> None:
-        for at, run_id, state in (
-            (-9, "a", State.SUCCEEDED),
-            (-5, "b", State.SUCCEEDED),
-            (-4, "c", State.SUCCEEDED),
-            (-3, "d", State.FAILED),
+    async def test_runs_that_ended_since_a_minute_are_counted(self, store: Store) -> None:
+        minute = period_start(self.start, MINUTE)
+        for seconds, run_id, state in (
+            (-121, "a", State.SUCCEEDED),
+            (-120, "b", State.SUCCEEDED),
+            (-61, "c", State.SUCCEEDED),
+            (-60, "d", State.FAILED),
         ):
-            await store.add([self.run(run_id, state=state, finished_at=self.at(at))])
+            ended = minute + timedelta(seconds=seconds)
+            await store.add([self.run(run_id, state=state, finished_at=ended)])
         await store.add([self.run("pending")])
-        counts = await store.counts(self.at(-5))
-        assert dict(counts.ended) == {State.SUCCEEDED: 2, State.FAILED: 1}
+        counts = await store.counts(minute - timedelta(seconds=90))
+        assert counts.ended == {State.SUCCEEDED: 2, State.FAILED: 1}
         assert counts.total(State.SUCCEEDED) == 3
-        assert dict((await store.counts()).ended) == {}
+        assert (await store.counts()).ended == {}
 
 
 class PruneTests(Suite):

@@ -1,0 +1,270 @@
+"""Counters of ended runs: what is counted of an end, and how counts are added up.
+
+A store counts each end of a run once, when it writes it. Values are added up by `plus`, so
+counts of any number of hours, jobs or clients make one. Three kinds are kept:
+
+    totals of a job     since the job was made; those of the whole store under WHOLE_STORE
+    hours of a job      for PERIODS_KEPT
+    minutes of all      under WHOLE_STORE, for PERIODS_KEPT
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct, field
+
+from mainspring.core.clock import EPOCH
+from mainspring.core.model import FINISHED, Run, Source, State
+
+__all__ = [
+    "HOUR",
+    "MINUTE",
+    "PERIODS_KEPT",
+    "WHOLE_STORE",
+    "Distribution",
+    "Ending",
+    "LastRun",
+    "Period",
+    "Tally",
+    "Totals",
+    "ending_of",
+    "period_start",
+    "tally",
+]
+
+WHOLE_STORE = ""
+"""The name under which all jobs are counted together. No job has it."""
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+PERIODS_KEPT = timedelta(days=8)
+"""How long the counts of an hour or a minute are kept: a week, and the day that has begun."""
+
+ERROR_KEPT = 500
+"""Characters of the last run's error that are kept with a job's totals."""
+
+ACCURACY = 0.05
+"""How far a percentile may be from the true one, as a part of it."""
+
+_GROWTH = (1 + ACCURACY) / (1 - ACCURACY)
+_LOG_GROWTH = math.log(_GROWTH)
+_SMALLEST = 0.001
+"""Seconds. What is shorter counts as this long in percentiles."""
+
+
+class Ending(Struct, frozen=True, gc=False):
+    """The end of a run, as far as it is counted. Times are in seconds; None: it was never tried."""
+
+    run_id: str
+    job_id: str
+    state: State
+    source: Source
+    finished_at: datetime
+    started_at: datetime | None = None
+    duration: float | None = None
+    lateness: float | None = None
+    error: str | None = None
+
+
+def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | None:
+    """What is counted when these fields are written to a run, or, without fields, when the run is
+    added as it is. None where it does not end by that.
+
+    Lateness is that of runs which ended with their first attempt: a retry moves `run_at`, and then
+    the run no longer says when it was due.
+    """
+    fields = fields or {}
+    state = fields.get("state", run.state)
+    finished_at = fields.get("finished_at", run.finished_at)
+    if state not in FINISHED or finished_at is None:
+        return None
+    started_at = fields.get("started_at", run.started_at)
+    attempt = fields.get("attempt", run.attempt)
+    if not attempt:
+        started_at = None
+    late = started_at is not None and attempt == 1 and run.unreadable is None
+    return Ending(
+        run.id,
+        run.job_id,
+        state,
+        run.source,
+        finished_at,
+        started_at,
+        None if started_at is None else _seconds(finished_at - started_at),
+        _seconds(started_at - run.run_at) if late else None,
+        fields.get("error", run.error),
+    )
+
+
+def _seconds(span: timedelta) -> float:
+    return max(span.total_seconds(), 0.0)  # the wall clock may have been set back meanwhile
+
+
+class Distribution(Struct, frozen=True, omit_defaults=True):
+    """How long something took, over many cases: their number, sum and maximum in seconds, and how
+    many there are in each class. A class is `ACCURACY` wide to both sides, so percentiles are that
+    exact, whatever is added to them later."""
+
+    count: int = 0
+    sum: float = 0.0
+    max: float = 0.0
+    classes: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Distribution:
+        found = list(values)
+        classes: dict[int, int] = {}
+        for value in found:
+            at = _class_of(value)
+            classes[at] = classes.get(at, 0) + 1
+        return cls(len(found), sum(found), max(found, default=0.0), classes)
+
+    def plus(self, other: Distribution) -> Distribution:
+        if not self.count or not other.count:
+            return self if self.count else other
+        return Distribution(
+            self.count + other.count,
+            self.sum + other.sum,
+            max(self.max, other.max),
+            _added(self.classes, other.classes),
+        )
+
+    @property
+    def average(self) -> float | None:
+        return self.sum / self.count if self.count else None
+
+    def percentile(self, share: float) -> float | None:
+        """The value that this share (0 to 1) of the cases does not exceed."""
+        if not self.count:
+            return None
+        rank, seen = max(math.ceil(share * self.count), 1), 0
+        for at in sorted(self.classes):
+            seen += self.classes[at]
+            if seen >= rank:
+                break
+        return min(_SMALLEST * 2 * _GROWTH**at / (_GROWTH + 1), self.max)
+
+
+def _class_of(value: float) -> int:
+    return max(math.ceil(math.log(value / _SMALLEST) / _LOG_GROWTH), 0) if value > 0 else 0
+
+
+def _added(one: Mapping[Any, int], other: Mapping[Any, int]) -> dict[Any, int]:
+    sums = dict(one)
+    for key, count in other.items():
+        sums[key] = sums.get(key, 0) + count
+    return sums
+
+
+class LastRun(Struct, frozen=True, omit_defaults=True):
+    """The run that ended last, of those that were tried."""
+
+    id: str
+    state: State
+    source: Source
+    started_at: datetime
+    finished_at: datetime
+    error: str | None = None
+
+
+class Totals(Struct, frozen=True, omit_defaults=True):
+    """How often runs of a job have ended in each state. `consecutive_failures` is how many have
+    failed since the last success, in the order in which the ends were stored."""
+
+    ended: Mapping[State, int] = field(default_factory=dict)
+    consecutive_failures: int = 0
+    last: LastRun | None = None
+
+    def plus(self, later: Totals) -> Totals:
+        before = 0 if State.SUCCEEDED in later.ended else self.consecutive_failures
+        return Totals(
+            _added(self.ended, later.ended),
+            before + later.consecutive_failures,
+            later.last or self.last,
+        )
+
+
+class Period(Struct, frozen=True, omit_defaults=True):
+    """What ended in the hour, or the minute, that begins at `start`."""
+
+    start: datetime
+    ended: Mapping[State, int] = field(default_factory=dict)
+    duration: Distribution = field(default_factory=Distribution)
+    lateness: Distribution = field(default_factory=Distribution)
+
+    def plus(self, other: Period) -> Period:
+        return Period(
+            min(self.start, other.start),
+            _added(self.ended, other.ended),
+            self.duration.plus(other.duration),
+            self.lateness.plus(other.lateness),
+        )
+
+
+def period_start(moment: datetime, length: timedelta) -> datetime:
+    return moment - (moment - EPOCH) % length
+
+
+class Tally(Struct, frozen=True):
+    """Some ends, added up: what a store adds to what it has."""
+
+    totals: Mapping[str, Totals]
+    periods: Mapping[tuple[str, datetime], Period]
+
+
+def tally(endings: Iterable[Ending], now: datetime) -> Tally:
+    """Add up ends that are stored in this order, at this moment."""
+    oldest = now - PERIODS_KEPT
+    by_job: dict[str, list[Ending]] = {}
+    for ending in endings:
+        by_job.setdefault(ending.job_id, []).append(ending)
+        if ending.job_id != WHOLE_STORE:  # it could not be read
+            by_job.setdefault(WHOLE_STORE, []).append(ending)
+    periods: dict[tuple[str, datetime], Period] = {}
+    for job_id, of_job in by_job.items():
+        length = MINUTE if job_id == WHOLE_STORE else HOUR
+        by_start: dict[datetime, list[Ending]] = {}
+        for ending in of_job:
+            by_start.setdefault(period_start(ending.finished_at, length), []).append(ending)
+        for start, found in by_start.items():
+            if start >= oldest:  # a copied run may have ended long ago
+                periods[job_id, start] = _period(start, found)
+    return Tally({job_id: _totals(found) for job_id, found in by_job.items()}, periods)
+
+
+def _totals(endings: Iterable[Ending]) -> Totals:
+    ended: dict[State, int] = {}
+    failures, last = 0, None
+    for ending in endings:
+        ended[ending.state] = ended.get(ending.state, 0) + 1
+        if ending.state is State.SUCCEEDED:
+            failures = 0
+        elif ending.state is State.FAILED:
+            failures += 1
+        if ending.started_at is not None:
+            last = ending
+    return Totals(ended, failures, None if last is None else _last_run(last))
+
+
+def _last_run(ending: Ending) -> LastRun:
+    assert ending.started_at is not None
+    error = None if ending.error is None else ending.error[:ERROR_KEPT]
+    return LastRun(
+        ending.run_id, ending.state, ending.source, ending.started_at, ending.finished_at, error
+    )
+
+
+def _period(start: datetime, endings: list[Ending]) -> Period:
+    ended: dict[State, int] = {}
+    for ending in endings:
+        ended[ending.state] = ended.get(ending.state, 0) + 1
+    return Period(
+        start,
+        ended,
+        Distribution.of(e.duration for e in endings if e.duration is not None),
+        Distribution.of(e.lateness for e in endings if e.lateness is not None),
+    )

@@ -1,0 +1,151 @@
+"""Counters of ended runs, for stores that cannot let their database add them up.
+
+A store keeps one text for each key (`Key`): the totals of a job, or the counts of one of its
+periods. To count, it reads the texts of the keys that a tally names, adds, and writes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from mainspring.core.clock import EPOCH
+from mainspring.core.model import Run, replace
+from mainspring.core.statistics import (
+    HOUR,
+    MINUTE,
+    PERIODS_KEPT,
+    WHOLE_STORE,
+    Ending,
+    Period,
+    Totals,
+    period_start,
+    tally,
+)
+from mainspring.stores import evaluation
+from mainspring.stores.codec import from_us, json_text, to_us
+from mainspring.stores.protocol import Counts
+
+__all__ = [
+    "TOTALS",
+    "Counted",
+    "Counters",
+    "Key",
+    "add",
+    "added_by",
+    "counts_of",
+    "decode",
+    "encode",
+    "first_start",
+]
+
+TOTALS = EPOCH
+"""Stands in a key where the start of a period does, for the totals of a job."""
+
+Key = tuple[str, datetime]
+"""A job (or `WHOLE_STORE`), and the start of a period (or `TOTALS`)."""
+
+Counted = Totals | Period
+
+_read_totals = msgspec.json.Decoder(Totals).decode
+_read_period = msgspec.json.Decoder(Period).decode
+
+
+def encode(counted: Counted) -> str:
+    return json_text(counted)
+
+
+def decode(key: Key, text: str) -> Counted | None:
+    """None where it cannot be read: then it is counted from zero again."""
+    try:
+        return _read_totals(text) if key[1] == TOTALS else _read_period(text)
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return None
+
+
+def added_by(endings: Iterable[Ending], now: datetime) -> dict[Key, Counted]:
+    """What these ends add to each key, if they are stored in this order."""
+    found = tally(endings, now)
+    return {**{(job_id, TOTALS): one for job_id, one in found.totals.items()}, **found.periods}
+
+
+def add(stored: Counted | None, more: Counted) -> Counted:
+    if isinstance(stored, Totals) and isinstance(more, Totals):
+        return stored.plus(more)
+    if isinstance(stored, Period) and isinstance(more, Period):
+        return stored.plus(more)
+    return more
+
+
+def first_start(job_id: str, since: datetime) -> datetime:
+    """Where the period begins that this moment lies in."""
+    return period_start(since, MINUTE if job_id == WHOLE_STORE else HOUR)
+
+
+def counts_of(found: Mapping[Key, Counted]) -> Counts:
+    """What was read, the oldest period of each job first."""
+    totals: dict[str, Totals] = {}
+    periods: dict[str, list[Period]] = {}
+    for (job_id, _), counted in sorted(found.items(), key=lambda item: item[0]):
+        if isinstance(counted, Totals):
+            totals[job_id] = counted
+        else:
+            periods.setdefault(job_id, []).append(counted)
+    return Counts(totals=totals, periods=periods)
+
+
+class Counters:
+    """All counters of a store, in memory; `records` makes plain JSON of them."""
+
+    def __init__(self, records: Iterable[Sequence[Any]] = ()) -> None:
+        self._counted: dict[Key, Counted] = {}
+        for job_id, start, text in records:
+            key = job_id, from_us(start)
+            if (counted := decode(key, text)) is not None:
+                self._counted[key] = counted
+
+    def records(self) -> list[list[Any]]:
+        return [[job, to_us(start), encode(one)] for (job, start), one in self._counted.items()]
+
+    def count(self, ending: Ending | None, now: datetime) -> None:
+        """Count an end: that of a change that was applied, or of a run that was added."""
+        for key, more in added_by([] if ending is None else [ending], now).items():
+            self._counted[key] = add(self._counted.get(key), more)
+
+    def counts(
+        self,
+        runs: Iterable[Run],
+        now: datetime,
+        since: datetime | None = None,
+        jobs: frozenset[str] | None = None,
+    ) -> Counts:
+        """The answer of `Store.counts`, given all runs."""
+        if jobs is not None:
+            return self._read(since, jobs)
+        ended = self._read(since, frozenset({WHOLE_STORE}))
+        live = evaluation.count_runs(runs, now)
+        return replace(ended, runs=live.runs, due=live.due)
+
+    def _read(self, since: datetime | None, jobs: frozenset[str]) -> Counts:
+        return counts_of(
+            {
+                (job_id, start): counted
+                for (job_id, start), counted in self._counted.items()
+                if job_id in jobs
+                and (start == TOTALS or (since is not None and start >= first_start(job_id, since)))
+            }
+        )
+
+    def remove_job(self, job_id: str) -> None:
+        for key in [key for key in self._counted if key[0] == job_id]:
+            del self._counted[key]
+
+    def prune(self, jobs: Container[str], now: datetime) -> None:
+        """Delete the totals of jobs that are gone, and periods that are over for long."""
+        for job_id, start in list(self._counted):
+            is_gone = job_id != WHOLE_STORE and job_id not in jobs
+            if is_gone if start == TOTALS else start < now - PERIODS_KEPT:
+                del self._counted[job_id, start]

@@ -1,0 +1,92 @@
+"""Counters of ended runs: a row for the totals of each job, and one for each of its periods.
+
+They are read and written again in the transaction that stores the ends: two statements, however
+many runs have ended in it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
+
+from mainspring.core.statistics import PERIODS_KEPT, Ending
+from mainspring.stores.counters import Key, add, added_by, counts_of, decode, encode, first_start
+from mainspring.stores.protocol import Counts
+from mainspring.stores.sqlite.codec import from_us, span_us, to_us
+from mainspring.stores.sqlite.row_batches import bulk, not_blob, one_value, select
+from mainspring.stores.sqlite.write_transaction import Transaction
+
+__all__ = ["count", "drop", "prune", "read"]
+
+
+def count(tx: Transaction, endings: Sequence[Ending]) -> None:
+    """Count ends that this transaction stores, in this order."""
+    if not endings:
+        return
+    added = added_by(endings, tx.time)
+    keys = [(job_id, to_us(start)) for job_id, start in added]
+    found = [row for text in select(tx.connection, _STORED, keys) for row in json.loads(text)]
+    stored = {(key := (job, from_us(start))): decode(key, body) for job, start, body in found}
+    rows = [
+        (*row, encode(add(stored.get(key), more)))
+        for row, (key, more) in zip(keys, added.items(), strict=True)
+    ]
+    bulk(tx.connection, _PUT, rows)
+
+
+_ROW = f"json_array({not_blob('job_id')}, start, {not_blob('body')})"
+_STORED = (
+    f"SELECT json_group_array({_ROW}) FROM (VALUES ",
+    ") AS v CROSS JOIN mainspring_counters ON job_id = v.column1 AND start = v.column2",
+    2,
+)
+_PUT = (
+    "INSERT OR REPLACE INTO mainspring_counters (job_id, start, body) SELECT * FROM (VALUES ",
+    ") WHERE column1 IS NOT NULL",
+    3,
+)
+
+
+def read(connection: sqlite3.Connection, since: datetime | None, jobs: frozenset[str]) -> Counts:
+    """Costs what it gives: one look-up for each job, and one for each period."""
+    starts = [[job, None if since is None else to_us(first_start(job, since))] for job in jobs]
+    text = one_value(connection, READ, [json.dumps(starts)])
+    found: dict[Key, str] = {(job, from_us(start)): body for job, start, body in json.loads(text)}
+    decoded = {key: decode(key, body) for key, body in found.items()}
+    return counts_of({key: counted for key, counted in decoded.items() if counted is not None})
+
+
+READ = f"""
+SELECT json_group_array({_ROW}) FROM (
+    SELECT counted.* FROM json_each(?1) AS name CROSS JOIN mainspring_counters AS counted
+    ON counted.job_id = name.value ->> 0 AND counted.start = 0
+    UNION ALL
+    SELECT counted.* FROM json_each(?1) AS name CROSS JOIN mainspring_counters AS counted
+    ON counted.job_id = name.value ->> 0 AND counted.start >= name.value ->> 1
+)
+"""
+
+
+def drop(tx: Transaction, job_ids: Sequence[str]) -> None:
+    bulk(tx.connection, _DROP, [(job_id,) for job_id in job_ids])
+
+
+_DROP = ("DELETE FROM mainspring_counters WHERE job_id IN (VALUES ", ")", 1)
+
+
+def prune(tx: Transaction) -> None:
+    """Delete the totals of jobs that are gone, and periods that are over for long."""
+    tx.changed(PRUNE_PERIODS, tx.now - span_us(PERIODS_KEPT))
+    tx.changed(PRUNE_TOTALS)
+
+
+PRUNE_PERIODS = """
+DELETE FROM mainspring_counters INDEXED BY mainspring_counters_start WHERE start > 0 AND start < ?
+"""
+PRUNE_TOTALS = """
+DELETE FROM mainspring_counters INDEXED BY mainspring_counters_start
+WHERE start = 0 AND job_id <> ''
+AND NOT EXISTS (SELECT 1 FROM mainspring_jobs AS job WHERE job.id = mainspring_counters.job_id)
+"""
