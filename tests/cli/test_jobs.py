@@ -52,6 +52,15 @@ def test_show(run: Run, stocked: Stocked) -> None:
     assert answer.code == 0
     assert "1 of 2 succeeded (50%)" in answer.out
     assert stocked["bad"] in answer.out
+    assert "health:" in answer.out
+    assert "(by enqueue): ValueError: no such address\n" in answer.out
+    assert "on average, 95 % within" in answer.out
+    facts = run("jobs", "show", "send_email", "--json").json
+    assert facts["health"]["success_rate"] == 0.5
+    assert facts["health"]["last_run"]["id"] == stocked["bad"]
+    assert (facts["metrics"]["total"], facts["metrics"]["ended"]["failed"]) == (2, 1)
+    assert facts["metrics"]["duration"]["max"] >= 0
+    assert facts["metrics"]["recent_failures"][0]["error"] == "ValueError: no such address"
     document = run("jobs", "show", "daily_report", "--json").json
     assert document["description"] == "The numbers"
     assert len(document["upcoming"]) == 5

@@ -442,7 +442,7 @@ async def test_stats_metrics_and_health(make: Make) -> None:
         metrics = await scheduler.job_metrics("work")
         assert (metrics.total, metrics.succeeded, metrics.consecutive_failures) == (3, 2, 1)
         assert metrics.success_rate == pytest.approx(2 / 3)
-        assert (await scheduler.job_health("work")).status == "failing"
+        assert (await scheduler.job_health("work")).status == "unhealthy"
         assert (await scheduler.health()).status == "healthy"
 
 

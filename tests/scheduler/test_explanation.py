@@ -11,7 +11,6 @@ import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
 from mainspring.errors import InvalidInput, JobNotFound
-from mainspring.scheduler.statistics import RECENT
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
@@ -188,7 +187,7 @@ async def test_the_last_run_of_a_job_may_be_a_triggered_or_enqueued_one(
         assert (await scheduler.job_health("report")).last_run_at == done.started_at
 
 
-async def test_a_last_run_that_was_pruned_is_still_known_by_its_slot(make: Make) -> None:
+async def test_a_last_run_that_was_pruned_is_still_known(make: Make) -> None:
     scheduler = make(retention="1ms")
     ran = asyncio.Event()
 
@@ -204,22 +203,6 @@ async def test_a_last_run_that_was_pruned_is_still_known_by_its_slot(make: Make)
             await asyncio.sleep(0.01)
         await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
         assert (await scheduler.get_job("tick")).last_run_at is not None
-
-
-async def test_metrics_count_all_runs_that_are_kept(make: Make) -> None:
-    scheduler = make(workers=50)
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        runs = await work.enqueue_many([{}] * (RECENT + 50))
-        await ended(scheduler, runs[-1])
-        async with asyncio.timeout(20):
-            while (await scheduler.job_metrics("work")).total < RECENT + 50:
-                await asyncio.sleep(0.01)
-        metrics = await scheduler.job_metrics("work")
-    assert (metrics.succeeded, metrics.failed, metrics.success_rate) == (RECENT + 50, 0, 1.0)
 
 
 async def test_every_process_sees_the_breaker_open(make: Make, file: str) -> None:

@@ -15,6 +15,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Change
+from mainspring.stores.counters import Counters
 from mainspring.stores.evaluation import UsedCapacity
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import (
@@ -251,6 +252,35 @@ class LapsedByState(MemoryStore):
         return await super().find(query)
 
 
+class CountsRepeats(MemoryStore):
+    """A change that is sent again is counted again."""
+
+    def _commit(self, change: Change, now: datetime) -> bool:
+        if self._last_change.get(change.id) == change.change_id:
+            self._counters.count(change.ending, now)
+        return super()._commit(change, now)
+
+
+class CountsWhatLost(MemoryStore):
+    """Ends are counted when they are sent, not when they are stored."""
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        for change in changes:
+            self._counters.count(change.ending, self._now())
+        return await super().commit([replace(change, ending=None) for change in changes])
+
+
+class CountsOfARemovedJobStay(MemoryStore):
+    """A job that is made anew under an id inherits the counts of the one that was removed."""
+
+    def _put_job(self, write: JobWrite, job: Job | None) -> bool:
+        counters, self._counters = self._counters, Counters()
+        try:
+            return super()._put_job(write, job)
+        finally:
+            self._counters = counters
+
+
 class ForgetsAFew(MemoryStore):
     """An answer is cut short."""
 
@@ -282,5 +312,8 @@ PLANTED: list[type[MemoryStore]] = [
     LastWriteWins,
     LeaderForLife,
     LapsedByState,
+    CountsRepeats,
+    CountsWhatLost,
+    CountsOfARemovedJobStay,
     ForgetsAFew,
 ]

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mainspring.core.model import Job, Run
+    from mainspring.core.statistics import LastRun
     from mainspring.engine.live_workers import LiveWorker
-    from mainspring.scheduler.statistics import JobHealth, JobMetrics
+    from mainspring.scheduler.statistics import JobHealth, JobMetrics, Spread
 
 __all__ = ["group"]
 
@@ -118,13 +119,13 @@ def show(
 
 
 async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
-    from mainspring.cli.json_output import job_document, run_document
+    from mainspring.cli.json_output import job_document, run_document, statistics_document
     from mainspring.engine.live_workers import without_worker
 
     async with open_client(choice) as client:
         job = await client.get_job(job_id)
-        metrics = await client.job_metrics(job_id)
         health = await client.job_health(job_id)
+        metrics = await client.job_metrics(job_id)
         why = await client.explain(job_id)
         brief = not output.as_json
         recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
@@ -138,16 +139,13 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
                 "has_worker": not orphaned,
                 "why": None if why.is_well else why.sentence,
                 "upcoming": [time_format.iso(moment) for moment in upcoming],
-                "success_rate": metrics.success_rate,
-                "average_duration": metrics.average_duration,
-                "consecutive_failures": metrics.consecutive_failures,
-                "breaker": health.breaker,
-                "breaker_until": time_format.iso(health.breaker_until),
+                "health": statistics_document(health),
+                "metrics": statistics_document(metrics),
                 "recent": [run_document(run) for run in recent],
             }
         )
         return
-    about = _about(job, metrics, health, output)
+    about = _about(job, health, metrics, output)
     about.insert(3, ("why", None if why.is_well else why.sentence))
     output.fields(about)
     if upcoming:
@@ -342,24 +340,27 @@ def _schedule(job: Job) -> str:
 
 
 def _about(
-    job: Job, metrics: JobMetrics, health: JobHealth, output: Output
+    job: Job, health: JobHealth, metrics: JobMetrics, output: Output
 ) -> list[tuple[str, str | None]]:
     moment = when if output.pretty else time_format.seconds
-    rate, average = metrics.success_rate, metrics.average_duration
-    counted = f"{metrics.succeeded} of {metrics.total} succeeded" if metrics.total else None
+    rate = metrics.success_rate
+    counted = f"{metrics.succeeded} of {metrics.total} succeeded"
     return [
         ("id", job.id),
         ("description", job.description),
         ("state", _state(job)),
+        ("health", health.status.replace("_", " ")),
         ("handler", job.handler),
         ("defined by", "code" if job.owner == "code" else "the API"),
         ("schedule", _schedule(job)),
         ("next run", moment(job.next_run_at) if job.next_run_at else None),
         ("last run", moment(job.last_run_at) if job.last_run_at else None),
-        ("lately", None if rate is None else f"{counted} ({rate:.0%})"),
+        ("last 24 hours", None if rate is None else f"{counted} ({rate:.0%})"),
+        ("last ended", None if health.last_run is None else _last_run(health.last_run, moment)),
         ("failing", _failing(metrics.consecutive_failures)),
         ("breaker", _breaker(health, moment)),
-        ("takes", None if average is None else f"{time_format.span(average)} on average"),
+        ("takes", _spread(metrics.duration)),
+        ("starts late", _spread(metrics.lateness)),
         ("payload", None if job.payload is None else _one_line(job.payload)),
         ("calls", f"{job.webhook.method} {job.webhook.url}" if job.webhook else None),
         *_policy(job),
@@ -389,6 +390,18 @@ def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
     for origin, title in _ORIGINS.items():
         names = [name for name in values if origins[name] == origin]
         yield title, ", ".join(f"{name}={_one_line(values[name])}" for name in names)
+
+
+def _last_run(run: LastRun, moment: Callable[[datetime], str]) -> str:
+    error = "" if run.error is None else f": {run.error.splitlines()[0] if run.error else ''}"
+    return f"{run.state} {moment(run.finished_at)} (by {run.source}){error}"
+
+
+def _spread(spread: Spread) -> str | None:
+    if spread.average is None or spread.p95 is None or spread.max is None:
+        return None
+    average, p95, most = map(time_format.span, (spread.average, spread.p95, spread.max))
+    return f"{average} on average, 95 % within {p95}, at most {most}"
 
 
 def _failing(count: int) -> str | None:

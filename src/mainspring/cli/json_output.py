@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar
@@ -12,9 +13,16 @@ from mainspring.cli.time_format import iso
 from mainspring.core import codec
 from mainspring.core.model import Attempt, Job, Page, Progress, Run
 from mainspring.core.policy_defaults import origins_of
+from mainspring.core.statistics import LastRun
 from mainspring.webhooks.service import shown
 
-__all__ = ["job_document", "page_document", "plain_json", "run_document"]
+__all__ = [
+    "job_document",
+    "page_document",
+    "plain_json",
+    "run_document",
+    "statistics_document",
+]
 
 T = TypeVar("T")
 
@@ -40,6 +48,20 @@ def job_document(job: Job) -> dict[str, Any]:
         "origins": origins_of(job),
         "webhook": None if job.webhook is None else shown(job.webhook),
     }
+
+
+def statistics_document(value: Any) -> Any:
+    """The health or the metrics of a job; durations in seconds."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: statistics_document(getattr(value, field.name)) for field in fields}
+    if isinstance(value, LastRun):
+        return {name: statistics_document(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): statistics_document(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [statistics_document(item) for item in value]
+    return _plain(value)
 
 
 def plain_json(value: Any) -> Any:

@@ -594,12 +594,14 @@ class Client:
         return await self._call(statistics.health(self._running(), self._settings))
 
     async def job_health(self, id: JobRef) -> JobHealth:
-        """Whether a job is healthy, failing, paused, or has no worker."""
+        """How a job is: healthy, failing too often, overdue, paused, or without a worker. Costs the
+        same however many runs the job had."""
         return await self._call(statistics.job_health(self._running(), job_id_of(id)))
 
-    async def job_metrics(self, id: JobRef) -> JobMetrics:
-        """How often a job succeeds and how long it takes."""
-        return await self._call(statistics.job_metrics(self._running(), job_id_of(id)))
+    async def job_metrics(self, id: JobRef, window: Span = "24h") -> JobMetrics:
+        """How often a job succeeded, how long it took and how late it started, within a window of
+        1 hour to 8 days up to now. Costs the same however many runs the job had."""
+        return await self._call(statistics.job_metrics(self._running(), job_id_of(id), window))
 
     async def explain(self, job_or_run: JobRef, at: datetime | None = None) -> Explanation:
         """Why a run has not run, or not yet; why a job does not run now; or, with `at`, why it did

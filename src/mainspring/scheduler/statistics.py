@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
+from mainspring.core.clock import EPOCH
+from mainspring.core.durations import duration
 from mainspring.core.forecast import JobLoad
-from mainspring.core.model import Job, Page, Run, State, replace
+from mainspring.core.model import FINISHED, Job, Page, Run, State, replace
+from mainspring.core.policy import Span
+from mainspring.core.statistics import (
+    HOUR,
+    PERIODS_KEPT,
+    Distribution,
+    LastRun,
+    Period,
+    Totals,
+    period_start,
+)
 from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import find_orphans, without_worker
+from mainspring.engine.executors.procfs import own_memory
+from mainspring.engine.live_workers import LiveWorker, find_orphans, without_worker
 from mainspring.engine.settings import Settings
-from mainspring.errors import StoreError
-from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.errors import InvalidInput, StoreError
+from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 
-__all__ = ["JobHealth", "JobMetrics", "SchedulerHealth", "Stats"]
+__all__ = ["FailedRun", "JobHealth", "JobMetrics", "SchedulerHealth", "Spread", "Stats"]
 
 LOOKUPS_AT_ONCE = 50
 
 MOST_MEASURED = 1000
 """Jobs whose past runs a forecast looks at."""
 
-RECENT = 200
-"""Runs over which a job's averages are computed."""
+MEASURED = timedelta(days=7)
+"""Over how long a forecast measures the durations of a job's runs."""
 
+HEALTHY, WARNING = 0.95, 0.8
+"""The least success rates of a healthy job and of one with a warning."""
 
-JobStatus = Literal["healthy", "failing", "paused", "no_worker", "orphaned", "unknown"]
+RATED = timedelta(hours=24)
+"""The success rate that decides a job's health is over so much time. If no run ended in it, the
+rate is over all runs since the job was made."""
+
+SHORTEST_WINDOW = HOUR
+RECENT_FAILURES = 10
+
+JobStatus = Literal[
+    "healthy", "warning", "unhealthy", "overdue", "paused", "no_worker", "orphaned", "unknown"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +89,31 @@ class SchedulerHealth:
     """This process holds as much memory as it may: it claims no more runs."""
     orphaned_jobs: tuple[str, ...] = ()
     """Those of them that code defined, and whose code is gone (`prune_orphans` removes them)."""
+    memory: int | None = None
+    """Bytes of memory that this process uses, without its child processes. None if not known."""
+    cpu_seconds: float = 0.0
+    """CPU time that this process has used, without its child processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """`no_worker`: no live worker has the job's handler and takes its queue, so none of its runs
-    can start. `orphaned`: workers are alive, code defined the job, and none of them has its
-    handler: its function was renamed or removed (`prune_orphans` removes such jobs).
+    """`status` is the first of these that applies:
+
+    - `orphaned`: workers are alive, code defined the job, and none of them has its handler: its
+      function was renamed or removed (`prune_orphans` removes such jobs).
+    - `paused`.
+    - `no_worker`: no live worker has the job's handler and takes its queue, so none of its runs
+      can start.
+    - `overdue`: its next slot is past by more than the grace of its misfire policy, and no
+      scheduler has fired it.
+    - `unknown`: no run has succeeded or failed yet.
+    - `healthy`, `warning`, `unhealthy`: at least 95 %, at least 80 %, or less of the runs have
+      succeeded, of those that succeeded or failed.
+
+    `success_rate` is over the runs that ended since `rated_since`: the last 24 hours and what is
+    missing to a full hour. If none has ended since then, it is over all runs since the job was
+    made, and `rated_since` is None. `last_run` is the run that ended last, however it was made;
+    `last_run_at` is when the newest run started, which may still run.
 
     `breaker` is the state of the circuit breaker, which all nodes share: "closed", "open" (until
     `breaker_until`, then one run tries), "half_open", or "none" if the job has no breaker.
@@ -79,27 +122,66 @@ class JobHealth:
     job_id: str
     status: JobStatus
     enabled: bool
+    success_rate: float | None
+    rated_since: datetime | None
+    consecutive_failures: int
+    last_run: LastRun | None
     last_run_at: datetime | None
     next_run_at: datetime | None
-    consecutive_failures: int
     breaker: str
     breaker_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How long something took, in seconds. Percentiles are within 5 % of the true ones, or 1 ms."""
+
+    average: float | None
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+    @classmethod
+    def of(cls, found: Distribution) -> Spread:
+        most = found.max if found.count else None
+        return cls(found.average, found.percentile(0.5), found.percentile(0.95), most)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """A run that failed, and why."""
+
+    id: str
+    finished_at: datetime
+    attempts: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """Counts and rates (0 to 1, or None) are over all stored runs of the job that succeeded or
-    failed. `average_duration` (seconds) and `consecutive_failures` are over the newest 200 of
-    them."""
+    """What the runs of a job did since a moment: the window asked for, and what is missing to a
+    full hour.
+
+    `total` is `succeeded` and `failed` together; the rates (0 to 1, or None) are of it. `duration`
+    is how long the last attempt of each run took; `lateness` how much later than due the first
+    attempt started, of runs that ended with it. `ended` counts all runs since the job was made, by
+    how they ended. `recent_failures` are the newest stored ones, also from before the window.
+    """
 
     job_id: str
+    since: datetime
     total: int
     succeeded: int
     failed: int
+    cancelled: int
+    skipped: int
     success_rate: float | None
     failure_rate: float | None
-    average_duration: float | None
+    duration: Spread
+    lateness: Spread
     consecutive_failures: int
+    ended: Mapping[str, int]
+    recent_failures: tuple[FailedRun, ...]
 
 
 async def stats(engine: Engine, settings: Settings) -> Stats:
@@ -149,6 +231,8 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         jobs_without_worker=not_fired,
         orphaned_jobs=engine.live_workers.orphaned,
         memory_limit_reached=full,
+        memory=own_memory(),
+        cpu_seconds=sum(os.times()[:2]),
     )
 
 
@@ -166,21 +250,19 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
     """The jobs with `last_run_at` set to the start of their newest run that was tried, also a
     triggered or enqueued one.
 
-    The store keeps only the last slot with the job, because a write for every run would cost too
-    much. So the newest run is looked up by an index. If there is none, it may have been pruned;
-    then the last slot is the best answer.
+    The newest run is looked up by an index: it may still run, so no counter knows of it. If there
+    is none, it may have been pruned; then the run that ended last is known by the job's totals.
     """
-    kept_since = engine.time.now() - engine.retention
     found: list[Job] = []
     for at in range(0, len(jobs), LOOKUPS_AT_ONCE):
         chunk = jobs[at : at + LOOKUPS_AT_ONCE]
         newest = await asyncio.gather(*(_newest_tried(engine, job) for job in chunk))
+        gone = frozenset(job.id for job, run in zip(chunk, newest, strict=True) if run is None)
+        counts = await engine.store.counts(jobs=gone) if gone else Counts()
         for job, run in zip(chunk, newest, strict=True):
-            last = job.last_run_at
-            if run is not None:
-                last = run.started_at
-            elif last is not None and (last > kept_since or last < job.created_at):
-                last = None  # the slot was skipped, or its run has not started yet
+            last = None if run is None else run.started_at
+            if run is None and (ended := counts.totals.get(job.id, Totals()).last) is not None:
+                last = ended.started_at
             found.append(job if last == job.last_run_at else replace(job, last_run_at=last))
     return found
 
@@ -193,49 +275,92 @@ async def _newest_tried(engine: Engine, job: Job) -> Run | None:
 
 async def job_health(engine: Engine, job_id: str) -> JobHealth:
     job = await get_job(engine, job_id)
-    recent = await _newest_ended(engine, job_id)
-    workers = await engine.live_workers.current()
-    status: JobStatus = "healthy"
-    if find_orphans([job], workers):
-        status = "orphaned"
-    elif not job.enabled:
-        status = "paused"
-    elif without_worker([job], workers):
-        status = "no_worker"
-    elif not recent:
-        status = "unknown"
-    elif recent[0].state is State.FAILED:
-        status = "failing"
+    now = engine.time.now()
+    rated_since: datetime | None = period_start(now - RATED, HOUR)
+    counts = await engine.store.counts(rated_since, frozenset({job_id}))
+    totals = counts.totals.get(job_id, Totals())
+    rate = _success_rate(_summed(counts, job_id).ended)
+    if rate is None:
+        rate, rated_since = _success_rate(totals.ended), None
     breaker = await breaker_status(engine.store, job)
     return JobHealth(
         job_id=job_id,
-        status=status,
+        status=_status(job, await engine.live_workers.current(), now, rate),
         enabled=job.enabled,
+        success_rate=rate,
+        rated_since=rated_since,
+        consecutive_failures=totals.consecutive_failures,
+        last_run=totals.last,
         last_run_at=job.last_run_at,
         next_run_at=job.next_run_at,
-        consecutive_failures=_consecutive_failures(recent),
         breaker="none" if breaker is None else breaker.state,
         breaker_until=None if breaker is None else breaker.until,
     )
 
 
-async def job_metrics(engine: Engine, job_id: str) -> JobMetrics:
+def _status(job: Job, workers: list[LiveWorker], now: datetime, rate: float | None) -> JobStatus:
+    if find_orphans([job], workers):
+        return "orphaned"
+    if not job.enabled:
+        return "paused"
+    if without_worker([job], workers):
+        return "no_worker"
+    if job.next_run_at is not None and now > job.next_run_at + duration(job.policy.misfire.grace):
+        return "overdue"
+    if rate is None:
+        return "unknown"
+    return "healthy" if rate >= HEALTHY else "warning" if rate >= WARNING else "unhealthy"
+
+
+def _success_rate(ended: Mapping[State, int]) -> float | None:
+    succeeded, failed = ended.get(State.SUCCEEDED, 0), ended.get(State.FAILED, 0)
+    return succeeded / (succeeded + failed) if succeeded + failed else None
+
+
+def _summed(counts: Counts, job_id: str) -> Period:
+    """All periods of a job as one."""
+    whole = Period(EPOCH)
+    for period in counts.periods.get(job_id, ()):
+        whole = whole.plus(period)
+    return whole
+
+
+async def job_metrics(engine: Engine, job_id: str, window: Span) -> JobMetrics:
+    span = _window(window)
     await engine.operations.job(job_id)
-    counts = (await engine.store.counts()).runs.get(job_id, {})
-    succeeded, failed = counts.get(State.SUCCEEDED, 0), counts.get(State.FAILED, 0)
-    total = succeeded + failed
-    recent = await _newest_ended(engine, job_id)
-    durations = [run.duration for run in recent if run.duration is not None]
+    since = period_start(engine.time.now() - span, HOUR)
+    counts = await engine.store.counts(since, frozenset({job_id}))
+    totals, found = counts.totals.get(job_id, Totals()), _summed(counts, job_id)
+    rate = _success_rate(found.ended)
     return JobMetrics(
         job_id=job_id,
-        total=total,
-        succeeded=succeeded,
-        failed=failed,
-        success_rate=succeeded / total if total else None,
-        failure_rate=failed / total if total else None,
-        average_duration=sum(durations) / len(durations) if durations else None,
-        consecutive_failures=_consecutive_failures(recent),
+        since=since,
+        total=found.ended.get(State.SUCCEEDED, 0) + found.ended.get(State.FAILED, 0),
+        succeeded=found.ended.get(State.SUCCEEDED, 0),
+        failed=found.ended.get(State.FAILED, 0),
+        cancelled=found.ended.get(State.CANCELLED, 0),
+        skipped=found.ended.get(State.SKIPPED, 0),
+        success_rate=rate,
+        failure_rate=None if rate is None else 1 - rate,
+        duration=Spread.of(found.duration),
+        lateness=Spread.of(found.lateness),
+        consecutive_failures=totals.consecutive_failures,
+        ended={str(state): totals.ended.get(state, 0) for state in State if state in FINISHED},
+        recent_failures=await _recent_failures(engine, job_id),
     )
+
+
+def _window(given: Span) -> timedelta:
+    span = duration(given, what="window")
+    if not SHORTEST_WINDOW <= span <= PERIODS_KEPT:
+        raise InvalidInput(
+            f"window is 1h to {PERIODS_KEPT.days}d, not {given!r}: counts of an hour are kept for"
+            f" {PERIODS_KEPT.days} days",
+            field="window",
+            given=given,
+            allowed=f"1h to {PERIODS_KEPT.days}d",
+        )
+    return span
 
 
 async def all_jobs(engine: Engine) -> list[Job]:
@@ -249,28 +374,27 @@ async def all_jobs(engine: Engine) -> list[Job]:
 
 
 async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, float]:
-    """By job: the duration in seconds that 95 % of its newest runs did not exceed. Only of the
-    jobs with the shortest gaps: the others hardly take longer than theirs."""
+    """By job: the duration in seconds that 95 % of its runs of the last week did not exceed. Only
+    of the jobs with the shortest gaps: the others hardly take longer than theirs."""
     repeated = [load for load in loads if load.shortest_gap is not None]
     repeated.sort(key=lambda load: load.shortest_gap or 0.0)
     found: dict[str, float] = {}
     ids = [load.job_id for load in repeated[:MOST_MEASURED]]
+    since = engine.time.now() - MEASURED
     for at in range(0, len(ids), LOOKUPS_AT_ONCE):
-        chunk = ids[at : at + LOOKUPS_AT_ONCE]
-        runs = await asyncio.gather(*(_newest_ended(engine, job_id) for job_id in chunk))
-        for job_id, newest in zip(chunk, runs, strict=True):
-            durations = sorted(run.duration for run in newest if run.duration is not None)
-            if durations:
-                found[job_id] = durations[(len(durations) * 95 - 1) // 100]
+        counts = await engine.store.counts(since, frozenset(ids[at : at + LOOKUPS_AT_ONCE]))
+        for job_id in counts.periods:
+            p95 = _summed(counts, job_id).duration.percentile(0.95)
+            if p95 is not None:
+                found[job_id] = p95
     return found
 
 
-async def _newest_ended(engine: Engine, job_id: str) -> list[Run]:
-    ended = frozenset({State.SUCCEEDED, State.FAILED})
-    query = RunQuery(job=job_id, states=ended, brief=True, limit=RECENT)
-    return (await engine.store.find(query)).items
-
-
-def _consecutive_failures(newest: list[Run]) -> int:
-    failed = [run.state is State.FAILED for run in newest]
-    return failed.index(False) if False in failed else len(failed)
+async def _recent_failures(engine: Engine, job_id: str) -> tuple[FailedRun, ...]:
+    failed = frozenset({State.FAILED})
+    query = RunQuery(job=job_id, states=failed, brief=True, limit=RECENT_FAILURES)
+    return tuple(
+        FailedRun(run.id, run.finished_at, run.attempt, run.error)
+        for run in (await engine.store.find(query)).items
+        if run.finished_at is not None
+    )

@@ -38,7 +38,7 @@ from mainspring.stores.copy.reader import (
     runs_by_id,
 )
 from mainspring.stores.election import LEADER, elect
-from mainspring.stores.protocol import JobQuery, JobWrite, Store
+from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
 
 __all__ = ["CopyReport", "StoreContents", "copy", "read_contents"]
 

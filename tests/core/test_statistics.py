@@ -1,0 +1,169 @@
+"""Counters of ended runs: what is counted of an end, and how counts are added up."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainspring.core import transitions
+from mainspring.core.model import Run, Source, State, replace
+from mainspring.core.policy import Delivery
+from mainspring.core.statistics import (
+    ACCURACY,
+    HOUR,
+    MINUTE,
+    WHOLE_STORE,
+    Distribution,
+    Ending,
+    Totals,
+    ending_of,
+    period_start,
+    tally,
+)
+from mainspring.core.transitions import Failure
+
+NOW = datetime(2026, 11, 16, 12, 34, 56, tzinfo=UTC)
+DUE = NOW - timedelta(seconds=10)
+RUN = Run(
+    id="run",
+    job_id="job",
+    handler="work",
+    created_at=DUE,
+    scheduled_at=DUE,
+    run_at=DUE,
+    source=Source.TRIGGER,
+    state=State.RUNNING,
+    attempt=1,
+    token=1,
+    started_at=NOW - timedelta(seconds=3),
+    worker="w",
+)
+
+
+def test_a_change_that_ends_a_run_carries_what_is_counted() -> None:
+    ending = transitions.failed(RUN, NOW, Failure("boom")).ending
+    assert ending == Ending(
+        "run", "job", State.FAILED, Source.TRIGGER, NOW, RUN.started_at, 3.0, 7.0, "boom"
+    )
+
+
+def test_a_change_that_ends_no_run_carries_nothing() -> None:
+    later = NOW + MINUTE
+    for change in (
+        transitions.retrying(RUN, NOW, Failure("boom"), later),
+        transitions.released(RUN, NOW, began=True),
+        transitions.snoozed(RUN, later),
+        transitions.request_cancel(RUN, "asked"),
+        transitions.rescued(RUN, NOW, Delivery.AT_LEAST_ONCE),
+        transitions.deleted(replace(RUN, state=State.FAILED, finished_at=NOW)),
+    ):
+        assert change.ending is None
+
+
+def test_a_rescue_that_ends_a_run_is_counted() -> None:
+    ending = transitions.rescued(RUN, NOW, Delivery.AT_MOST_ONCE).ending
+    assert ending is not None
+    assert (ending.state, ending.duration) == (State.FAILED, 3.0)
+
+
+def test_a_retried_run_has_no_lateness() -> None:
+    """A retry has moved `run_at`: when the run was due is not known any more."""
+    ending = transitions.succeeded(replace(RUN, attempt=2), NOW, None).ending
+    assert ending is not None
+    assert (ending.duration, ending.lateness) == (3.0, None)
+
+
+def test_a_run_that_was_never_tried_has_no_duration() -> None:
+    too_late = transitions.skipped(RUN, NOW, "expired").ending
+    pending = replace(RUN, state=State.PENDING, attempt=0, started_at=None)
+    cancelled = transitions.cancelled(pending, NOW, "asked").ending
+    for ending in (too_late, cancelled):
+        assert ending is not None
+        assert (ending.started_at, ending.duration, ending.lateness) == (None, None, None)
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
+    ending = transitions.succeeded(replace(RUN, run_at=NOW), NOW - HOUR, None).ending
+    assert ending is not None
+    assert (ending.duration, ending.lateness) == (0.0, 0.0)
+
+
+def test_what_has_not_ended_is_not_counted_when_it_is_added() -> None:
+    assert ending_of(replace(RUN, state=State.PENDING)) is None
+    assert ending_of(replace(RUN, state=State.SKIPPED, finished_at=NOW)) is not None
+
+
+def seconds() -> st.SearchStrategy[float]:
+    return st.floats(min_value=0.001, max_value=1e7)
+
+
+@given(st.lists(seconds(), min_size=1, max_size=200), st.floats(min_value=0, max_value=1))
+def test_percentiles_are_within_the_accuracy(values: list[float], share: float) -> None:
+    found = Distribution.of(values).percentile(share)
+    rank = max(-(-len(values) * share // 1), 1)
+    true = sorted(values)[int(rank) - 1]
+    assert found == pytest.approx(true, rel=ACCURACY * 1.001)
+
+
+@given(st.lists(st.lists(seconds(), max_size=20), max_size=10))
+def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
+    whole = Distribution.of([value for part in parts for value in part])
+    summed = Distribution()
+    for part in parts:
+        summed = summed.plus(Distribution.of(part))
+    assert (summed.count, summed.max, summed.classes) == (whole.count, whole.max, whole.classes)
+    assert summed.sum == pytest.approx(whole.sum)
+
+
+def test_what_is_shorter_than_a_millisecond_counts_as_a_millisecond() -> None:
+    found = Distribution.of([0.0, 1e-6, 0.0005])
+    assert found.percentile(0.5) == 0.0005  # no percentile is above the maximum
+    assert Distribution().percentile(0.5) is None
+    assert Distribution().average is None
+
+
+def end(state: State, at: datetime = NOW, job_id: str = "job", n: int = 0) -> Ending:
+    return Ending(f"r{n}", job_id, state, Source.ENQUEUE, at, at - MINUTE, 60.0, 0.0)
+
+
+def test_the_order_of_ends_decides_which_failures_are_consecutive() -> None:
+    rng = random.Random(1)
+    states = [rng.choice([State.SUCCEEDED, State.FAILED, State.SKIPPED]) for _ in range(300)]
+    whole = tally([end(state, n=n) for n, state in enumerate(states)], NOW).totals["job"]
+    summed = Totals()
+    at = 0
+    while at < len(states):
+        size = rng.randint(1, 7)
+        part = [end(state, n=n) for n, state in enumerate(states[at : at + size], at)]
+        summed = summed.plus(tally(part, NOW).totals["job"])
+        at += size
+    assert summed == whole
+
+
+def test_each_job_is_counted_by_the_hour_and_all_together_by_the_minute() -> None:
+    hour = period_start(NOW, HOUR)
+    found = tally([end(State.SUCCEEDED, hour), end(State.FAILED, hour + MINUTE, "other")], NOW)
+    assert set(found.totals) == {"job", "other", WHOLE_STORE}
+    assert set(found.periods) == {
+        ("job", hour),
+        ("other", hour),
+        (WHOLE_STORE, hour),
+        (WHOLE_STORE, hour + MINUTE),
+    }
+
+
+def test_a_run_whose_job_cannot_be_read_is_counted_for_all_jobs_alone() -> None:
+    found = tally([end(State.CANCELLED, job_id="")], NOW)
+    assert found.totals[WHOLE_STORE].ended == {State.CANCELLED: 1}
+
+
+def test_the_error_of_the_last_run_is_kept_short() -> None:
+    ending = transitions.failed(RUN, NOW, Failure("x" * 10_000)).ending
+    assert ending is not None
+    last = tally([ending], NOW).totals["job"].last
+    assert last is not None
+    assert last.error == "x" * 500
