@@ -25,8 +25,8 @@ from mainspring.core.statistics import (
 )
 from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
-from mainspring.engine.executors.procfs import own_memory
 from mainspring.engine.live_workers import LiveWorker, find_orphans, without_worker
+from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.settings import Settings
 from mainspring.errors import InvalidInput, StoreError
 from mainspring.stores.protocol import Counts, JobQuery, RunQuery
@@ -231,7 +231,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         jobs_without_worker=not_fired,
         orphaned_jobs=engine.live_workers.orphaned,
         memory_limit_reached=full,
-        memory=own_memory(),
+        memory=resident_memory(),
         cpu_seconds=sum(os.times()[:2]),
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Final
 
-__all__ = ["any_alive", "footprint", "own_memory"]
+__all__ = ["any_alive", "footprint"]
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -36,11 +36,6 @@ def footprint(pid: int, limit: int | None = None) -> int | None:
     if limit is not None and used > limit and len(family) > 1:
         used = sum(_proportional(member) for member in family)
     return used
-
-
-def own_memory() -> int | None:
-    """The bytes that this process uses, without its children, or None if there is no /proc."""
-    return _resident(os.getpid()) or None
 
 
 def _family(pid: int) -> list[int]:
