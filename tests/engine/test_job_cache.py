@@ -103,10 +103,10 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
 def test_more_jobs_than_are_remembered_are_still_all_found(kept: int) -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
-        async with Scheduler(store, inline=True, clock=VirtualClock(), workers=0) as desk:
-            desk.job(id="handler")(lambda: None)
+        async with Scheduler(store, inline=True, clock=VirtualClock(), workers=0) as producer:
+            producer.job(id="handler")(lambda: None)
             for number in range(8):
-                await desk.add_job(f"job{number}", handler="handler")
+                await producer.add_job(f"job{number}", handler="handler")
         cache = JobCache(store, VirtualClock())
         cache.MAX_ENTRIES = kept
         for start in range(8):
@@ -123,9 +123,9 @@ def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
         slow = SlowJobReads()
         memory = MemoryStore(VirtualClock())
         store: Any = FaultyStore(memory, slow)
-        async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as desk:
-            desk.job(id="handler")(lambda: None)
-            await desk.add_job("job", handler="handler", priority=1)
+        async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as producer:
+            producer.job(id="handler")(lambda: None)
+            await producer.add_job("job", handler="handler", priority=1)
             cache = JobCache(store, VirtualClock())
             slow.on = True
             reading = asyncio.ensure_future(cache.get(["job"]))
@@ -133,7 +133,7 @@ def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
             cache.forget("job")
             await reading
             slow.on = False
-            await desk.update_job("job", priority=2)
+            await producer.update_job("job", priority=2)
             job = (await cache.get(["job"]))["job"]
             assert job is not None
             assert job.policy.priority == 2

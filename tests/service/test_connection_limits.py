@@ -18,7 +18,7 @@ import pytest
 
 from mainspring.service import connection_limits
 from mainspring.service.settings import ServiceSettings
-from tests.support.service import LONG, Serve, Served
+from tests.support.service import LONG, Serve, ServiceProcess
 
 LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -30,7 +30,7 @@ SLOW_BODY = (
 
 
 @contextmanager
-def connected(served: Served) -> Iterator[socket.socket]:
+def connected(served: ServiceProcess) -> Iterator[socket.socket]:
     parts = urlsplit(served.url)
     assert parts.hostname is not None
     with socket.create_connection((parts.hostname, parts.port or 80), timeout=LONG) as made:

@@ -11,7 +11,7 @@ from tests.service.clients.test_compatibility_page import Endpoint, until
 from tests.service.clients.test_compatibility_page import endpoint as endpoint
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import with_database
-from tests.support.service import WEBHOOK, Serve, Served
+from tests.support.service import WEBHOOK, Serve, ServiceProcess
 
 
 def test_the_pages_six_variables_from_the_file(
@@ -25,7 +25,7 @@ def test_the_pages_six_variables_from_the_file(
         f"PORT={port}\nMONGODB_URI={url}\nSCHEDULER_POLL_INTERVAL=500\nMAX_CONCURRENT_JOBS=7\n"
         "JOB_RETRY_ATTEMPTS=5\nJOB_RETRY_DELAY=1234\n"
     )
-    served = Served(tmp_path).wait_ready()
+    served = ServiceProcess(tmp_path).wait_ready()
     try:
         assert served.url == f"http://127.0.0.1:{port}"
         assert served.told["store"] == url

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.support.service import LONG, WEBHOOK, Serve, Served
+from tests.support.service import LONG, WEBHOOK, Serve, ServiceProcess
 
 APP = """
 import asyncio
@@ -55,7 +55,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refusal(served: Served) -> str:
+def refusal(served: ServiceProcess) -> str:
     assert served.ends() == 2
     return "".join(served.err)
 
@@ -131,7 +131,7 @@ def test_a_wrong_setting_is_told_by_its_name(
 ) -> None:
     port = ("--port", "0") if "PORT" not in environ else ("--port-from-environment",)
     given = () if "PORT" in environ else port
-    served = Served(Path(os.devnull).parent, *given, **environ)
+    served = ServiceProcess(Path(os.devnull).parent, *given, **environ)
     assert words in refusal(served)
 
 

@@ -20,7 +20,7 @@ from mainspring.cli.serve import _scheduler
 from mainspring.cli.store_access import StoreChoice
 from mainspring.errors import InvalidInput
 from mainspring.service.settings import ServiceSettings
-from tests.support.service import WEBHOOK, Serve, Served
+from tests.support.service import WEBHOOK, Serve, ServiceProcess
 
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 APP = """
@@ -102,7 +102,7 @@ def command(folder: Path, *words: str, **environ: str) -> Any:
     return json.loads(done.stdout)
 
 
-def first_key(served: Served) -> list[str]:
+def first_key(served: ServiceProcess) -> list[str]:
     """The words of the command that a refusal to listen tells to type."""
     assert served.ends() == 2
     told = "".join(served.err)

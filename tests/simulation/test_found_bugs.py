@@ -62,14 +62,14 @@ def test_a_handler_does_not_start_under_a_lease_that_lapsed_on_the_way() -> None
         async def work(ctx: RunContext) -> None:
             started.append((await store.now(), (await get_runs(store, [ctx.run_id]))[ctx.run_id]))
 
-        slow, desk = worker(store, slow_once_claimed), client(store)
-        for one in (slow, desk):
+        slow, producer = worker(store, slow_once_claimed), client(store)
+        for one in (slow, producer):
             one.job(id="work")(work)
         await slow.start()
-        await desk.start()
+        await producer.start()
         await asyncio.sleep(3)  # so that the worker must ask what the job is
-        run = await desk.enqueue("work")
-        await desk.wait(run.id, timeout="60s")
+        run = await producer.enqueue("work")
+        await producer.wait(run.id, timeout="60s")
         assert slowed
 
     run_virtual(main)

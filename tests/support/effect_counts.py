@@ -18,11 +18,11 @@ from tests.support.effect_worker import LEASE, build
 from tests.support.process_crashes import Crew, all_ended, tormented
 from tests.support.servers.server import Document
 
-__all__ = ["Tally", "effect_test", "make_effects"]
+__all__ = ["EffectCounts", "effect_test", "make_effects"]
 
 
 @dataclass(frozen=True)
-class Tally:
+class EffectCounts:
     runs: int
     succeeded: int
     again: int
@@ -47,25 +47,25 @@ async def effect_test(
     patience: float,
     url: str | None = None,
     trouble: Callable[[], Awaitable[None]] | None = None,
-) -> Tally:
+) -> EffectCounts:
     """Four workers; so many kills and stops (and what else is told) while they work; then peace
     until all has ended."""
     with Crew.on(place, seed, url, ("tests.support.effect_worker",)) as crew:
         make_effects(crew.url)
-        async with build(crew.url, workers=0) as desk:
+        async with build(crew.url, workers=0) as producer:
             ids = []
             for job in ("loop", "thread"):
-                made = await desk.enqueue_many(job, [None] * (runs // 2))
+                made = await producer.enqueue_many(job, [None] * (runs // 2))
                 ids += [run.id for run in made]
             for _ in range(4):
                 crew.hire()
             torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
             if trouble is not None:
                 await trouble()
-            ended = await all_ended(desk, ids, patience)
+            ended = await all_ended(producer, ids, patience)
             await torment
             for run in ended:  # nothing that still lingered has changed any of it
-                assert await desk.get_run(run.id) == run
+                assert await producer.get_run(run.id) == run
         return _tally(ended, crew)
 
 
@@ -87,7 +87,7 @@ def _effects(url: str) -> list[tuple[str, int]]:
         return [(one["run"], one["token"]) for one in client.get_default_database().effects.find()]
 
 
-def _tally(runs: list[Run], crew: Crew) -> Tally:
+def _tally(runs: list[Run], crew: Crew) -> EffectCounts:
     found = _effects(crew.url)
     counted, tokens = Counter(run_id for run_id, _ in found), dict(found)
     for run in runs:
@@ -100,7 +100,7 @@ def _tally(runs: list[Run], crew: Crew) -> Tally:
             outcomes = [attempt.outcome for attempt in run.attempts]
             assert outcomes.count(Outcome.SUCCEEDED) == 1
     assert counted.keys() <= {run.id for run in runs}
-    return Tally(
+    return EffectCounts(
         len(runs),
         sum(run.state is State.SUCCEEDED for run in runs),
         sum(run.attempt > 1 for run in runs),

@@ -22,7 +22,7 @@ from mainspring.core.model import Outcome
 from tests.support.crash_worker import LEASE, LIMIT, build
 
 __all__ = [
-    "Account",
+    "CrashReport",
     "Crew",
     "Entry",
     "all_ended",
@@ -107,7 +107,7 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Account:
+class CrashReport:
     runs: list[Run]
     kills: int
     stops: int
@@ -125,29 +125,29 @@ class Account:
 
 async def crash_test(
     place: Path, *, runs: int, kills: int, stops: int, seed: int, patience: float
-) -> Account:
+) -> CrashReport:
     """Four workers; so many kills and stops while they work; then peace until all has ended."""
     with Crew.on(place, seed) as crew:
-        desk = build(crew.url, crew.logs / "desk.log", workers=0)
-        async with desk:
-            ids = await _enqueue(desk, crew.rng, runs)
+        producer = build(crew.url, crew.logs / "producer.log", workers=0)
+        async with producer:
+            ids = await _enqueue(producer, crew.rng, runs)
             for _ in range(4):
                 crew.hire()
             torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
-            ended = await all_ended(desk, ids, patience)
+            ended = await all_ended(producer, ids, patience)
             await torment
         log = read_log(crew.logs)
         check(ended, log, crew)
         what = Counter(entry.what for entry in log)
         begun, over, refused = what["begin"], what["end"], what["lost"]
-        return Account(ended, len(crew.killed), stops, begun, over, refused)
+        return CrashReport(ended, len(crew.killed), stops, begun, over, refused)
 
 
-async def _enqueue(desk: Scheduler, rng: random.Random, count: int) -> list[str]:
+async def _enqueue(producer: Scheduler, rng: random.Random, count: int) -> list[str]:
     ids: list[str] = []
     for job_id, share in (("free", 0.8), ("limited", 0.15), ("once", 0.05)):
         payloads = [None] * int(count * share)
-        ids += [run.id for run in await desk.enqueue_many(job_id, payloads)]
+        ids += [run.id for run in await producer.enqueue_many(job_id, payloads)]
     rng.shuffle(ids)
     return ids
 
@@ -167,13 +167,13 @@ async def tormented(crew: Crew, kills: int, stops: int, lease: float) -> None:
             await crew.freeze(victim, rng.uniform(1.1, 1.6) * lease)
 
 
-async def all_ended(desk: Scheduler, ids: list[str], patience: float) -> list[Run]:
+async def all_ended(producer: Scheduler, ids: list[str], patience: float) -> list[Run]:
     deadline = time.monotonic() + patience
     while True:
-        left = (await desk.stats()).runs
+        left = (await producer.stats()).runs
         live = sum(left.get(state, 0) for state in (State.WAITING, State.PENDING, State.RUNNING))
         if not live:
-            return [await desk.get_run(run_id) for run_id in ids]
+            return [await producer.get_run(run_id) for run_id in ids]
         assert time.monotonic() < deadline, f"after {patience} s there are still {left}"
         await asyncio.sleep(0.5)
 

@@ -152,7 +152,7 @@ async def until(condition: Callable[[], Any]) -> Any:
         await asyncio.sleep(0.02)
 
 
-class Served:
+class ServiceProcess:
     """`mainspring serve` as a process; its URL is known once it says so."""
 
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
@@ -177,7 +177,7 @@ class Served:
         for line in self.popen.stderr:
             self.err.append(line)
 
-    def wait_ready(self) -> Served:
+    def wait_ready(self) -> ServiceProcess:
         assert self.popen.stdout is not None
         text = ""
         for line in self.popen.stdout:
@@ -204,17 +204,17 @@ class Served:
         return code
 
 
-Serve = Callable[..., Served]
+Serve = Callable[..., ServiceProcess]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve()` starts `mainspring serve` on a free port in the test's folder."""
-    started: list[Served] = []
+    started: list[ServiceProcess] = []
 
-    def begin(*words: str, ready: bool = True, **environ: str) -> Served:
+    def begin(*words: str, ready: bool = True, **environ: str) -> ServiceProcess:
         given = words if "--port" in words else (*words, "--port", "0")
-        started.append(Served(tmp_path, *given, **environ))
+        started.append(ServiceProcess(tmp_path, *given, **environ))
         return started[-1].wait_ready() if ready else started[-1]
 
     yield begin

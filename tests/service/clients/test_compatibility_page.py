@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.service import Serve, Served
+from tests.support.service import Serve, ServiceProcess
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -94,7 +94,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def served(serve: Serve) -> Served:
+def served(serve: Serve) -> ServiceProcess:
     return serve("--allow-private", "127.0.0.1")
 
 
@@ -111,7 +111,7 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def test_every_request_of_the_page_works(served: Served, endpoint: Endpoint) -> None:
+def test_every_request_of_the_page_works(served: ServiceProcess, endpoint: Endpoint) -> None:
     client = PageClient(served.url)
     before = datetime.now(UTC)
     status, answer = client.create_job(
@@ -190,7 +190,7 @@ def test_every_request_of_the_page_works(served: Served, endpoint: Endpoint) -> 
     assert job_id in answer["error"]
 
 
-def test_a_failing_endpoint_is_retried_and_told(served: Served, endpoint: Endpoint) -> None:
+def test_a_failing_endpoint_is_retried_and_told(served: ServiceProcess, endpoint: Endpoint) -> None:
     client = PageClient(served.url)
     endpoint.status = 500
     job = {
@@ -211,7 +211,7 @@ def test_a_failing_endpoint_is_retried_and_told(served: Served, endpoint: Endpoi
     assert "500" in failed[0]["errorMessage"]
 
 
-def test_zero_retries_means_one_attempt(served: Served, endpoint: Endpoint) -> None:
+def test_zero_retries_means_one_attempt(served: ServiceProcess, endpoint: Endpoint) -> None:
     """Theirs made three of zero."""
     client = PageClient(served.url)
     endpoint.status = 503
@@ -284,7 +284,7 @@ def test_what_can_never_fire_is_refused_at_once(page_api: PageClient, schedule: 
 
 @pytest.fixture(scope="module")
 def page_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageClient]:
-    served = Served(tmp_path_factory.mktemp("page"), "--port", "0").wait_ready()
+    served = ServiceProcess(tmp_path_factory.mktemp("page"), "--port", "0").wait_ready()
     yield PageClient(served.url)
     served.popen.kill()
     served.popen.wait()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support import client_generators
-from tests.support.service import Serve, Served, serve
+from tests.support.service import Serve, ServiceProcess, serve
 
 __all__ = ["serve"]
 
@@ -106,7 +106,7 @@ console.log("worked");
 @pytest.fixture
 def service(serve: Serve) -> tuple[str, str]:
     """The URL of a service, and a key that it asks for."""
-    served: Served = serve(MAX_CONCURRENT_JOBS="0")
+    served: ServiceProcess = serve(MAX_CONCURRENT_JOBS="0")
     with served.client() as client:
         key = client.post("/api/v1/keys", json={"name": "test", "scope": "write"}).json()["key"]
     return served.url, key

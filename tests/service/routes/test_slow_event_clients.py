@@ -14,7 +14,7 @@ import pytest
 
 from mainspring.service.dependencies import Service
 from tests.service.test_connection_limits import connected, read_to
-from tests.support.service import LONG, Serve, Served
+from tests.support.service import LONG, Serve, ServiceProcess
 
 LIMITS = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 
@@ -24,7 +24,7 @@ def unread() -> Iterator[Callable[..., socket.socket]]:
     """`unread(served)`: a client of the event stream that reads its beginning, and no more."""
     with ExitStack() as stack:
 
-        def begin(served: Served, key: str = "") -> socket.socket:
+        def begin(served: ServiceProcess, key: str = "") -> socket.socket:
             one = stack.enter_context(socket.socket())
             one.settimeout(LONG)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

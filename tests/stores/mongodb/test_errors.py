@@ -23,7 +23,7 @@ from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.stores.mongodb.url import Address
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.mongodb.query_plans import Sent
+from tests.support.mongodb.query_plans import SentCommands
 from tests.support.mongodb.store import CLAIM, opened
 from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.server import Document
@@ -104,7 +104,7 @@ async def test_reads_come_from_the_primary_whatever_the_url_says(
     replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A URL that is shared with other programs may well ask for a secondary."""
-    sent = Sent.heard(monkeypatch)
+    sent = SentCommands.record(monkeypatch)
     url = with_database(replica_set_url, database_name)
     async with opened(f"{url}&readPreference=secondary&readConcernLevel=available") as store:
         await store.add(await some_runs(store, "a", dedupe_key="k"))

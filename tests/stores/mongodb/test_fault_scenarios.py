@@ -22,7 +22,7 @@ from tests.support.mongodb.fault_scenarios import (
     step_down,
 )
 from tests.support.mongodb.majority_loss import KINDS, cut
-from tests.support.mongodb.query_plans import Sent
+from tests.support.mongodb.query_plans import SentCommands
 from tests.support.mongodb.worker import PLANTED
 from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.server import Document
@@ -106,13 +106,13 @@ async def test_a_store_that_trusts_a_routers_clock_would_be_noticed(
     assert _commands_with("$$NOW", sent) == {"aggregate", "find"}
 
 
-async def _sent_by_every_operation(url: str, monkeypatch: pytest.MonkeyPatch) -> Sent:
-    sent = Sent.heard(monkeypatch)
+async def _sent_by_every_operation(url: str, monkeypatch: pytest.MonkeyPatch) -> SentCommands:
+    sent = SentCommands.record(monkeypatch)
     with MongoClient[Document](url) as client:
         client.get_default_database().create_collection("effects")
     await do_everything(url)
     return sent
 
 
-def _commands_with(text: str, sent: Sent) -> set[str]:
+def _commands_with(text: str, sent: SentCommands) -> set[str]:
     return {next(iter(one)) for one in sent.commands if text in str(one)}

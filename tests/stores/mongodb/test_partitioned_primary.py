@@ -180,27 +180,27 @@ async def test_an_end_is_told_when_a_majority_has_it(
     cluster: ShardedCluster, store: MongoStore
 ) -> None:
     """A cancel that failed may be undone: asked again, it does not say that the run had ended."""
-    desk = Scheduler(store.address.url, workers=0)
+    producer = Scheduler(store.address.url, workers=0)
 
-    @desk.job(id="work")
+    @producer.job(id="work")
     def work() -> None: ...
 
-    async with desk:
-        pending = await desk.enqueue("work", delay="1h")
-        await desk.enqueue("work")
+    async with producer:
+        pending = await producer.enqueue("work", delay="1h")
+        await producer.enqueue("work")
         [running] = await claim_runs(store, CLAIM)
         with cut_off(cluster.shards):
             for one in (pending, running):
                 for _ in range(2):
                     with pytest.raises(StoreUnavailable):
-                        await desk.cancel(one.id)
-                now = await desk.get_run(one.id)
+                        await producer.cancel(one.id)
+                now = await producer.get_run(one.id)
                 assert (now.state, now.cancel_requested) == (one.state, False)
             with pytest.raises(TimeoutError):
-                await desk.wait(pending.id, 0.5)
-        assert await desk.cancel(running.id)
-        assert not await desk.cancel(pending.id)
-        assert (await desk.wait(pending.id, 10)).state is State.CANCELLED
+                await producer.wait(pending.id, 0.5)
+        assert await producer.cancel(running.id)
+        assert not await producer.cancel(pending.id)
+        assert (await producer.wait(pending.id, 10)).state is State.CANCELLED
 
 
 async def test_a_job_that_may_be_rolled_back_refuses_nobody(

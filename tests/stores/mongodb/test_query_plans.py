@@ -34,7 +34,7 @@ from mainspring.testing.store_calls import (
     put_job,
     put_note,
 )
-from tests.support.mongodb.query_plans import Plan, Sent
+from tests.support.mongodb.query_plans import Plan, SentCommands
 from tests.support.servers.mongodb import with_database
 
 MANY = 2000
@@ -97,12 +97,12 @@ async def _fill(store: MongoStore) -> None:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    return Sent.heard(monkeypatch)
+def sent(monkeypatch: pytest.MonkeyPatch) -> SentCommands:
+    return SentCommands.record(monkeypatch)
 
 
 @pytest.fixture
-async def store(filled: str, sent: Sent) -> AsyncIterator[MongoStore]:
+async def store(filled: str, sent: SentCommands) -> AsyncIterator[MongoStore]:
     store = MongoStore(filled)
     await store.open()
     sent.commands.clear()
@@ -114,7 +114,7 @@ def _claim(limit: int, lease: timedelta, handler: str = "work") -> Claim:
     return Claim(worker="w", handlers=frozenset({handler}), limit=limit, lease=lease)
 
 
-async def explained(store: MongoStore, sent: Sent) -> list[Plan]:
+async def explained(store: MongoStore, sent: SentCommands) -> list[Plan]:
     """How what was sent is carried out: by no look at everything."""
     plans = await sent.plans(store._db)
     assert plans
@@ -139,7 +139,7 @@ def of(plans: list[Plan], kind: str, collection: str = "runs") -> list[Plan]:
     ids=["all", "a state", "states of a job", "a job", "failing"],
 )
 async def test_lists_merge_index_walks_without_sorting(
-    store: MongoStore, sent: Sent, query: RunQuery
+    store: MongoStore, sent: SentCommands, query: RunQuery
 ) -> None:
     """Also behind a cursor, and though all these runs were made at one moment."""
     cursor = None
@@ -153,7 +153,7 @@ async def test_lists_merge_index_walks_without_sorting(
 
 
 async def test_runs_that_were_tried_are_found_among_many_that_were_not(
-    store: MongoStore, sent: Sent
+    store: MongoStore, sent: SentCommands
 ) -> None:
     """Page by page, by a walk along each of two indexes."""
     [again] = await claim_runs(store, _claim(1, HOUR))
@@ -202,7 +202,7 @@ def by_ids(plans: list[Plan], count: int) -> None:
 
 
 async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
-    store: MongoStore, sent: Sent
+    store: MongoStore, sent: SentCommands
 ) -> None:
     """Lanes are one key each, heads are walked as far as they are taken, the rest is by ids."""
     taken = await claim_runs(store, _claim(100, HOUR))
@@ -221,7 +221,7 @@ async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
     await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
-async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> None:
+async def test_many_lanes_are_walked_together(store: MongoStore, sent: SentCommands) -> None:
     here = {"q": "default", "h": "work", "g": "", "p": 1}
     lanes = [here, *({**here, "h": f"h{n}"} for n in range(claim.WALKS - 1))]
     found = await claim._heads(store._db, lanes, 100)
@@ -231,7 +231,9 @@ async def test_many_lanes_are_walked_together(store: MongoStore, sent: Sent) -> 
     assert "SORT" not in plan.stages
 
 
-async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, sent: Sent) -> None:
+async def test_the_next_due_run_is_a_seek_for_each_priority(
+    store: MongoStore, sent: SentCommands
+) -> None:
     since = to_us(await store.now())
     assert await claim.next_due(store._db, _claim(1, HOUR), since) is not None
     [plan] = of(await explained(store, sent), "find")
@@ -240,7 +242,7 @@ async def test_the_next_due_run_is_a_seek_for_each_priority(store: MongoStore, s
 
 
 async def test_a_claim_among_other_clients_examines_its_own_lanes(
-    store: MongoStore, sent: Sent
+    store: MongoStore, sent: SentCommands
 ) -> None:
     """And at one run of the others' parts, to see that it is in nobody's way."""
     partition = store._open_session().partition
@@ -262,7 +264,9 @@ async def test_a_claim_among_other_clients_examines_its_own_lanes(
     await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
-async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent: Sent) -> None:
+async def test_outcomes_and_renewals_are_written_by_ids(
+    store: MongoStore, sent: SentCommands
+) -> None:
     await some(store, "mine", 40)
     held = await claim_runs(store, _claim(40, HOUR, "mine"))
     sent.commands.clear()
@@ -289,7 +293,7 @@ async def test_outcomes_and_renewals_are_written_by_ids(store: MongoStore, sent:
     assert max(plan.keys for plan in plans) <= 12
 
 
-async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sent) -> None:
+async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: SentCommands) -> None:
     now = await store.now()
     job = Job(id="tight", handler="tight", created_at=now, updated_at=now)
     assert await put_job(store, replace(job, policy=Policy.make(concurrency=7)))
@@ -308,7 +312,9 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     await drop_runs(store, [f"tight{n:03}" for n in range(50)])
 
 
-async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent: Sent) -> None:
+async def test_followers_are_found_by_what_they_wait_for(
+    store: MongoStore, sent: SentCommands
+) -> None:
     times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
     waiting = [
         Run(
@@ -329,7 +335,7 @@ async def test_followers_are_found_by_what_they_wait_for(store: MongoStore, sent
     await drop_runs(store, [run.id for run in waiting])
 
 
-async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
+async def test_lapsed_leases_are_a_range(store: MongoStore, sent: SentCommands) -> None:
     page = await store.find(RunQuery(lapsed=True))
     assert len(page.items) == 10
     await store.maintain(None, 100)
@@ -338,7 +344,7 @@ async def test_lapsed_leases_are_a_range(store: MongoStore, sent: Sent) -> None:
     assert max(plan.keys for plan in plans) <= 20
 
 
-async def test_keys_are_looked_up_by_name(store: MongoStore, sent: Sent) -> None:
+async def test_keys_are_looked_up_by_name(store: MongoStore, sent: SentCommands) -> None:
     times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
     keyed = [
         Run(id=f"k{n}", job_id="keyed", handler="keyed", dedupe_key=f"key{n}", **times)
@@ -354,7 +360,7 @@ async def test_keys_are_looked_up_by_name(store: MongoStore, sent: Sent) -> None
     await drop_runs(store, [run.id for run in keyed])
 
 
-async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: Sent) -> None:
+async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: SentCommands) -> None:
     now = await store.now()
     job = Job(id="slotted", handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await put_job(store, job)
@@ -388,7 +394,7 @@ async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: Sent)
     await drop_runs(store, ["slot"])
 
 
-def _counted(sent: Sent) -> list[Document]:
+def _counted(sent: SentCommands) -> list[Document]:
     """All commands but hints, and the renewals of sessions, which depend on the time alone."""
     rest = ("_wakeups", "_sessions")
     return [one for one in sent.commands if not str(next(iter(one.values()))).endswith(rest)]
@@ -397,7 +403,7 @@ def _counted(sent: Sent) -> list[Document]:
 @pytest.mark.parametrize("count", [1, 60])
 @pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
 async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
-    store: MongoStore, sent: Sent, count: int, overlap: str
+    store: MongoStore, sent: SentCommands, count: int, overlap: str
 ) -> None:
     """One job after another was 4 commands a slot, and 80 slots a second the most there was."""
     now = await store.now()
@@ -444,7 +450,7 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
     await store._db.runs.delete_many({"_id": {"$regex": "^batch"}})
 
 
-async def test_pruning_walks_what_is_old(store: MongoStore, sent: Sent) -> None:
+async def test_pruning_walks_what_is_old(store: MongoStore, sent: SentCommands) -> None:
     assert await store.maintain(await store.now() - timedelta(days=1), 20) == 20
     plans = await explained(store, sent)
     assert of(plans, "delete")
@@ -452,7 +458,7 @@ async def test_pruning_walks_what_is_old(store: MongoStore, sent: Sent) -> None:
     by_ids(plans, 20)
 
 
-async def test_counts_never_look_at_documents(store: MongoStore, sent: Sent) -> None:
+async def test_counts_never_look_at_documents(store: MongoStore, sent: SentCommands) -> None:
     """They look at every unfinished run there is, though, and are given the time for that."""
     await store.counts(since=await store.now() - timedelta(days=30))
     for command in sent.commands:
@@ -462,14 +468,14 @@ async def test_counts_never_look_at_documents(store: MongoStore, sent: Sent) -> 
     assert {plan.documents for plan in plans} == {0}
 
 
-async def test_counters_are_read_by_index(store: MongoStore, sent: Sent) -> None:
+async def test_counters_are_read_by_index(store: MongoStore, sent: SentCommands) -> None:
     await store.counts(await store.now() - timedelta(hours=24), frozenset({"job1", "job2"}))
     plans = of(await explained(store, sent), "find", "counters")
     assert len(plans) == 2
     assert max(plan.documents for plan in plans) <= 60
 
 
-async def test_jobs_are_found_by_index(store: MongoStore, sent: Sent) -> None:
+async def test_jobs_are_found_by_index(store: MongoStore, sent: SentCommands) -> None:
     for query, count in (
         (JobQuery(due=await store.now()), 5),
         (JobQuery(tag="t3"), 10),
@@ -482,7 +488,7 @@ async def test_jobs_are_found_by_index(store: MongoStore, sent: Sent) -> None:
         assert plan.keys <= 2 * count + 1
 
 
-async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: Sent) -> None:
+async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: SentCommands) -> None:
     assert len((await store.notes(NoteQuery(kind="kind3"))).items) == 20
     assert len((await store.notes(NoteQuery(kind="kind3", names=frozenset({"n3"})))).items) == 1
     every = await store.notes(NoteQuery(limit=3))
@@ -494,7 +500,7 @@ async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: Sent) -
     assert max(plan.keys for plan in plans) <= 21
 
 
-async def test_a_run_is_found_by_its_id(store: MongoStore, sent: Sent) -> None:
+async def test_a_run_is_found_by_its_id(store: MongoStore, sent: SentCommands) -> None:
     assert len(await get_runs(store, [f"r{n:06}" for n in range(20)])) == 20
     plans = await explained(store, sent)
     by_ids(plans, 20)

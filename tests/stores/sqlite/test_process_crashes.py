@@ -20,21 +20,21 @@ async def test_killed_workers_lose_nothing_and_do_nothing_twice(tmp_path: Path) 
 
 async def test_a_worker_that_was_stopped_beyond_its_lease_is_refused(tmp_path: Path) -> None:
     with Crew.on(tmp_path, 1) as crew:
-        desk = build(crew.url, crew.logs / "desk.log", workers=0)
-        async with desk:
-            run = await desk.enqueue("free", {"seconds": 1.5})
+        producer = build(crew.url, crew.logs / "producer.log", workers=0)
+        async with producer:
+            run = await producer.enqueue("free", {"seconds": 1.5})
             first = crew.hire()
             while not any(e.what == "begin" for e in read_log(crew.logs)):
                 await asyncio.sleep(0.05)
             stopping = asyncio.create_task(crew.freeze(first, LEASE + 10))
             crew.hire()
-            done = await desk.wait(run.id, timeout=60)
+            done = await producer.wait(run.id, timeout=60)
             await stopping
             deadline = time.monotonic() + 30
             while not any(e.what == "lost" and e.pid == first.pid for e in read_log(crew.logs)):
                 assert time.monotonic() < deadline, "the stopped worker never heard that it lost"
                 await asyncio.sleep(0.1)
-            after = await desk.get_run(run.id)
+            after = await producer.get_run(run.id)
         assert done.state is State.SUCCEEDED
         assert after == done
         outcomes = [attempt.outcome for attempt in after.attempts]

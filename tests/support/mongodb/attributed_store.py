@@ -19,14 +19,14 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.collections import Collection, Database, Document
 from mainspring.stores.protocol import Store
 
-__all__ = ["Breaks", "SignedStore", "seat"]
+__all__ = ["AttributedStore", "ConnectionFaults", "observe_calls"]
 
 _METHOD: ContextVar[str] = ContextVar("method", default="open")
 _SIGNED = ("runs", "jobs")
 
 
-class Breaks:
-    """How often the connection breaks at a write."""
+class ConnectionFaults:
+    """Decides at each write whether the connection breaks before it or after it."""
 
     def __init__(self, rng: random.Random, before: float = 0.0, after: float = 0.0) -> None:
         self.on = True
@@ -40,8 +40,8 @@ class Breaks:
         return "before" if drawn < self._before else "after"
 
 
-class SignedStore(MongoStore):
-    def __init__(self, url: str, author: str, breaks: Breaks) -> None:
+class AttributedStore(MongoStore):
+    def __init__(self, url: str, author: str, breaks: ConnectionFaults) -> None:
         super().__init__(url)
         self._author = author
         self._breaks = breaks
@@ -55,7 +55,7 @@ class SignedStore(MongoStore):
             _KEPT[id(db.client)] = (self._author, self._breaks)
 
 
-_KEPT: dict[int, tuple[str, Breaks]] = {}
+_KEPT: dict[int, tuple[str, ConnectionFaults]] = {}
 """By client: the class of the database has slots, and no room for more."""
 
 
@@ -69,9 +69,11 @@ class _Database(Database):
 
 
 class _Collection:
-    """A collection whose writes are signed, and at times unheard."""
+    """A collection that adds the author to each write, and loses some of the answers."""
 
-    def __init__(self, plain: Collection, author: str, breaks: Breaks, signs: bool) -> None:
+    def __init__(
+        self, plain: Collection, author: str, breaks: ConnectionFaults, signs: bool
+    ) -> None:
         self._plain = plain
         self._author = author
         self._breaks = breaks
@@ -140,13 +142,13 @@ class _Collection:
         return one
 
 
-def seat(store: SignedStore) -> Store:
+def observe_calls(store: AttributedStore) -> Store:
     """The store, so that each write knows the call it belongs to."""
-    return cast(Store, _Seat(store))
+    return cast(Store, _ObservedStore(store))
 
 
-class _Seat:
-    def __init__(self, store: SignedStore) -> None:
+class _ObservedStore:
+    def __init__(self, store: AttributedStore) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:

@@ -42,7 +42,7 @@ async def some_runs(store: Store, *ids: str, **fields: Any) -> list[Run]:
     return [Run(id=i, job_id="job", handler="work", **times, **fields) for i in ids]
 
 
-class Used:
+class RecordingStore:
     """A store that remembers what was asked of it."""
 
     def __init__(self, store: MongoStore) -> None:
@@ -57,7 +57,7 @@ class Used:
 async def do_everything(url: str) -> None:
     """Ask for everything that the protocol has. Where collections cannot be made in passing, there
     must be one named `effects`."""
-    store: Any = Used(MongoStore(url))
+    store: Any = RecordingStore(MongoStore(url))
     await store.open()
     try:
         await _work(store)

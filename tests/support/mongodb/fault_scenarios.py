@@ -23,14 +23,14 @@ from tests.support.process_crashes import Crew, Entry, check, read_log
 from tests.support.servers.clocks import SteppedClock, program_clock
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
-__all__ = ["Failed", "failover", "orphaned_slots", "skewed"]
+__all__ = ["FailoverReport", "failover", "orphaned_slots", "skewed"]
 
 NODE = "tests.support.mongodb.worker"
 Deed = Callable[[ReplicaSet], None]
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailoverReport:
     """The account of a failover."""
 
     acknowledged: int
@@ -48,24 +48,24 @@ class Failed:
         )
 
 
-async def all_runs(desk: Scheduler) -> list[Run]:
+async def all_runs(producer: Scheduler) -> list[Run]:
     found: list[Run] = []
     cursor = None
     while True:
-        page = await desk.list_runs(limit=1000, cursor=cursor)
+        page = await producer.list_runs(limit=1000, cursor=cursor)
         found += page.items
         if (cursor := page.cursor) is None:
             return found
 
 
-async def until_over(desk: Scheduler, patience: float) -> list[Run]:
+async def until_over(producer: Scheduler, patience: float) -> list[Run]:
     """Wait until nothing is left to do; then all runs."""
     deadline = time.monotonic() + patience
     while True:
         with suppress(StoreUnavailable):
-            left = (await desk.stats()).runs
+            left = (await producer.stats()).runs
             if not any(left.get(state, 0) for state in LIVE):
-                return await all_runs(desk)
+                return await all_runs(producer)
         assert time.monotonic() < deadline, f"after {patience} s there are still {left}"
         await asyncio.sleep(0.3)
 
@@ -93,7 +93,7 @@ async def failover(
     lease: float = 15,
     seconds: float | None = None,
     patience: float = 90,
-) -> Failed:
+) -> FailoverReport:
     """Workers and a client at work while these things befall the servers, one after another.
 
     `seconds` is what each handler takes; without it, a moment.
@@ -104,8 +104,8 @@ async def failover(
     times: list[float] = []
     payload = None if seconds is None else {"seconds": seconds}
     with Crew.on(place, 1, url, (NODE, str(lease))) as crew:
-        desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
-        async with desk:
+        producer = build(url, crew.logs / "producer.log", lease=lease, workers=0)
+        async with producer:
             ended = asyncio.Event()
 
             async def produce() -> None:
@@ -113,7 +113,7 @@ async def failover(
                 while not ended.is_set():
                     job_id = crew.rng.choice(("free", "free", "limited", "once"))
                     try:
-                        ids.extend(r.id for r in await desk.enqueue_many(job_id, [payload] * 5))
+                        ids.extend(r.id for r in await producer.enqueue_many(job_id, [payload] * 5))
                         times.append(time.monotonic())
                     except StoreUnavailable:
                         refused += 1
@@ -122,7 +122,7 @@ async def failover(
             for _ in range(workers):
                 crew.hire()
             producing = asyncio.create_task(produce())
-            await _begun(crew, desk)
+            await _begun(crew, producer)
             began = []
             for deed in deeds:
                 began.append(time.monotonic())
@@ -132,8 +132,8 @@ async def failover(
                     await asyncio.sleep(0.05)
             ended.set()
             await producing
-            await _patiently(desk, "tick")
-            runs = await until_over(desk, patience)
+            await _pause_job(producer, "tick")
+            runs = await until_over(producer, patience)
         log = read_log(crew.logs)
     check(runs, log, crew)
     missing = set(ids) - {run.id for run in runs}
@@ -144,10 +144,10 @@ async def failover(
         ends = Counter(entry.run_id for entry in log if entry.what == "end")
         assert max(ends.values()) == 1
     stalls = [min(at for at in times if at > begin) - begin for begin in began]
-    return Failed(len(ids), refused, len(runs), stalls, lost)
+    return FailoverReport(len(ids), refused, len(runs), stalls, lost)
 
 
-async def _begun(crew: Crew, desk: Scheduler, patience: float = 60) -> None:
+async def _begun(crew: Crew, producer: Scheduler, patience: float = 60) -> None:
     """Until every worker has begun something, or patience is at its end.
 
     There is work for all of them at once: of a run a second, the quickest might take every one.
@@ -156,15 +156,15 @@ async def _begun(crew: Crew, desk: Scheduler, patience: float = 60) -> None:
     pids = {process.pid for process in crew.processes}
     while pids - {entry.pid for entry in read_log(crew.logs)} and time.monotonic() < deadline:
         assert len(crew.alive) == len(pids), "a worker ended"
-        await desk.enqueue_many("free", [{"seconds": 0.5}] * PLACES * len(pids))
+        await producer.enqueue_many("free", [{"seconds": 0.5}] * PLACES * len(pids))
         await asyncio.sleep(1)
 
 
-async def _patiently(desk: Scheduler, job_id: str) -> None:
+async def _pause_job(producer: Scheduler, job_id: str) -> None:
     """Pause a job, so that what there is can come to its end."""
     while True:
         try:
-            await desk.pause_job(job_id)
+            await producer.pause_job(job_id)
             return
         except StoreUnavailable:
             await asyncio.sleep(0.2)
@@ -189,24 +189,24 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
     Gives how many slots there were, each of which had exactly one run that succeeded.
     """
     with Crew.on(place, 1, url, (NODE, str(lease))) as crew:
-        desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
-        async with desk:
+        producer = build(url, crew.logs / "producer.log", lease=lease, workers=0)
+        async with producer:
             for _ in range(3):
                 crew.hire()
             for _ in range(kills):
-                await _begun(crew, desk)
+                await _begun(crew, producer)
                 leader = None
                 while leader is None:  # the dead lead on until their term is over
                     await asyncio.sleep(0.3)
-                    term = await desk.note(TERMS, LEADER)
+                    term = await producer.note(TERMS, LEADER)
                     pid = int(term.value["holder"].split(":")[-2]) if term else 0
                     leader = next((one for one in crew.alive if one.pid == pid), None)
                 crew.kill(leader)
                 crew.processes.remove(leader)
                 crew.hire()
             await asyncio.sleep(3)
-            await _patiently(desk, "tick")
-            runs = await until_over(desk, 60)
+            await _pause_job(producer, "tick")
+            runs = await until_over(producer, 60)
         check(runs, read_log(crew.logs), crew)
         slots = _check_slots(runs)
         assert {run.state for run in runs} == {State.SUCCEEDED}
@@ -232,21 +232,21 @@ async def skewed(
     ]
     long = 1.5 * lease
     with Crew.on(place, 1, url, (NODE, str(lease), *([planted] if planted else []))) as crew:
-        desk = build(url, crew.logs / "desk.log", lease=lease, workers=0)
-        async with desk:
+        producer = build(url, crew.logs / "producer.log", lease=lease, workers=0)
+        async with producer:
             for number, clock in enumerate(clocks):
                 crew.hire(clock, routers[number % len(routers)] if routers else None)
-            await _begun(crew, desk, 10 if planted else 60)
-            held = await desk.enqueue_many("free", [{"seconds": long}] * 12)
-            later = [await desk.enqueue("free", delay=delay) for delay in (1.5, 3, 4.5)]
-            asked = await desk.enqueue_many("delegate", [{"delay": 3}] * 12)
+            await _begun(crew, producer, 10 if planted else 60)
+            held = await producer.enqueue_many("free", [{"seconds": long}] * 12)
+            later = [await producer.enqueue("free", delay=delay) for delay in (1.5, 3, 4.5)]
+            asked = await producer.enqueue_many("delegate", [{"delay": 3}] * 12)
             await asyncio.sleep(lease / 2)
             stepped.step(-3600)
             await asyncio.sleep(long)
-            await _patiently(desk, "tick")
+            await _pause_job(producer, "tick")
             with suppress(AssertionError):
-                await until_over(desk, 3 if planted else 30)
-            runs = {run.id: run for run in await all_runs(desk)}
+                await until_over(producer, 3 if planted else 30)
+            runs = {run.id: run for run in await all_runs(producer)}
         log = read_log(crew.logs)
     return _complaints(runs, log, {run.id for run in (*held, *later, *asked)}, len(clocks))
 

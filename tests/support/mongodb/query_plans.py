@@ -18,7 +18,7 @@ from mainspring.stores.mongodb import handler_transaction, store
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.url import driver_defaults
 
-__all__ = ["Plan", "Sent"]
+__all__ = ["Plan", "SentCommands"]
 
 _PARTS = {"update": "updates", "delete": "deletes"}
 _EXPLAINED = frozenset({"find", "aggregate", "distinct", "count", "findAndModify", *_PARTS})
@@ -58,8 +58,8 @@ class Plan:
         return self.command.get("hint")
 
 
-class Sent(CommandListener):
-    """Hears what a store sends while a test listens."""
+class SentCommands(CommandListener):
+    """Records the commands that a store sends."""
 
     def __init__(self) -> None:
         self.commands: list[Document] = []
@@ -67,7 +67,7 @@ class Sent(CommandListener):
         """Which server each was sent to."""
 
     @classmethod
-    def heard(cls, monkeypatch: pytest.MonkeyPatch) -> Sent:
+    def record(cls, monkeypatch: pytest.MonkeyPatch) -> SentCommands:
         """For every store that connects from now on."""
         sent = cls()
 

@@ -18,7 +18,7 @@ from mainspring.stores.mongodb import claim, commit
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
-from tests.support.mongodb.attributed_store import Breaks, SignedStore, seat
+from tests.support.mongodb.attributed_store import AttributedStore, ConnectionFaults, observe_calls
 from tests.support.mongodb.change_watcher import Mirror, WatchClock, Watcher, WatchMonitor
 from tests.support.servers.mongodb import with_database
 from tests.support.simulation.cluster import Node
@@ -38,21 +38,21 @@ CALM = 120.0
 class RealNode(Node):
     """One that reaches MongoDB over a connection of its own."""
 
-    def __init__(self, url: str, stores: list[SignedStore], *args: Any, **more: Any) -> None:
+    def __init__(self, url: str, stores: list[AttributedStore], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._url = url
         self._stores = stores
         rng = random.Random(self._rng.getrandbits(32))
         rate = rng.choice((0.0, 0.01, 0.03))
-        self.breaks = Breaks(rng, rate, rate)
+        self.breaks = ConnectionFaults(rng, rate, rate)
 
     def _reached(self, author: str) -> Store:
-        store = SignedStore(self._url, author, self.breaks)
+        store = AttributedStore(self._url, author, self.breaks)
         self._stores.append(store)
-        return cast(Store, FaultyStore(seat(store), _ButOpening(self.bad)))
+        return cast(Store, FaultyStore(observe_calls(store), _FaultsAfterOpening(self.faults)))
 
 
-class _ButOpening:
+class _FaultsAfterOpening:
     """Faults as they are, but none while the store is opened or closed."""
 
     def __init__(self, bad: Any) -> None:
@@ -90,7 +90,7 @@ class RealWorld(World):
         self._pace = PACE
         self._longest_calm = CALM
         self._began = 0.0
-        self._stores: list[SignedStore] = []
+        self._stores: list[AttributedStore] = []
         self._nodes: list[RealNode] = []
 
     async def _set_clock(self) -> None:
@@ -217,14 +217,14 @@ def simulate_for_real(
         try:
             loop.run_until_complete(main())
         finally:
-            loop.raise_the_dead()
-            _wind_up(loop, [world.close for world in worlds])
+            loop.revive_machines()
+            _close_worlds(loop, [world.close for world in worlds])
             asyncio.set_event_loop(None)
             loop.close()
     return [world.report() for world in worlds]
 
 
-def _wind_up(
+def _close_worlds(
     loop: asyncio.AbstractEventLoop, closing: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> None:
     """End all that is left. A driver whose own tasks are cancelled takes it for a lost connection,
@@ -264,7 +264,7 @@ def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 2) -> Report | N
     return None
 
 
-async def _whoever_holds_it(db: Database, chosen: Sequence[Document], put: Document) -> int:
+async def _claim_by_id_only(db: Database, chosen: Sequence[Document], put: Document) -> int:
     where = {"_id": {"$in": [run["_id"] for run in chosen]}}
     change = claim._change(db, put, chosen[0].get("now"))
     return (await db.runs.update_many(where, change)).matched_count
@@ -282,6 +282,6 @@ PLANTED = (
         "claim by id",
         "a claim does not look whether another has come first",
         frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
-        (claim, "_send", _whoever_holds_it),
+        (claim, "_send", _claim_by_id_only),
     ),
 )

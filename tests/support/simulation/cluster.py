@@ -1,4 +1,4 @@
-"""Simulated workers, each on a machine of its own behind a bad network."""
+"""Simulated workers, each on its own machine, behind a network that loses and delays calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mainspring.testing import FaultyStore, Injection, RandomFaults, VirtualCloc
 from tests.support.simulation.machines import Machine, machines_of, outside
 from tests.support.simulation.monitor import Monitor, Proxy
 
-__all__ = ["Bad", "Node", "Wire"]
+__all__ = ["DeliveringStore", "Node", "SwitchedFaults"]
 
 Register = Callable[[Scheduler, Machine, str], None]
 
 
-class Bad:
+class SwitchedFaults:
     """Faults that can be switched off."""
 
     def __init__(self, rng: random.Random, span: float, slowest: float) -> None:
@@ -43,7 +43,7 @@ class Bad:
         )
 
     def worsen(self, seed: int) -> None:
-        """Answers are lost all the time, and all is slow."""
+        """Lose many answers, and delay every call."""
         self._plan = RandomFaults(seed, before=0.03, after=0.2, delay=0.3, delay_after=0.3)
 
     def inject(self, method: str) -> Injection:
@@ -57,8 +57,8 @@ class Bad:
         return drawn
 
 
-class Wire:
-    """What was sent arrives, also when its sender has given up waiting, stands still or is dead."""
+class DeliveringStore:
+    """Delivers a call that was sent, even if its sender stopped waiting, is frozen or is dead."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -87,7 +87,7 @@ class Wire:
 
 
 async def _guarded(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """An answer that nobody waits for any more must not be an error that nobody retrieved."""
+    """Return an error instead of raising it: asyncio would log one that no caller awaits."""
     try:
         return await work(), None
     except Exception as error:
@@ -95,7 +95,7 @@ async def _guarded(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 class Node:
-    """One place in the cluster: a machine, and after each crash another one."""
+    """A member of the cluster: a machine, and after each crash another machine."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class Node:
         slowest: float,
     ) -> None:
         self.name = name
-        self.bad = Bad(rng, span, slowest)
+        self.faults = SwitchedFaults(rng, span, slowest)
         self.clock = VirtualClock(
             offset=rng.choice((0.0, 3600.0, -3600.0)) + rng.uniform(-5, 5),
             rate=rng.uniform(0.98, 1.02),
         )
         self.author = name
         self.scheduler: Scheduler | None = None
-        self.bad.forget = self._forget_jobs
+        self.faults.forget = self._forget_jobs
         self._monitor = monitor
         self._rng = rng
         self._register = register
@@ -132,11 +132,11 @@ class Node:
         return self._machine is not None and not self._machine.dead and not self._machine.frozen
 
     def boot(self, **settings: Any) -> None:
-        """Start a new life, with nothing left of the last."""
+        """Start a new machine that knows nothing of the one before."""
         self._lives += 1
         self.author = f"{self.name}.{self._lives}"
         self.scheduler = None
-        self.bad.booting = True
+        self.faults.booting = True
         machine = self._machine = Machine(self.author)
         machines_of(asyncio.get_running_loop()).append(machine)
         machine.spawn(self._live(machine, self.author, settings))
@@ -155,7 +155,7 @@ class Node:
         self.machine.thaw()
 
     async def stop(self) -> None:
-        """Leave politely; what does not end in time is given back."""
+        """Stop the scheduler. It releases runs that do not end in time."""
         scheduler, self.scheduler = self.scheduler, None
         if scheduler is not None:
             self._monitor.drains(self.author)
@@ -168,7 +168,12 @@ class Node:
 
     def _reached(self, author: str) -> Store:
         """The store, as this node reaches it."""
-        return cast(Store, Wire(cast(Store, FaultyStore(self._monitor.seat(author), self.bad))))
+        return cast(
+            Store,
+            DeliveringStore(
+                cast(Store, FaultyStore(self._monitor.observe_calls(author), self.faults))
+            ),
+        )
 
     async def _live(self, machine: Machine, author: str, settings: dict[str, Any]) -> None:
         store = self._reached(author)
@@ -183,12 +188,12 @@ class Node:
             except StoreUnavailable:
                 await asyncio.sleep(0.5)
         self._monitor.note(author, "started")
-        self.bad.booting = False
+        self.faults.booting = False
         self.scheduler = scheduler
 
     def _forget_jobs(self) -> None:
-        """While it reads jobs, all that it knows of others is gone: as after edits in the same
-        process, or when it has known too many."""
+        """Empty the job cache while the node reads jobs, as edits in the same process do, or a
+        cache that is full."""
         if self.scheduler is not None and self.scheduler._engine is not None:
             cache = self.scheduler._engine._context.jobs
             for job_id in list(cache._known):

@@ -77,7 +77,7 @@ class MachineLoop(VirtualLoop):
         super().finish()
 
 
-class _HeldBack:
+class _FreezableHandle:
     """A step of a loop in real time, which is put aside while its machine stands still."""
 
     _context: contextvars.Context
@@ -90,17 +90,17 @@ class _HeldBack:
             super()._run()  # type: ignore[misc]
 
 
-class _Handle(_HeldBack, asyncio.Handle):
+class _Handle(_FreezableHandle, asyncio.Handle):
     pass
 
 
-class _TimerHandle(_HeldBack, asyncio.TimerHandle):
+class _TimerHandle(_FreezableHandle, asyncio.TimerHandle):
     pass
 
 
 class RealMachineLoop(asyncio.SelectorEventLoop):
-    """Machines in real time, with real sockets. What arrives while a machine stands still is
-    there when it goes on."""
+    """Machines in real time, with real sockets. A machine that thaws finds what has arrived while
+    it was frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ class RealMachineLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def raise_the_dead(self) -> None:
-        """For the end: so that their tasks can be cancelled like any other."""
+    def revive_machines(self) -> None:
+        """Let the tasks of frozen and dead machines run again, so that the test can cancel them."""
         for machine in self.machines:
             machine.frozen = machine.dead = False
             self._ready.extend(machine._aside)  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def machines_of(loop: asyncio.AbstractEventLoop) -> list[Machine]:
 
 
 def outside() -> contextvars.Context:
-    """A context that belongs to no machine: the network and the store."""
+    """A context that belongs to no machine, for the network and the store."""
     context = contextvars.copy_context()
     context.run(_MACHINE.set, None)
     return context

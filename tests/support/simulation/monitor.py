@@ -153,9 +153,9 @@ class Monitor:
 
     # What others tell
 
-    def seat(self, author: str) -> Store:
+    def observe_calls(self, author: str) -> Store:
         """The store, as one client reaches it."""
-        return cast(Store, _Seat(self, author))
+        return cast(Store, _ObservedStore(self, author))
 
     def note(self, who: str, what: str) -> None:
         line = f"{asyncio.get_running_loop().time():11.6f}  {who:<8} {what}"
@@ -751,7 +751,7 @@ class Proxy:
         return self._through[name](found) if name in self._through else found
 
 
-class _Seat:
+class _ObservedStore:
     """The store with the monitor behind it. What a call did is looked at also when it failed."""
 
     def __init__(self, monitor: Monitor, author: str) -> None:

@@ -140,17 +140,17 @@ class World:
         rng, monitor = self._rng, self.monitor
         workload = self._workload()
         nodes = [self._node(f"w{n}", workload, 2.0) for n in range(WORKERS)]
-        desk = self._node("desk", workload, 0.5)
+        producer = self._node("producer", workload, 0.5)
         for node in nodes:
             if self._stress:
-                node.bad.worsen(rng.getrandbits(32))
+                node.faults.worsen(rng.getrandbits(32))
             node.boot(**self._settings)
-        desk.boot(**{**self._settings, "workers": 0})
+        producer.boot(**{**self._settings, "workers": 0})
         fates = [asyncio.ensure_future(self._fate(node)) for node in nodes]
         fates.append(asyncio.ensure_future(self._set_clock()))
-        while desk.scheduler is None:
+        while producer.scheduler is None:
             await asyncio.sleep(0.1)
-        client = Client(monitor, rng, workload, desk.scheduler)
+        client = Client(monitor, rng, workload, producer.scheduler)
         restarting = asyncio.ensure_future(self._restarting(nodes, workload))
         killers = [self._killer(client) for _ in range(workload.killers)]
         busy = [self._busy(client), self._busy(client), self._pause_all(client)]
@@ -158,8 +158,8 @@ class World:
         monitor.note("WORLD", "calm")
         if not self._with_calm:
             return
-        for node in (*nodes, desk):
-            node.bad.on = False
+        for node in (*nodes, producer):
+            node.faults.on = False
         await client.resume_all()  # a pause whose answer was lost may still stand
         await self._calm()
         await self._settled(client)
