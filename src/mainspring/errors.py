@@ -15,6 +15,7 @@
     ├── Conflict                       what is stored does not allow this
     │   ├── JobExists                    there is a job of that id already
     │   ├── JobOwnedByCode               an edit of a job that code owns
+    │   ├── JobOwnedByFile               an edit of a job that a file lists
     │   ├── CopyRefused                  a store that is in use, or holds something else
     │   ├── JobChanged                   an edit of a job that was edited meanwhile
     │   ├── RecordUnreadable             a job or run that this version cannot read
@@ -62,6 +63,7 @@ __all__ = [
     "JobExists",
     "JobNotFound",
     "JobOwnedByCode",
+    "JobOwnedByFile",
     "MainspringError",
     "MemoryExceeded",
     "NotFound",
@@ -251,6 +253,17 @@ class JobOwnedByCode(Conflict):
             " triggered from here)"
         )
         self.job_id = job_id
+
+
+class JobOwnedByFile(Conflict):
+    """An edit of a job that a file lists: change the file and apply it. `file` is its name."""
+
+    def __init__(self, job_id: str, file: str | None) -> None:
+        super().__init__(
+            f"job {job_id!r} is defined in the file {file!r}: change it there and run `mainspring"
+            " apply` (the job can be paused, resumed and triggered from here)"
+        )
+        self.job_id, self.file = job_id, file
 
 
 class CopyRefused(Conflict):

@@ -221,3 +221,36 @@ def test_show_says_where_each_option_comes_from(run: Run, folder: Path) -> None:
         "defaults",
         "built_in",
     ]
+
+
+def test_add_and_update(run: Run, stocked: Stocked) -> None:
+    added = run(
+        *("jobs", "add", "ping", "--url", "https://example.org/ping", "--schedule", "1h"),
+        *("--set", "webhook.method=GET", "--set", "retries=3", "--set", "backoff.kind=fixed"),
+        *("--tag", "calls", "--json"),
+    )
+    assert added.code == 0, added.err
+    job = added.json
+    assert (job["owner"], job["webhook"]["method"], job["tags"]) == ("api", "GET", ["calls"])
+    assert (job["policy"]["retries"], job["policy"]["backoff"]["kind"]) == (3, "fixed")
+    handled = run(
+        *("jobs", "add", "mail", "--handler", "send_email", "--payload", '{"to": "a"}'),
+        *("--set", "timeout=5m", "--set", "concurrency=2"),
+    )
+    assert handled.out == "added mail\n"
+    changed = run("jobs", "update", "mail", "--set", "timeout=none", "--schedule", "@daily")
+    assert changed.out.startswith("updated mail: next run ")
+    policy = run("jobs", "show", "mail", "--json").json["policy"]
+    assert "timeout" not in policy
+    assert policy["concurrency"] == 2
+
+
+def test_wrong_options_are_named(run: Run, stocked: Stocked) -> None:
+    unknown = run("jobs", "add", "x", "--handler", "send_email", "--set", "retrys=2")
+    assert unknown.code == 2
+    assert "keys are after, " in unknown.err
+    wrong = run("jobs", "add", "x", "--handler", "send_email", "--set", "retries=-2")
+    assert wrong.err == "error: retries is 0 or more, not -2\n"
+    assert "--payload is not JSON" in run("jobs", "update", "mail", "--payload", "{").err
+    owned = run("jobs", "update", "daily_report", "--set", "retries=2")
+    assert "is defined in code" in owned.err

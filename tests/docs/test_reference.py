@@ -18,8 +18,10 @@ import mainspring.webhooks
 from mainspring import Client, Policy, RunContext, Scheduler
 from mainspring.core.events import EVENTS
 from mainspring.core.job_options import EnqueueOptions, JobChanges, option_names
+from mainspring.scheduler.job_file import FILE_KEYS, JOB_KEYS
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
+from mainspring.webhooks.definition import FIELDS as WEBHOOK_FIELDS
 from tests.deploy.test_files import KNOWN
 from tests.support.pages import DOCS, ROOT
 from tools import reference
@@ -46,6 +48,11 @@ def test_every_option_of_a_job_is_described() -> None:
     options = set(option_names(JobChanges)) | {"id", "on_start", "on_success", "on_error"}
     fields = {field.name for field in dataclasses.fields(Policy)}
     assert missing(options | fields, page("job-options.md")) == set()
+
+
+def test_every_key_of_a_job_file_is_described() -> None:
+    assert missing(frozenset(FILE_KEYS) | JOB_KEYS, page("mainspring-toml.md")) == set()
+    assert missing(frozenset(WEBHOOK_FIELDS), page("mainspring-toml.md")) == set()
 
 
 def test_every_option_of_an_enqueue_is_described() -> None:

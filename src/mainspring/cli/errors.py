@@ -63,13 +63,19 @@ def tell(error: BaseException, *, as_json: bool) -> int:
     if os.environ.get("MAINSPRING_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
     message, advice, code = _message(error), _advice(error), exit_code(error)
+    others: list[str] = []
+    if isinstance(error, InvalidInput) and error.others:  # its notes say the same in one line
+        message, others = str(error), [str(one) for one in error.others]
     if as_json:
         document: dict[str, Any] = {"error": message, "code": code}
         if advice:
             document["advice"] = advice
+        if others:
+            document["errors"] = [message, *others]
         _write(json.dumps(document, ensure_ascii=False))
     else:
-        _write(_painted("error:", "1;31") + f" {message}")
+        for line in (message, *others):
+            _write(_painted("error:", "1;31") + f" {line}")
         if advice:
             _write(f"  {advice}")
     return code

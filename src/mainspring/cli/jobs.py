@@ -12,6 +12,17 @@ import typer
 
 from mainspring.cli import time_format
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.job_arguments import (
+    DescriptionOption,
+    HandlerOption,
+    PayloadOption,
+    ScheduleOption,
+    SetOption,
+    TagOption,
+    TimezoneOption,
+    UrlOption,
+    options_of,
+)
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -167,6 +178,92 @@ def _recent(output: Output, recent: list[Run]) -> None:
         return
     output.line("last runs", style="bold")
     output.table([c for c in COLUMNS if c.title != "job"], recent)
+
+
+@group.command(
+    "add",
+    epilog=example(
+        "mainspring jobs add ping --schedule 5m --url https://example.org/ping --set retries=3",
+        "mainspring jobs add nightly --schedule '0 2 * * *' --handler report --set timeout=10m",
+    ),
+)
+def add(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the new job.")],
+    schedule: ScheduleOption = None,
+    timezone: TimezoneOption = None,
+    handler: HandlerOption = None,
+    url: UrlOption = None,
+    payload: PayloadOption = None,
+    description: DescriptionOption = None,
+    tag: TagOption = None,
+    settings: SetOption = None,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Add a job: for a handler that workers have, or for a URL to call."""
+    flags: dict[str, Any] = {
+        "schedule": schedule,
+        "timezone": timezone,
+        "handler": handler,
+        "url": url,
+    }
+    flags |= {"description": description, "tags": tag}
+    options = options_of(flags, payload, settings)
+    finish(_add(StoreChoice.of(store, app), Output(as_json=json), job, options))
+
+
+async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]) -> None:
+    async with open_client(choice) as client:
+        _told(output, "added", await client.add_job(job_id, **options))
+
+
+@group.command(
+    "update", epilog=example("mainspring jobs update ping --schedule 10m --set retries=5")
+)
+def update(
+    job: JobArgument,
+    schedule: ScheduleOption = None,
+    timezone: TimezoneOption = None,
+    handler: HandlerOption = None,
+    url: UrlOption = None,
+    payload: PayloadOption = None,
+    description: DescriptionOption = None,
+    tag: TagOption = None,
+    settings: SetOption = None,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change a job that the API or the command line made. What is not named stays."""
+    flags: dict[str, Any] = {
+        "schedule": schedule,
+        "timezone": timezone,
+        "handler": handler,
+        "url": url,
+    }
+    flags |= {"description": description, "tags": tag}
+    options = options_of(flags, payload, settings)
+    finish(_update(StoreChoice.of(store, app), Output(as_json=json), job, options))
+
+
+async def _update(
+    choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]
+) -> None:
+    async with open_client(choice) as client:
+        _told(output, "updated", await client.update_job(job_id, **options))
+
+
+def _told(output: Output, done: str, job: Job) -> None:
+    from mainspring.cli.json_output import job_document
+
+    if output.as_json:
+        output.document(job_document(job))
+    elif job.next_run_at is None:
+        output.line(f"{done} {job.id}")
+    else:
+        moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
+        output.line(f"{done} {job.id}: next run {moment}")
 
 
 @group.command("pause", epilog=example("mainspring jobs pause daily_report"))
@@ -351,7 +448,7 @@ def _about(
         ("state", _state(job)),
         ("health", health.status.replace("_", " ")),
         ("handler", job.handler),
-        ("defined by", "code" if job.owner == "code" else "the API"),
+        ("defined by", _owner(job)),
         ("schedule", _schedule(job)),
         ("next run", moment(job.next_run_at) if job.next_run_at else None),
         ("last run", moment(job.last_run_at) if job.last_run_at else None),
@@ -402,6 +499,12 @@ def _spread(spread: Spread) -> str | None:
         return None
     average, p95, most = map(time_format.span, (spread.average, spread.p95, spread.max))
     return f"{average} on average, 95 % within {p95}, at most {most}"
+
+
+def _owner(job: Job) -> str:
+    if job.owner == "file":
+        return f"the file {job.file!r}"
+    return "code" if job.owner == "code" else "the API"
 
 
 def _failing(count: int) -> str | None:

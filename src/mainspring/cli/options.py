@@ -14,6 +14,8 @@ from mainspring.cli.store_access import DEFAULT_STORE
 __all__ = [
     "AppOption",
     "CursorOption",
+    "FileArgument",
+    "FileOption",
     "JobArgument",
     "JsonOption",
     "LimitOption",
@@ -56,6 +58,16 @@ CursorOption = Annotated[
 JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="The job's id.", autocompletion=completion.job_ids),
+]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The file that lists the jobs.")]
+FileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="Define the jobs of this file, and import their handlers, as in mainspring.toml.",
+        show_default=False,
+    ),
 ]
 RunArgument = Annotated[
     str,

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from mainspring.cli import (
+    apply,
     backfill,
     doctor,
     enqueue,
@@ -127,6 +128,7 @@ worker.register(app)
 app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
 firing.register(app)
+apply.register(app)
 enqueue.register(app)
 backfill.register(app)
 workflow.register(app)

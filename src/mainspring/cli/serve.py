@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, StoreOption, example, finish, span_of
+from mainspring.cli.options import FileOption, JsonOption, StoreOption, example, finish, span_of
 from mainspring.cli.store_access import Found, StoreChoice
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
             "mainspring serve",
             "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
             "mainspring serve --app app:scheduler --allow-private 10.0.0.0/8",
+            "mainspring serve --file mainspring.toml",
         ),
     )(serve)
 
@@ -45,6 +46,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    file: FileOption = None,
     host: Annotated[
         str | None,
         typer.Option("--host", help="Address to listen on (env HOST). Default: 127.0.0.1"),
@@ -129,6 +131,8 @@ def serve(
     )
     choice = StoreChoice.of(store, app)
     scheduler = _scheduler(settings, choice, allow_private or [])
+    if file is not None:
+        scheduler.define_jobs(file)
     log_format.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())

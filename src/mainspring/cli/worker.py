@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
-from mainspring.cli.options import JsonOption, example, finish, span_of
+from mainspring.cli.options import (
+    FileOption,
+    JsonOption,
+    StoreOption,
+    example,
+    finish,
+    span_of,
+)
 from mainspring.cli.worker_command import WorkerCommand
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ def register(app: typer.Typer) -> None:
         "worker",
         epilog=example(
             "mainspring worker app:scheduler",
+            "mainspring worker --file mainspring.toml",
             "mainspring worker app:scheduler --queues mail,default --workers 20 --processes 4",
         ),
     )(worker)
@@ -41,13 +49,15 @@ def register(app: typer.Typer) -> None:
 
 def worker(
     scheduler: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MODULE:ATTR",
+            metavar="[MODULE:ATTR]",
             envvar="MAINSPRING_APP",
             help="A Scheduler, or a function without arguments that returns one.",
         ),
-    ],
+    ] = None,
+    file: FileOption = None,
+    store: StoreOption = None,
     queues: Annotated[
         str | None,
         typer.Option("--queues", metavar="A,B", help="Claim runs only from these queues."),
@@ -109,8 +119,11 @@ def worker(
     another worker reclaims what was running. With --json the start is printed as one JSON document,
     and logs are JSON lines.
     """
+    _check_source(scheduler, file, store)
     command = WorkerCommand(
         app=scheduler,
+        file=file,
+        store=store,
         queues=_names(queues),
         workers=workers,
         leader_election=leader_election,
@@ -139,9 +152,8 @@ def _work(command: WorkerCommand) -> None:
 
 def _prepared(command: WorkerCommand) -> Scheduler:
     from mainspring.cli import log_format
-    from mainspring.cli.app_loader import load_scheduler
 
-    scheduler = load_scheduler(command.app)
+    scheduler = _scheduler(command)
     log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
     scheduler.configure(
         workers=command.workers,
@@ -153,11 +165,41 @@ def _prepared(command: WorkerCommand) -> Scheduler:
     )
     if scheduler.workers == 0:
         raise CommandError(
-            f"{command.app} has workers=0, so it only enqueues",
+            f"{command.app or command.file} has workers=0, so it only enqueues",
             code=BAD_INPUT,
             advice="give the number of runs to work on at once: --workers 10",
         )
     return scheduler
+
+
+def _scheduler(command: WorkerCommand) -> Scheduler:
+    """The app's scheduler, or one of its own for a file of jobs."""
+    from mainspring.cli.app_loader import load_scheduler
+    from mainspring.cli.store_access import StoreChoice
+    from mainspring.scheduler import Scheduler
+
+    if command.app is not None:
+        scheduler = load_scheduler(command.app)
+        if command.file is not None:
+            scheduler.define_jobs(command.file)
+        return scheduler
+    assert command.file is not None
+    url = StoreChoice.of(command.store, None).url
+    assert url is not None
+    return Scheduler(url, jobs=command.file)
+
+
+def _check_source(app: str | None, file: str | None, store: str | None) -> None:
+    if app is None and file is None:
+        raise CommandError(
+            "name the scheduler to run, or a file of jobs",
+            code=BAD_INPUT,
+            advice="mainspring worker app:scheduler, or mainspring worker --file mainspring.toml",
+        )
+    if app is not None and store is not None:
+        raise CommandError(
+            f"{app} has a store of its own: --store is for --file without an app", code=BAD_INPUT
+        )
 
 
 async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:

@@ -13,7 +13,7 @@ __all__ = ["WorkerCommand"]
 class WorkerCommand:
     """The options that were given. `place` numbers the processes of one supervisor from 1."""
 
-    app: str
+    app: str | None
     queues: tuple[str, ...] | None
     workers: int | None
     leader_election: bool | None
@@ -22,6 +22,8 @@ class WorkerCommand:
     verbose: bool
     quiet: bool
     as_json: bool
+    file: str | None = None
+    store: str | None = None
     supervisor: int | None = None
     place: int = 1
 
@@ -43,7 +45,10 @@ class WorkerCommand:
         words += [flag for flag, on in flags.items() if on]
         if self.supervisor is not None:
             words += ["--supervisor", str(self.supervisor), "--place", str(self.place)]
-        return [*words, "--", self.app]
+        for option, value in (("--file", self.file), ("--store", self.store)):
+            if value is not None:
+                words += [option, value]
+        return words if self.app is None else [*words, "--", self.app]
 
     def under(self, supervisor: int, place: int) -> WorkerCommand:
         """The same command for a child of a supervisor."""

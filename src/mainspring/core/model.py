@@ -92,10 +92,12 @@ class Outcome(StrEnum):
 
 
 class Owner(StrEnum):
-    """Who may edit a job: the code that decorates it, or callers of the API."""
+    """Who may edit a job: the code that decorates it, the file that lists it, or callers of the
+    API."""
 
     CODE = "code"
     API = "api"
+    FILE = "file"
 
 
 class Origin(StrEnum):
@@ -247,6 +249,8 @@ class Job(Struct, frozen=True, kw_only=True):
     last_run_at: datetime | None = None
     version: int = 0
     owner: Owner = Owner.API
+    file: str | None = None
+    """The name of the file that lists the job, if a file does."""
     description: str = ""
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)

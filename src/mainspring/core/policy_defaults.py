@@ -47,9 +47,9 @@ def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> 
 
 
 def _named(error: InvalidInput, name: str, field: str) -> InvalidInput:
+    error.others = ()  # the caller reports each by itself
     error.args = (f"{field}.{name}: {error}",)
     error.field = f"{field}.{name}"
-    error.others = ()
     return error
 
 

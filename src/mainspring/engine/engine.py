@@ -26,7 +26,7 @@ from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes
-from mainspring.engine.operations import Operations
+from mainspring.engine.operations import Adapt, Operations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
 from mainspring.engine.slot_firer import SlotFirer
@@ -123,15 +123,21 @@ class Engine:
         return self._context.outages.failing
 
     async def start(
-        self, home: asyncio.AbstractEventLoop, drafts: Sequence[Job], *, inline: bool
+        self,
+        home: asyncio.AbstractEventLoop,
+        drafts: Sequence[Job],
+        *,
+        inline: bool,
+        adapt: Adapt | None = None,
     ) -> None:
-        """Open the store, define the jobs of the code, and start all components.
+        """Open the store, define the jobs of the code, and start all components. `adapt` says what
+        of a stored job stays, as for `Operations.put`.
 
         `home` is the loop that async handlers run on.
         """
         context = self._context
         await wait_for_store(
-            lambda: self._open(drafts), context.settings.wait_for_store, context.clock
+            lambda: self._open(drafts, adapt), context.settings.wait_for_store, context.clock
         )
         telemetry = self.worker.telemetry = Telemetry.found()
         program = self._loop_executor(home, None if inline else thread_cpu)
@@ -267,7 +273,7 @@ class Engine:
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
 
-    async def _open(self, drafts: Sequence[Job]) -> None:
+    async def _open(self, drafts: Sequence[Job], adapt: Adapt | None) -> None:
         context = self._context
         await self._open_store()
         try:
@@ -276,7 +282,7 @@ class Engine:
             for draft in drafts:
                 # The store has logged it. Nothing may overwrite it, and the other jobs go on.
                 with contextlib.suppress(RecordUnreadable):
-                    await self.operations.define(draft)
+                    await self.operations.define(draft, adapt)
         except BaseException:
             await context.store.close()
             raise

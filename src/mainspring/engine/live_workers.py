@@ -121,7 +121,7 @@ def why_no_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
 def removal_command(job: Job, store_url: str | None) -> str:
     """The command line that removes a job whose code is gone."""
     words = ["mainspring", "jobs", "remove", job.id]
-    if job.owner is Owner.CODE:
+    if job.owner is not Owner.API:
         words.append("--force")
     if store_url is not None:
         words += ["--store", without_password(store_url)]

@@ -49,6 +49,7 @@ from mainspring.errors import (
     JobExists,
     JobNotFound,
     JobOwnedByCode,
+    JobOwnedByFile,
     MainspringError,
     RecordUnreadable,
     RunNotFound,
@@ -56,7 +57,7 @@ from mainspring.errors import (
 )
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
-__all__ = ["Operations"]
+__all__ = ["Adapt", "Operations", "Replacement", "refuse_owned"]
 
 log = logging.getLogger("mainspring")
 
@@ -67,6 +68,9 @@ MANY_AT_ONCE = 1000
 """How many jobs one commit writes."""
 
 START_HELD = timedelta(seconds=60)
+
+Replacement = tuple[Job | None, Job | None]
+"""A job before and after; None: there was none, or it was removed."""
 
 Edit = Callable[[Job, datetime], Job]
 Adapt = Callable[[Job, Job], Job]
@@ -360,6 +364,69 @@ class Operations:
                 return changed
         raise _contended(f"job {draft.id}")
 
+    async def replace_all(
+        self,
+        drafts: Sequence[Job],
+        adapt: Adapt,
+        belongs: Callable[[Job], bool],
+        *,
+        dry_run: bool,
+    ) -> list[Replacement]:
+        """Make the stored jobs that `belongs` chooses equal to the drafts: add, change and remove
+        jobs. Everything is checked before anything is written, and all is written in one call.
+        Returns every job before and after. `adapt` is as for `put`.
+
+        Jobs that others change meanwhile (a slot fires) are read and written again. A crash leaves
+        all of it or nothing on a store that writes many records as one (memory, SQLite); else it
+        may leave a part, and the same call completes it.
+        """
+        first: dict[str, Replacement] = {}
+        for _ in range(TRIES):
+            stored = {job.id: job async for job in self._all_jobs()}
+            pairs = await self._planned_replacements(drafts, stored, adapt, belongs)
+            first = first or pairs
+            writes = [_write_of(pair) for pair in pairs.values() if not _is_same(pair)]
+            if dry_run or not writes:
+                return list(first.values())
+            done = await self._engine.store.put_jobs(writes)
+            await self._tell_written([w for w, kept in zip(writes, done, strict=True) if kept])
+            if all(done):
+                return list(first.values())
+        raise _contended("a job of the set")
+
+    async def _planned_replacements(
+        self,
+        drafts: Sequence[Job],
+        stored: dict[str, Job],
+        adapt: Adapt,
+        belongs: Callable[[Job], bool],
+    ) -> dict[str, Replacement]:
+        now = await self._engine.store.now()
+        wanted = {draft.id for draft in drafts}
+        removed = {job.id for job in stored.values() if belongs(job) and job.id not in wanted}
+        for draft in drafts:
+            if gone := removed.intersection(draft.policy.after):
+                raise InvalidInput(
+                    f"job {draft.id!r} comes after {', '.join(sorted(gone))}, and the set no longer"
+                    " has that job",
+                    field="after",
+                )
+        await self.check_order(drafts)
+        pairs: dict[str, Replacement] = {}
+        for draft in drafts:
+            self._refuse_effect_once(draft)
+            old = stored.get(draft.id)
+            job = _fresh(draft, now)
+            if old is not None:
+                _refuse_unreadable(old)
+                # `adapt` has refused it if it belongs to another owner that must keep it.
+                mine = replace(old, owner=draft.owner, file=draft.file)
+                job = _merged(adapt(draft, old), mine, now)
+            if old is None or job.schedule != old.schedule:
+                _refuse_over(job, now)
+            pairs[draft.id] = (old, job)
+        return pairs | {job_id: (stored[job_id], None) for job_id in sorted(removed)}
+
     async def _warn_if_over(self, job: Job, now: datetime) -> None:
         """Warn if a job was defined after its last slot, since it never runs by itself, and leave a
         skipped run that says why."""
@@ -396,8 +463,8 @@ class Operations:
             _unchanged(job, expected_version)
             now = await self._engine.store.now()
             edited = replace(edit(job, now), updated_at=now)
-            if job.owner is Owner.CODE and not operator and not _switched(job, edited):
-                raise JobOwnedByCode(job_id)
+            if not operator and not _switched(job, edited):
+                refuse_owned(job)
             if edited.policy.after != job.policy.after:
                 await self._check_reorder(edited)
             if edited.policy != job.policy:
@@ -455,8 +522,8 @@ class Operations:
         """Delete many jobs, a thousand in one commit; return the error of each job."""
 
         def written(job: Job, now: datetime) -> JobWrite:
-            if job.owner is Owner.CODE and not force:
-                raise JobOwnedByCode(job.id)
+            if not force:
+                refuse_owned(job)
             return JobWrite.drop(job.id, job.version)
 
         return await self._write_many(job_ids, written)
@@ -517,8 +584,8 @@ class Operations:
         for _ in range(TRIES):
             job = await self.job(job_id)
             _unchanged(job, expected_version)
-            if job.owner is Owner.CODE and not force:
-                raise JobOwnedByCode(job_id)
+            if not force:
+                refuse_owned(job)
             [removed] = await self._engine.store.put_jobs([JobWrite.drop(job_id, job.version)])
             if removed:
                 break
@@ -720,6 +787,14 @@ def _runs_after_failure(job: Job, options: Options) -> bool:
     return chosen == AfterFailure.RUN
 
 
+def refuse_owned(job: Job) -> None:
+    """Refuse an edit of a job that is defined elsewhere."""
+    if job.owner is Owner.CODE:
+        raise JobOwnedByCode(job.id)
+    if job.owner is Owner.FILE:
+        raise JobOwnedByFile(job.id, job.file)
+
+
 def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
     return [run for runs in instances for run in runs]
 
@@ -741,9 +816,29 @@ def _first_slot(job: Job, now: datetime) -> datetime | None:
     return last if fresh else None
 
 
+def _is_same(pair: Replacement) -> bool:
+    old, new = pair
+    return old is not None and new is not None and replace(new, updated_at=old.updated_at) == old
+
+
+def _write_of(pair: Replacement) -> JobWrite:
+    old, new = pair
+    if new is not None:
+        return JobWrite.put(new)
+    assert old is not None
+    return JobWrite.drop(old.id, old.version)
+
+
 def _merged(draft: Job, stored: Job, now: datetime) -> Job:
     """Merge a draft into the stored job. An unchanged schedule keeps its anchor and its next slot,
     so that slots that were missed while nothing ran are found."""
+    if draft.owner is Owner.FILE and (stored.owner, stored.file) != (draft.owner, draft.file):
+        raise JobExists(
+            f"job {draft.id!r} of the file {draft.file!r} exists already, and another owner made it"
+            " (code, the API or another file): give it another id, or take it over with `mainspring"
+            " apply --take-over`",
+            job_id=draft.id,
+        )
     if stored.handler != draft.handler and stored.owner is not draft.owner:
         raise JobExists(
             f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"

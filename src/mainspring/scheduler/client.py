@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from mainspring.core.clock import Clock, SystemClock
@@ -32,7 +33,7 @@ from mainspring.core.job_options import (
     RunFilter,
     job_id_of,
 )
-from mainspring.core.model import Job, Note, Page, Run, Source, State, check_key, replace
+from mainspring.core.model import Job, Note, Owner, Page, Run, Source, State, check_key, replace
 from mainspring.core.policy import Policy, Span
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules import Schedule
@@ -49,8 +50,10 @@ from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
-from mainspring.scheduler.definitions import edit_job, new_job, replace_job
+from mainspring.scheduler.definitions import adopt_job, edit_job, new_job, replace_job
 from mainspring.scheduler.explanation import Explanation, explain
+from mainspring.scheduler.job_differences import AppliedJobs, applied_jobs
+from mainspring.scheduler.job_file import JobSet, read_job_file
 from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import read_workflow
@@ -110,6 +113,7 @@ class Client:
         self._timezone = timezone
         self._zone = zone_named(timezone)
         self._defaults = check_defaults(defaults)
+        self._own_secrets: set[str] = set()  # jobs that are given a signing secret as data
         self._rng = rng or random.SystemRandom()
         self._settings = Settings.make(
             make_worker_id(self._rng), poll=poll, wait_for_store=wait_for_store
@@ -280,6 +284,70 @@ class Client:
             now,
             handlers_elsewhere=not self.workers,
         )
+
+    async def apply_jobs(
+        self,
+        file: str | Path,
+        *,
+        dry_run: bool = False,
+        take_over: bool = False,
+        with_handlers: bool = True,
+    ) -> AppliedJobs:
+        """Make the stored jobs of a file (docs/reference/mainspring-toml.md) equal to what the file
+        says now: add, change and remove jobs, in one step, after everything was checked. Only jobs
+        that came from a file of the same name are removed. Returns what was done; with `dry_run`
+        what would be.
+
+        `take_over` also replaces jobs of these ids that code, the API or another file defines.
+        `with_handlers=False` does not import the handlers: for a machine without their code.
+        """
+        jobs = read_job_file(file)
+        drafts = self._draft_jobs(jobs, Owner.FILE, with_handlers=with_handlers)
+
+        def adapt(draft: Job, stored: Job) -> Job:
+            return adopt_job(
+                draft,
+                stored,
+                self.webhooks,
+                own_secret=draft.id in self._own_secrets,
+                take_over=take_over,
+            )
+
+        def belongs(job: Job) -> bool:
+            return job.owner is Owner.FILE and job.file == jobs.name
+
+        operations = self._running().operations
+        pairs = await self._call(operations.replace_all(drafts, adapt, belongs, dry_run=dry_run))
+        return applied_jobs(jobs.name or "", pairs, dry_run=dry_run)
+
+    def _draft_jobs(self, jobs: JobSet, owner: Owner, *, with_handlers: bool = True) -> list[Job]:
+        """The jobs of a set, checked; their handlers are imported and registered."""
+        if with_handlers:
+            jobs.register_handlers(self._registry)
+        self._own_secrets |= {id for id, given in jobs.jobs.items() if _has_own_secret(given)}
+        defaults = {**self._defaults, **jobs.defaults}
+
+        def draft(id: str, **given: Any) -> Job:
+            return new_job(
+                id,
+                self._registry,
+                self.webhooks,
+                jobs.timezone or self._timezone,
+                defaults=defaults,
+                owner=owner,
+                file=jobs.name,
+                handlers_elsewhere=not self.workers,
+                **given,
+            )
+
+        return jobs.collect(draft)
+
+    def _keep_secrets(self, draft: Job, stored: Job) -> Job:
+        """The draft with the signing secret of the stored webhook, which receivers know."""
+        if draft.webhook is None or stored.webhook is None:
+            return draft
+        own_secret = draft.id in self._own_secrets
+        return replace(draft, webhook=self.webhooks.replaced(draft, stored, own_secret=own_secret))
 
     async def rotate_secret(
         self, id: str, *, old_valid_for: Span = "24h", secret: str | None = None
@@ -778,7 +846,7 @@ class Client:
             store_url=self._url,
             warn_of_new_store=self._warns_of_new_store,
         )
-        await engine.start(program_loop, jobs, inline=self._inline)
+        await engine.start(program_loop, jobs, inline=self._inline, adapt=self._keep_secrets)
         return engine
 
     async def _stop(self, *, graceful: bool, seconds: float) -> None:
@@ -821,6 +889,11 @@ class Client:
             self._own_loop = None
 
 
+def _has_own_secret(given: Mapping[str, Any]) -> bool:
+    webhook = given.get("webhook")
+    return isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
+
+
 class BlockingClient:
     """The methods of a client for plain code: each calls the async one and waits for its result.
 
@@ -859,6 +932,7 @@ class BlockingClient:
 
     # Jobs
     add_job = BlockingMethod(Client.add_job)
+    apply_jobs = BlockingMethod(Client.apply_jobs)
     update_job = BlockingMethod(Client.update_job)
     remove_job = BlockingMethod(Client.remove_job)
     pause_job = BlockingMethod(Client.pause_job)

@@ -27,17 +27,19 @@ from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
+from mainspring.engine.operations import refuse_owned
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
     InvalidSchedule,
-    JobOwnedByCode,
+    JobExists,
     UnknownOption,
 )
 from mainspring.webhooks.service import HANDLER, Webhooks
 
 __all__ = [
     "WEBHOOK_TIMEOUT",
+    "adopt_job",
     "draft_job",
     "edit_job",
     "is_stored_as",
@@ -87,6 +89,7 @@ def draft_job(
     jitter: Any = None,
     webhook: Webhook | None = None,
     defaults: Mapping[str, Any] | None = None,
+    file: str | None = None,
     errors: InputErrors | None = None,
     **given: Any,
 ) -> Job:
@@ -123,6 +126,7 @@ def draft_job(
         policy=policy,
         enabled=enabled,
         owner=owner,
+        file=file,
         webhook=webhook,
         origins=origins,
         **about,
@@ -140,6 +144,8 @@ def new_job(
     default_zone: str,
     *,
     defaults: Mapping[str, Any],
+    owner: Owner = Owner.API,
+    file: str | None = None,
     handlers_elsewhere: bool = False,
     handler: Any = None,
     webhook: Any = None,
@@ -166,18 +172,38 @@ def new_job(
         with errors:
             found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
     return draft_job(
-        job_id, found, Owner.API, default_zone, defaults=defaults, errors=errors, **given
+        job_id, found, owner, default_zone, defaults=defaults, file=file, errors=errors, **given
     )
 
 
 def replace_job(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
     """The draft with what `add_job(replace=True)` keeps of the stored job: its signing secret,
     which receivers know. With `own_secret` the draft's is used."""
-    if stored.owner is Owner.CODE:
-        raise JobOwnedByCode(stored.id)
+    refuse_owned(stored)
     if (draft.webhook is None) is not (stored.webhook is None):
         raise _other_kind(stored)
     if draft.webhook is None:
+        return draft
+    return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
+
+
+def adopt_job(
+    draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool, take_over: bool
+) -> Job:
+    """The draft of a file in the place of the stored job, with the signing secret that receivers
+    know. Only with `take_over` may it replace a job that another owner made."""
+    if (stored.owner, stored.file) != (draft.owner, draft.file) and not take_over:
+        made_by = {
+            Owner.CODE: "is defined in code",
+            Owner.API: "was made through the API or the command line",
+            Owner.FILE: f"is defined in the file {stored.file!r}",
+        }[stored.owner]
+        raise JobExists(
+            f"there is a job {draft.id!r} already, which {made_by}: give this one another id, or"
+            " take it over with `mainspring apply --take-over`",
+            job_id=draft.id,
+        )
+    if draft.webhook is None or stored.webhook is None:
         return draft
     return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from mainspring.core.clock import Clock
@@ -26,6 +27,7 @@ from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
 from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
+from mainspring.scheduler.job_file import read_job_file, read_jobs
 from mainspring.scheduler.run_forever import run_until_signal
 from mainspring.scheduler.start_message import HOW_TO_STOP, show, summary
 from mainspring.stores.protocol import Store
@@ -46,8 +48,8 @@ class Scheduler(Client):
     slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more runs
     once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers find
     `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`,
-    of jobs that do not give them. A store that cannot be reached at the start is waited for, as
-    long as `wait_for_store` says.
+    of jobs that do not give them. `jobs` defines jobs as data: see `define_jobs`. A store that
+    cannot be reached at the start is waited for, as long as `wait_for_store` says.
     """
 
     _name = "scheduler"
@@ -74,6 +76,7 @@ class Scheduler(Client):
         enabled: bool = True,
         memory_limit: int | str | None = None,
         defaults: PolicyOptions | None = None,
+        jobs: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         resources: Mapping[str, Any] | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
@@ -104,6 +107,8 @@ class Scheduler(Client):
         self._resources = dict(resources or {})
         self._jobs_in_code: dict[str, Job] = {}
         self._late_jobs: set[concurrent.futures.Future[Job]] = set()
+        if jobs is not None:
+            self.define_jobs(jobs)
 
     @cached_property
     def blocking(self) -> BlockingScheduler:
@@ -173,6 +178,19 @@ class Scheduler(Client):
             return DecoratedJob(handler, self._enqueue, self._wait_for)
 
         return decorate(schedule) if _is_function(schedule) else decorate
+
+    def define_jobs(self, jobs: Mapping[str, Mapping[str, Any]] | str | Path) -> None:
+        """Define jobs as data, before the start: a mapping of options by job id, or the path of a
+        file such as `mainspring.toml`. Handlers that are named as `module:function` are imported.
+        The jobs are stored at the start, as decorated ones are; `apply_jobs` also removes those
+        that a file no longer lists."""
+        if self._engine_loop is not None:
+            raise InvalidState("the scheduler is running: define jobs before start")
+        if isinstance(jobs, str | Path):
+            made = self._draft_jobs(read_job_file(jobs), Owner.FILE)
+        else:
+            made = self._draft_jobs(read_jobs(jobs), Owner.CODE)
+        self._jobs_in_code |= {job.id: job for job in made}
 
     @property
     def retention(self) -> timedelta:

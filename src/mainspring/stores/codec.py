@@ -401,6 +401,7 @@ JOB: Table[Job] = Table(
         Field("metadata", MAPPING, sparse=True),
         Field("webhook", WEBHOOK, sparse=True),
         Field("origins", _value("origins"), sparse=True),
+        Field("file", TEXT, sparse=True),
     ],
     unstored=frozenset({"unreadable"}),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from mainspring.core import schedules
@@ -234,3 +237,17 @@ async def test_null_for_what_only_a_call_has_changes_nothing_of_another_job(api:
     nulls = dict.fromkeys(("endpoint", "method", "headers", "body", "successCodes", "retryOn"))
     changed = await api.ok("PATCH", "/api/v1/jobs/plain", json={**nulls, "priority": 7})
     assert (changed["handler"], changed["priority"]) == ("greet", 7)
+
+
+async def test_edit_of_a_job_that_a_file_defines_names_the_file(api: Api, tmp_path: Path) -> None:
+    file = tmp_path / "shop.toml"
+    await asyncio.to_thread(file.write_text, '[jobs.ping]\nurl = "https://example.org/"\n')
+    await api.scheduler.apply_jobs(file)
+    one = await job(api, "ping")
+    assert (one["owner"], one["file"]) == ("file", "shop")
+    problem = await refused(api, "PUT", "/api/jobs/ping", 409, json={"priority": 9})
+    assert "is defined in the file 'shop'" in problem["error"]
+    assert problem["code"] == "job_owned_by_file"
+    await refused(api, "DELETE", "/api/jobs/ping", 409)
+    await api.ok("POST", "/api/jobs/ping/pause")
+    await api.ok("POST", "/api/jobs/ping/trigger")

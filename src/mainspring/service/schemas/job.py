@@ -556,9 +556,16 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "owner",
-        "`code`: a program defines the job, and clients can only pause, resume and trigger it.",
-        answered=Literal["code", "api"],
+        "`code` or `file`: a program or a file defines the job, and clients can only pause, resume"
+        " and trigger it.",
+        answered=Literal["code", "api", "file"],
         read=lambda job: str(job.owner),
+    ),
+    FieldSpec(
+        "file",
+        "The name of the file that defines the job. Null: no file does.",
+        answered=str | None,
+        read=lambda job: job.file,
     ),
     FieldSpec(
         "origins",

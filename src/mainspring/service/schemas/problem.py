@@ -22,6 +22,7 @@ CODES = {
     "job_not_found": "There is no such job.",
     "run_not_found": "There is no such run. Finished runs are pruned after a time.",
     "method_not_allowed": "The path does not take this method; see `Allow`.",
+    "job_owned_by_file": "A file defines the job: change the file and apply it.",
     "conflict": "The stored state does not allow this.",
     "job_exists": "There is already a job with this id.",
     "job_deleted": "The job that this Idempotency-Key created was deleted.",

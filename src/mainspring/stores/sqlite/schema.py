@@ -216,6 +216,9 @@ SELECT '', 0, json_object('ended', json_group_object(state, n))
 FROM (SELECT state, sum(n) AS n FROM ({_ENDED_BEFORE}) GROUP BY state) HAVING count(*) > 0;
 """
 
+# The file that lists a job.
+_JOB_FILES = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
+
 MIGRATIONS: list[str] = [
     _FIRST,
     _WEBHOOKS,
@@ -227,6 +230,7 @@ MIGRATIONS: list[str] = [
     _TERMS,
     _ORIGINS,
     _COUNTERS,
+    _JOB_FILES,
 ]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 

@@ -1,0 +1,131 @@
+"""`mainspring apply`: makes the stored jobs equal to a file, and shows what that changes."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainspring.cli.options import AppOption, FileArgument, JsonOption, StoreOption, example, finish
+from mainspring.cli.output import Output
+from mainspring.cli.store_access import StoreChoice, check_shared, database_file, find_store
+
+if TYPE_CHECKING:
+    from mainspring.scheduler.job_differences import AppliedJobs
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "apply",
+        epilog=example("mainspring apply --dry-run", "mainspring apply shop.toml --store URL"),
+    )(apply)
+
+
+def apply(
+    file: FileArgument = "mainspring.toml",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the difference, and change nothing.")
+    ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Also replace jobs of these ids that code, the API or another file defines.",
+        ),
+    ] = False,
+    without_code: Annotated[
+        bool,
+        typer.Option(
+            "--without-code",
+            help="Do not import the handlers: for a machine that does not have their code.",
+        ),
+    ] = False,
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the stored jobs of a file equal to what the file says now.
+
+    Everything is checked first, then written in one step. Jobs that the file no longer lists are
+    removed, if they came from a file of the same name.
+    """
+    finish(
+        _apply(
+            StoreChoice.of(store, app),
+            Output(as_json=json),
+            file,
+            dry_run=dry_run,
+            take_over=take_over,
+            with_handlers=not without_code,
+        )
+    )
+
+
+async def _apply(choice: StoreChoice, output: Output, file: str, **options: bool) -> None:
+    from mainspring.scheduler import Client
+
+    found = find_store(choice)
+    check_shared(found)
+    database = database_file(found.url or "")
+    applied = None
+    if database is not None and not database.exists():
+        # Checked against an empty store first: what is wrong, or a dry run, makes no database.
+        async with Client("memory://", inline=True) as client:
+            applied = await client.apply_jobs(file, **{**options, "dry_run": True})
+    if applied is None or not options["dry_run"]:
+        async with Client(found.store, inline=True, wait_for_store=0) as client:
+            applied = await client.apply_jobs(file, **options)
+    if output.as_json:
+        output.document(_document(applied))
+    else:
+        _show(output, applied)
+
+
+def _document(applied: AppliedJobs) -> dict[str, Any]:
+    return {
+        "file": applied.name,
+        "dry_run": applied.dry_run,
+        "added": [job.id for job in applied.added],
+        "changed": {
+            one.job.id: {
+                found.field: {"old": _plain(found.old), "new": _plain(found.new)}
+                for found in one.differences
+            }
+            for one in applied.changed
+        },
+        "removed": [job.id for job in applied.removed],
+        "unchanged": [job.id for job in applied.unchanged],
+    }
+
+
+def _show(output: Output, applied: AppliedJobs) -> None:
+    for job in applied.added:
+        output.line(f"+ {job.id}", style="green")
+    for one in applied.changed:
+        output.line(f"~ {one.job.id}", style="yellow")
+        for found in one.differences:
+            old, new = (
+                jsonlib.dumps(_plain(v), ensure_ascii=False) for v in (found.old, found.new)
+            )
+            output.line(f"    {found.field}: {old} → {new}")
+    for job in applied.removed:
+        output.line(f"- {job.id}", style="red")
+    counts: dict[str, list[Any]] = {
+        "added": applied.added,
+        "changed": applied.changed,
+        "removed": applied.removed,
+        "unchanged": applied.unchanged,
+    }
+    told = ", ".join(f"{len(found)} {word}" for word, found in counts.items())
+    output.line(f"{applied.name}: {told}")
+    if applied.dry_run:
+        output.note("a dry run: nothing was changed")
+
+
+def _plain(value: Any) -> Any:
+    from mainspring.cli.json_output import plain_json
+
+    return plain_json(value)

@@ -1,0 +1,349 @@
+"""Reads jobs that are written as data: a file such as `mainspring.toml`, or `Scheduler(jobs={…})`.
+
+A handler is named as `module:function` and imported. That happens only for a file or mapping that
+the program or the command line names: never for what is stored, and never for a request.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from mainspring.core.handlers import Handler, Registry
+from mainspring.core.input_errors import InputErrors
+from mainspring.core.job_options import JobOptions, PolicyOptions, option_names
+from mainspring.core.model import check_key
+from mainspring.core.policy_defaults import check_defaults
+from mainspring.core.schedules.zones import zone_named
+from mainspring.errors import HandlerNotFound, InvalidInput, JobExists, UnknownOption
+from mainspring.scheduler.toml_lines import find_lines
+
+__all__ = [
+    "DEFAULT_FILE",
+    "FILE_KEYS",
+    "JOB_KEYS",
+    "JobSet",
+    "read_job_file",
+    "read_jobs",
+    "read_value",
+]
+
+DEFAULT_FILE = "mainspring.toml"
+
+FILE_KEYS = ("name", "timezone", "defaults", "jobs")
+JOB_KEYS = frozenset({*option_names(JobOptions), "schedule", "handler", "url", "webhook"})
+"""The keys of one job: the options of `add_job`, and `url`, which is short for a webhook's."""
+
+_VARIABLE = re.compile(r"\$(\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?=\{))")
+_HEADERS = ("headers", "secret_headers")
+
+_MAY_BE_NONE = frozenset(
+    name for name, kind in get_type_hints(PolicyOptions).items() if NoneType in get_args(kind)
+)
+"""The options that a file sets to none by the text "none": TOML has no null."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSet:
+    """Jobs as data. `name` tells the jobs of one file from those of another on the same store."""
+
+    jobs: Mapping[str, Mapping[str, Any]]
+    """The options of `add_job`, by job id."""
+    name: str | None = None
+    timezone: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    def named(self, error: InvalidInput, *keys: str) -> InvalidInput:
+        """The error with its place: the file, the line and the full key."""
+        *parents, last = keys or ("",)
+        path = (*parents, *last.split(".")) if last else ()
+        return _placed(error, self.path, self.lines, tuple(path))
+
+    def register_handlers(self, registry: Registry) -> None:
+        """Import the functions that the jobs name as `module:function`, and register them."""
+        if self.path is not None:
+            folder = str(self.path.parent.absolute())
+            if folder not in sys.path[:1]:
+                sys.path.insert(0, folder)
+        errors = InputErrors()
+        for job_id, options in self.jobs.items():
+            name = options.get("handler")
+            if isinstance(name, str) and ":" in name and registry.find(name) is None:
+                try:
+                    registry.add(Handler(name, _imported(name)))
+                except (InvalidInput, JobExists) as error:
+                    wrong = InvalidInput(str(error), field="handler", given=name)
+                    errors.add(self.named(wrong, "jobs", job_id, "handler"))
+        errors.check()
+
+    def collect(self, draft: Callable[..., Any]) -> list[Any]:
+        """Call `draft(job_id, **options)` for each job. All errors are raised together."""
+        errors, made = InputErrors(), []
+        for job_id, options in self.jobs.items():
+            try:
+                made.append(draft(job_id, **options))
+            except InvalidInput as error:
+                for one in error.each():
+                    errors.add(self.named(one, "jobs", job_id, one.field or ""))
+            except HandlerNotFound as error:
+                wrong = InvalidInput(
+                    f"{error}. Name a function to import as module:function, or one that the"
+                    " program registers",
+                    field="handler",
+                )
+                errors.add(self.named(wrong, "jobs", job_id, "handler"))
+        errors.check()
+        return made
+
+
+def read_job_file(path: str | Path) -> JobSet:
+    """Read and check a file. `InvalidInput` names the file, the line and the key of each error."""
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no file {path}", field="file", given=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", field="file") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{path} is not valid TOML: {error}", field="file") from None
+    return _read(document, path, find_lines(text))
+
+
+def read_jobs(jobs: Mapping[str, Mapping[str, Any]]) -> JobSet:
+    """Jobs as a program gives them: what the table `jobs` of a file would hold."""
+    if not isinstance(jobs, Mapping):
+        raise InvalidInput(
+            f"jobs is an object of jobs by their ids, or the path of a file, not {jobs!r}",
+            field="jobs",
+        )
+    return _read({"jobs": jobs}, None, {})
+
+
+def _read(
+    document: Mapping[str, Any], path: Path | None, lines: Mapping[tuple[str, ...], int]
+) -> JobSet:
+    errors = InputErrors()
+
+    @contextmanager
+    def at(*keys: str) -> Iterator[None]:
+        try:
+            yield
+        except InvalidInput as error:
+            for one in error.each():
+                errors.add(_placed(one, path, lines, keys))
+
+    for key in document.keys() - set(FILE_KEYS):
+        with at(key):
+            raise UnknownOption([key], FILE_KEYS, "key")
+    name, timezone = document.get("name"), document.get("timezone")
+    if path is not None and name is None:
+        name = path.stem
+    with at("name"):
+        if name is not None:
+            _check_name(name)
+    with at("timezone"):
+        if timezone is not None:
+            zone_named(timezone)
+    defaults = document.get("defaults")
+    if isinstance(defaults, Mapping):
+        defaults = _without_none(defaults)
+    try:
+        check_defaults(defaults)
+    except InvalidInput as error:
+        for one in error.each():
+            keys = (one.field or "defaults").split(".")
+            errors.add(_placed(one, path, lines, tuple(keys), named_already=True))
+    jobs = document.get("jobs", {})
+    found: dict[str, Mapping[str, Any]] = {}
+    with at("jobs"):
+        if not isinstance(jobs, Mapping):
+            raise InvalidInput("jobs is a table of jobs: [jobs.nightly]")
+    for job_id, options in jobs.items() if isinstance(jobs, Mapping) else ():
+        with at("jobs", str(job_id)):
+            if not isinstance(options, Mapping):
+                raise InvalidInput(
+                    f"a job is a table with keys such as schedule and handler, not {options!r}"
+                )
+            found[job_id] = _read_job(options, path, lines, str(job_id), errors)
+    errors.check()
+    return JobSet(found, name, timezone, defaults or {}, path, lines)
+
+
+def _read_job(
+    options: Mapping[str, Any],
+    path: Path | None,
+    lines: Mapping[tuple[str, ...], int],
+    job_id: str,
+    errors: InputErrors,
+) -> dict[str, Any]:
+    made = _without_none(options)
+    for key in sorted(map(str, made.keys() - JOB_KEYS)):
+        unknown = UnknownOption([key], JOB_KEYS, "key")
+        errors.add(_placed(unknown, path, lines, ("jobs", job_id, key)))
+        del made[key]
+    url = made.pop("url", None)
+    if url is not None and "webhook" in made:
+        wrong = InvalidInput("give url or webhook, not both: a webhook has a url itself")
+        errors.add(_placed(wrong, path, lines, ("jobs", job_id, "url")))
+    elif url is not None:
+        made["webhook"] = url
+    if "webhook" in made and path is not None:
+        try:
+            made["webhook"] = _expand_webhook(made["webhook"])
+        except InvalidInput as error:
+            for one in error.each():
+                keys = ("jobs", job_id, *(one.field or "webhook").split("."))
+                errors.add(_placed(one, path, lines, keys))
+    return made
+
+
+def read_value(name: str, value: Any) -> Any:
+    """A value of a file or of the command line: the text "none" is None where that is allowed."""
+    return None if value == "none" and name in _MAY_BE_NONE else value
+
+
+def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: read_value(name, value) for name, value in options.items()}
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+        raise InvalidInput(
+            f"name is 1 to 200 printable characters, not {name!r}", field="name", given=name
+        )
+    check_key(name, "a name")
+
+
+# Variables of the environment
+
+
+def _expand_webhook(webhook: Any) -> Any:
+    """The webhook with `${NAME}` replaced. A header that uses one is kept encrypted."""
+    errors = InputErrors()
+    if isinstance(webhook, str):
+        return _expand(webhook, "webhook")
+    if not isinstance(webhook, Mapping):
+        return webhook
+    made: dict[str, Any] = {}
+    for name, value in webhook.items():
+        with errors:
+            made[name] = _expand(value, f"webhook.{name}")
+    errors.check()
+    plain = webhook.get("headers")
+    if isinstance(plain, Mapping):
+        secret = [name for name, text in plain.items() if _uses_variable(text)]
+        marked = made.get("secret_headers")
+        if secret and isinstance(marked, Mapping | None):
+            made["secret_headers"] = {name: made["headers"].pop(name) for name in secret} | dict(
+                marked or {}
+            )
+    return made
+
+
+def _uses_variable(value: Any) -> bool:
+    return isinstance(value, str) and any(one["name"] for one in _VARIABLE.finditer(value))
+
+
+def _expand(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda found: _variable(found, name), value)
+    if isinstance(value, Mapping):
+        return {key: _expand(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, name) for item in value]
+    return value
+
+
+def _variable(found: re.Match[str], name: str) -> str:
+    variable = found["name"]
+    if found[1] == "$":
+        return "$"
+    if variable is None:
+        raise InvalidInput(
+            "${ begins the name of an environment variable, as in ${API_TOKEN}; write $${ for the"
+            " characters themselves",
+            field=name,
+        )
+    if variable not in os.environ:
+        raise InvalidInput(
+            f"the environment variable {variable} is not set, and ${{{variable}}} stands for its"
+            " value: set it, or write $${" + variable + "} for the characters themselves",
+            field=name,
+        )
+    return os.environ[variable]
+
+
+# Handlers
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names."""
+    module_name, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
+        raise InvalidInput(
+            f"{name!r} is not module:function, as in reports:nightly", field="handler", given=name
+        )
+    try:
+        found: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _broken(module_name, error) from error
+        raise InvalidInput(
+            f"there is no module {error.name!r} beside the file or on the Python path",
+            field="handler",
+            given=name,
+        ) from None
+    except Exception as error:
+        raise _broken(module_name, error) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise InvalidInput(
+                f"module {module_name!r} has no function {path!r}", field="handler", given=name
+            )
+        found = getattr(found, part)
+    handler = getattr(found, "handler", None)
+    function: Callable[..., Any] = handler.function if isinstance(handler, Handler) else found
+    return function
+
+
+def _broken(module: str, error: Exception) -> InvalidInput:
+    words = f"{type(error).__name__}: {error}"
+    return InvalidInput(f"importing {module!r} failed: {words}", field="handler")
+
+
+# Places of errors
+
+
+def _placed(
+    error: InvalidInput,
+    path: Path | None,
+    lines: Mapping[tuple[str, ...], int],
+    keys: tuple[str, ...],
+    *,
+    named_already: bool = False,
+) -> InvalidInput:
+    """The error with the file, the line and the full key in its message."""
+    key = ".".join(keys)
+    where = "" if path is None else str(path)
+    line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
+    if path is not None and line is not None:
+        where += f", line {line}"
+    error.others = ()  # the caller reports each by itself
+    words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
+    error.args = (f"{where}: {words}" if where else words,)
+    error.field = key or None
+    return error

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Run, Start, until
+
+FILE = """
+[jobs.ping]
+schedule = "5m"
+url = "https://example.org/ping"
+
+[jobs.nightly]
+schedule = "0 2 * * *"
+handler = "reports:nightly"
+payload = { days = 30 }
+"""
+
+
+@pytest.fixture
+def file(folder: Path) -> Iterator[Path]:
+    (folder / "reports.py").write_text(
+        "def nightly(days: int) -> str:\n    return f'{days} days'\n"
+    )
+    made = folder / "mainspring.toml"
+    made.write_text(FILE)
+    yield made
+    sys.modules.pop("reports", None)
+
+
+def test_difference_is_shown_and_applied(run: Run, file: Path) -> None:
+    dry = run("apply", "--dry-run")
+    assert dry.out == "+ ping\n+ nightly\nmainspring: 2 added, 0 changed, 0 removed, 0 unchanged\n"
+    assert dry.err == "a dry run: nothing was changed\n"
+    assert not file.with_name("mainspring.db").exists()
+    assert run("apply").code == 0
+    file.write_text(FILE.partition("[jobs.nightly]")[0].replace("5m", "10m"))
+    document = run("apply", "--json", "--dry-run").json
+    assert document["changed"]["ping"] == {"schedule": {"old": "5 minutes", "new": "10 minutes"}}
+    assert document["removed"] == ["nightly"]
+    assert run("apply").out.splitlines() == [
+        "~ ping",
+        '    schedule: "5 minutes" → "10 minutes"',
+        "- nightly",
+        "mainspring: 0 added, 1 changed, 1 removed, 0 unchanged",
+    ]
+    assert "the file 'mainspring'" in run("jobs", "show", "ping").out
+
+
+def test_all_errors_are_shown_and_no_database_is_made(run: Run, file: Path) -> None:
+    file.write_text(
+        FILE.replace('"5m"', '"5"').replace("days = 30", "dayz = 30") + "retries = -1\n"
+    )
+    refused = run("apply")
+    assert refused.code == 2
+    places = [line.partition(": ")[2].partition(": ")[0] for line in refused.err.splitlines()]
+    assert sorted(places, key=len) == [f"mainspring.toml, line {line}" for line in (3, 9, 10)]
+    assert not file.with_name("mainspring.db").exists()
+
+
+def test_worker_runs_the_jobs_of_a_file(run: Run, file: Path, start: Start) -> None:
+    start("worker", "--file", "mainspring.toml")
+    until(lambda: file.with_name("mainspring.db").exists())
+    until(lambda: run("jobs", "list").code == 0 and "nightly" in run("jobs", "list").out)
+    made = run("jobs", "trigger", "nightly").out.strip()
+    until(lambda: run("runs", "show", made, "--json").json["result"] == "30 days")
+
+
+def test_worker_needs_an_app_or_a_file(run: Run, folder: Path) -> None:
+    refused = run("worker")
+    assert refused.code == 2
+    assert "mainspring worker --file mainspring.toml" in refused.err

@@ -1,0 +1,311 @@
+"""Jobs as data: `mainspring.toml`, `Scheduler(jobs={…})`, and `apply_jobs`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainspring import Client, Scheduler, State
+from mainspring.core.model import Owner
+from mainspring.errors import InvalidInput, JobExists, JobOwnedByFile, StoreUnavailable
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobWrite, Store
+from mainspring.testing import FaultyStore, Injection
+
+FILE = """
+name = "shop"
+timezone = "Europe/Berlin"
+
+[defaults]
+retries = 3
+timeout = "5m"
+
+[jobs.nightly]
+schedule = "0 2 * * *"
+handler = "shop_handlers:nightly"
+payload = { days = 30 }
+timeout = "none"
+tags = ["reports"]
+metadata = { team = "core" }
+
+[jobs.ping]
+schedule = "5m"
+url = "https://example.org/ping"
+backoff = { kind = "fixed", delay = "9s" }
+enabled = false
+"""
+CODE = "def nightly(days: int) -> str:\n    return f'{days} days'\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "shop_handlers.py").write_text(CODE)
+    path = list(sys.path)
+    made = tmp_path / "jobs.toml"
+    made.write_text(FILE)
+    yield made
+    sys.path[:] = path
+    sys.modules.pop("shop_handlers", None)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str | Store:
+    return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+
+
+def write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+async def ids(client: Client) -> list[str]:
+    return [job.id for job in (await client.list_jobs()).items]
+
+
+async def test_file_is_applied_again_and_again(file: Path, store: Any) -> None:
+    async with Client(store) as client:
+        dry = await client.apply_jobs(file, dry_run=True)
+        assert ([job.id for job in dry.added], await ids(client)) == (["nightly", "ping"], [])
+        first = await client.apply_jobs(file)
+        assert [job.id for job in first.added] == ["nightly", "ping"]
+        nightly, ping = (await client.list_jobs()).items
+        assert (nightly.owner, nightly.file, nightly.handler) == (
+            Owner.FILE,
+            "shop",
+            "shop_handlers:nightly",
+        )
+        assert nightly.schedule is not None
+        assert nightly.schedule.timezone == "Europe/Berlin"
+        assert (nightly.policy.retries, nightly.policy.timeout) == (3, None)
+        assert nightly.origins == {"retries": "defaults", "timeout": "job"}
+        assert (ping.enabled, ping.policy.timeout) == (False, timedelta(minutes=5))
+        assert ping.policy.backoff.delay == timedelta(seconds=9)
+        again = await client.apply_jobs(file)
+        assert [job.id for job in again.unchanged] == ["nightly", "ping"]
+        assert (await client.get_job("nightly")).version == nightly.version
+        await client.add_job("mine", handler="other")
+        await client.resume_job("ping")
+        text = FILE.replace('"5m"\nurl', '"10m"\nurl').replace("[jobs.nightly]", "[jobs.daily]")
+        write(file, text)
+        third = await client.apply_jobs(file)
+        assert [job.id for job in third.added] == ["daily"]
+        assert [job.id for job in third.removed] == ["nightly"]
+        [changed] = third.changed
+        assert [(d.field, d.old, d.new) for d in changed.differences] == [
+            ("schedule", "5 minutes", "10 minutes")
+        ]
+        assert await ids(client) == ["daily", "mine", "ping"]
+        assert (await client.get_job("ping")).enabled is True  # as the operator left it
+
+
+async def test_signing_secret_stays_over_applies_and_starts(file: Path, store: Any) -> None:
+    async with Client(store) as client:
+        await client.apply_jobs(file)
+        first = (await client.get_job("ping")).webhook
+        await client.apply_jobs(file)
+        assert (await client.get_job("ping")).webhook == first
+    async with Scheduler(store, jobs=file) as scheduler:
+        assert (await scheduler.get_job("ping")).webhook == first
+
+
+async def test_job_of_a_file_can_only_be_paused_resumed_and_triggered(file: Path) -> None:
+    async with Client("memory://") as client:
+        await client.apply_jobs(file)
+        with pytest.raises(JobOwnedByFile, match="is defined in the file 'shop'"):
+            await client.update_job("nightly", retries=1)
+        with pytest.raises(JobOwnedByFile):
+            await client.remove_job("nightly")
+        assert (await client.pause_job("nightly")).enabled is False
+        await client.resume_job("nightly")
+        assert (await client.trigger("nightly")).state is State.PENDING
+        await client.remove_job("nightly", force=True)
+
+
+async def test_files_of_other_names_and_other_owners_keep_their_jobs(
+    file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "billing.toml"
+    write(other, '[jobs.bill]\nhandler = "later"\n[jobs.ping]\nhandler = "later"\n')
+    async with Client("memory://") as client:
+        await client.add_job("bill", handler="later")
+        await client.apply_jobs(file)
+        with pytest.raises(JobExists, match="'bill' already, which was made through the API"):
+            await client.apply_jobs(other)
+        await client.remove_job("bill")
+        with pytest.raises(JobExists, match="'ping' already, which is defined in the file 'shop'"):
+            await client.apply_jobs(other)
+        assert await ids(client) == ["nightly", "ping"]
+        taken = await client.apply_jobs(other, take_over=True)
+        assert [one.job.id for one in taken.changed] == ["ping"]
+        assert (await client.get_job("ping")).file == "billing"
+        write(file, FILE.partition("[jobs.ping]")[0])
+        assert (await client.apply_jobs(file)).removed == []
+        assert await ids(client) == ["bill", "nightly", "ping"]
+
+
+async def test_start_refuses_to_take_a_job_from_its_owner(file: Path) -> None:
+    store = MemoryStore()
+    async with Client(store) as client:
+        await client.add_job("ping", webhook="https://example.org/mine")
+    with pytest.raises(JobExists, match="apply --take-over"):
+        await Scheduler(store, jobs=file).start()
+
+
+async def test_scheduler_runs_the_jobs_of_a_file(file: Path) -> None:
+    async with Scheduler("memory://", jobs=file) as scheduler:
+        run = await scheduler.trigger("nightly")
+        assert (await scheduler.wait(run.id, 10)).result == "30 days"
+        assert (await scheduler.get_job("nightly")).owner is Owner.FILE
+
+
+async def test_scheduler_takes_jobs_as_a_mapping() -> None:
+    jobs = {"tick": {"schedule": "1h", "handler": "work", "retries": 2}}
+    scheduler = Scheduler("memory://", workers=0, defaults={"queue": "slow"}, jobs=jobs)
+    async with scheduler:
+        job = await scheduler.get_job("tick")
+        assert (job.owner, job.file) == (Owner.CODE, None)
+        assert (job.policy.retries, job.policy.queue) == (2, "slow")
+    with pytest.raises(InvalidInput, match=r"^jobs\.tick\.retries: retries is 0 or more"):
+        Scheduler("memory://", workers=0, jobs={"tick": {"handler": "work", "retries": -1}})
+    with pytest.raises(InvalidInput, match="no handler 'work' is registered here"):
+        Scheduler("memory://", jobs={"tick": {"handler": "work"}})
+
+
+BAD = """nam = "x"
+timezone = "Europe/Berln"
+[defaults]
+retrys = 3
+[jobs.one]
+cron = "* * * * *"
+handler = "later"
+[jobs.two]
+url = "https://example.org"
+webhook = "https://example.org"
+"""
+WORSE = """[jobs.one]
+schedule = "61 * * * *"
+handler = "shop_handlers:nightly"
+retries = "three"
+payload = { dayz = 3 }
+[jobs.two]
+handler = "later"
+backoff = { kind = "fixd" }
+[jobs."three four"]
+handler = "later"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (
+            BAD,
+            {"1: nam", "2: timezone", "4: defaults.retrys", "6: jobs.one.cron", "9: jobs.two.url"},
+        ),
+        (
+            WORSE,
+            {
+                *("2: jobs.one.schedule", "4: jobs.one.retries", "5: jobs.one.payload"),
+                *("8: jobs.two.backoff", "9: jobs.three four.id"),
+            },
+        ),
+        ('[jobs.x]\nhandler = "shop_handlers:nope"\n', {"2: jobs.x.handler"}),
+        ('[jobs.x]\nhandler = "no_such_module:run"\n', {"2: jobs.x.handler"}),
+        ('[jobs.x]\nhandler = "not a name:run"\n', {"2: jobs.x.handler"}),
+        ('[jobs.x]\nwebhook = "${NOT_SET_HERE}"\n', {"2: jobs.x.webhook"}),
+        ('[jobs]\nx = "later"\n', {"2: jobs.x"}),
+    ],
+)
+async def test_every_error_names_file_line_and_key_and_nothing_is_applied(
+    file: Path, text: str, places: set[str]
+) -> None:
+    write(file, text)
+    async with Client("memory://") as client:
+        with pytest.raises(InvalidInput) as refusal:
+            await client.apply_jobs(file)
+        found = [str(one) for one in refusal.value.each()]
+        for place in places:
+            assert any(one.startswith(f"{file}, line {place}: ") for one in found), (place, found)
+        assert len(found) == len(places), found
+        assert await ids(client) == []
+
+
+async def test_text_that_is_no_toml_is_refused_with_its_line(file: Path) -> None:
+    write(file, "[jobs.x]\nhandler = later\n")
+    async with Client("memory://") as client:
+        with pytest.raises(InvalidInput, match=r"is not valid TOML: .*line 2"):
+            await client.apply_jobs(file)
+        with pytest.raises(InvalidInput, match="there is no file"):
+            await client.apply_jobs(file.with_name("gone.toml"))
+
+
+async def test_variables_of_the_environment_are_filled_in_and_headers_with_them_kept_secret(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_HOST", "example.org")
+    monkeypatch.setenv("SHOP_TOKEN", "s3cret")
+    write(
+        file,
+        "[jobs.call.webhook]\n"
+        'url = "https://${SHOP_HOST}/x"\n'
+        'headers = { X-Token = "Bearer ${SHOP_TOKEN}", X-Plain = "$${x} $5" }\n',
+    )
+    async with Client("memory://") as client:
+        await client.apply_jobs(file)
+        webhook = (await client.get_job("call")).webhook
+        assert webhook is not None
+        assert (webhook.url, dict(webhook.headers)) == (
+            "https://example.org/x",
+            {"X-Plain": "${x} $5"},
+        )
+        assert list(webhook.secret_headers) == ["X-Token"]
+        monkeypatch.setenv("SHOP_TOKEN", "other")
+        again = await client.apply_jobs(file)
+        assert [d.field for d in again.changed[0].differences] == ["webhook.secrets"]
+        assert "s3cret" not in repr(again)
+
+
+async def test_without_handlers_no_code_is_imported(file: Path) -> None:
+    write(file, '[jobs.x]\nhandler = "no_such_module:run"\n')
+    async with Client("memory://") as client:
+        await client.apply_jobs(file, with_handlers=False)
+        assert (await client.get_job("x")).handler == "no_such_module:run"
+
+
+async def test_slot_that_fires_meanwhile_does_not_stop_an_apply(file: Path) -> None:
+    """Its job has another version then: it is read and written again."""
+
+    class Busy(MemoryStore):
+        interfere = False
+
+        async def put_jobs(self, writes: Any) -> list[bool]:
+            if self.interfere:
+                self.interfere = False
+                await super().put_jobs([JobWrite.put(self._jobs["ping"])])
+            return await super().put_jobs(writes)
+
+    store = Busy()
+    async with Client(store) as client:
+        await client.apply_jobs(file)
+        store.interfere = True
+        write(file, FILE.replace("retries = 3", "retries = 4"))
+        await client.apply_jobs(file)
+        assert [job.policy.retries for job in (await client.list_jobs()).items] == [4, 4]
+
+
+async def test_apply_whose_answer_was_lost_is_completed_by_the_next(file: Path) -> None:
+    class Lost:
+        def inject(self, method: str) -> Injection:
+            return Injection("after") if method == "put_jobs" else Injection()
+
+    memory = MemoryStore()
+    async with Client(FaultyStore(memory, Lost())) as client:
+        with pytest.raises(StoreUnavailable):
+            await client.apply_jobs(file)
+    async with Client(memory) as client:
+        done = await client.apply_jobs(file)
+        assert [job.id for job in done.unchanged] == ["nightly", "ping"]
