@@ -6,8 +6,9 @@ would get two fifths of the runs that they chose, and each would read past what 
 The clients need not agree: where two divide the lanes differently, some of their writes fail. A
 client that finds nothing in its own lanes claims from all of them.
 
-No run waits longer for it: a client leaves no run to others that is more urgent than what it finds
-in its own lanes, nor one that it has been ahead of for a second.
+No run waits much longer because of it. A client does not leave a run to others that has a higher
+priority than the runs in its own lanes. It leaves a run that was due before them for at most a
+second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mainspring.stores.mongodb.collections import Document
 __all__ = ["ClaimPartition"]
 
 RECENT_SECONDS = 1.0
-"""Seconds for which a client that claimed, and said so, counts as one that claims."""
+"""Seconds for which a client counts as one that claims after its last claim or hint."""
 
 
 class ClaimPartition:
@@ -44,7 +45,7 @@ class ClaimPartition:
 
     @property
     def claims(self) -> bool:
-        """Whether this client has claimed lately: what its hints tell the others."""
+        """Whether this client has claimed in the last second. Its hints tell this to the others."""
         return self._elapsed() - self._came < RECENT_SECONDS
 
     def record_other(self, other: ObjectId) -> None:
@@ -59,7 +60,8 @@ class ClaimPartition:
         self._came = self._elapsed()
 
     def split(self, lanes: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-        """Our part of the lanes, which is all of them where we have met nobody lately; the rest."""
+        """This client's part of the lanes, and the rest. Its part is all lanes if it has not lost a
+        run to another client lately."""
         if not self._met:
             return list(lanes), []
         now = self._elapsed()
@@ -68,7 +70,7 @@ class ClaimPartition:
             partition = sorted([self.me, *self._others])
             parts = min(len(partition), LANE_PARTS)
             part = partition.index(self.me) % parts
-        else:  # they claim, but we do not hear of it
+        else:  # other clients claim, but their hints do not arrive
             parts, part = LANE_PARTS, self._rng.randrange(LANE_PARTS)
         ours: list[Document] = []
         theirs: list[Document] = []
@@ -77,10 +79,11 @@ class ClaimPartition:
         return ours, theirs
 
     def may_skip(self, theirs: Document, ours: Document, *, short: bool) -> bool:
-        """Whether the first run of the others' lanes may be left to them, where the last of those
-        that we found in ours is this one, and they are fewer than we want."""
+        """Whether `theirs`, the first run of the other lanes, may be left to other clients. `ours`
+        is the last run that was found in this client's lanes. `short`: they have fewer runs than it
+        wants."""
         if short and not self._others:
-            return False  # to whom?
+            return False  # no other client is known to claim
         if theirs["priority"] != ours["priority"]:
             return bool(theirs["priority"] < ours["priority"])
         if self._elapsed() - self._marked < RECENT_SECONDS:

@@ -7,7 +7,7 @@ A job's document is its record. So is a run's, with these exceptions:
                         p: which part, by the run's id (0 if the job is limited)}
     leased_at, lease    in place of lease_until: stamped by the server, and microseconds
     nonce               which claim took it last
-    evicted             its place under a limit may be another's by now (concurrency.py)
+    evicted             another run may have taken its capacity under a limit (concurrency.py)
     transaction         the session of its handler's transaction (handler_transaction.py)
 
 Payloads, results and attempts are JSON text. So every value survives (keys with `$` and dots, NUL,
@@ -119,8 +119,8 @@ def is_lane(kept: Any) -> bool:
 
 
 def is_moment(kept: Any) -> bool:
-    """Whether this is a number of microseconds that a datetime can hold. (A program of the user's
-    may have written it as a double.)"""
+    """Whether this is a number of microseconds that a datetime can hold. Another program may have
+    written it as a double."""
     return isinstance(kept, _NUMBER) and abs(kept) < _END_OF_TIME
 
 
@@ -129,7 +129,7 @@ _END_OF_TIME = 253_402_300_800_000_000 - 86_400_000_000
 
 
 def has_numbers(kept: Document) -> bool:
-    """Whether what a claim goes by, and counts up, is there and a number."""
+    """Whether the fields that a claim sorts by or increments are numbers."""
     get = kept.get
     return (
         isinstance(get("priority"), _NUMBER)
@@ -146,7 +146,7 @@ _run_document = compile_writer(_RUN, leave_out=("id", "payload", *_ELSEWHERE))
 
 
 def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
-    """The run as it is inserted; its payload is encoded already. What is None is left out."""
+    """The document of a run whose payload is encoded already. Fields that are None are left out."""
     made = {"_id": run.id, "lane": _lane(run, limited), **_run_document(run)}
     if payload is not None:
         made["payload"] = payload
@@ -156,8 +156,8 @@ def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
 
 
 def read_run(kept: Document, *, brief: bool = False) -> Run:
-    """The run of a document; with `unreadable` set, and what can be read of it, where that is not
-    all. `brief`: the document was read with `BRIEF`."""
+    """The run of a document. If not all of it can be read, `unreadable` is set and the other fields
+    are read. `brief`: the document was read with `BRIEF`."""
     try:
         run = _read_run(kept)
     except Exception:  # a damaged document may raise anything
@@ -166,7 +166,7 @@ def read_run(kept: Document, *, brief: bool = False) -> Run:
 
 
 def _check(kept: Document) -> None:
-    """What claims go by must be sound; other fields are only shown."""
+    """Raise if a field is damaged that claims need. Other fields are only shown."""
     if not has_numbers(kept):
         raise ValueError("a number is missing or of another type")
     lane = kept["lane"]
@@ -200,7 +200,7 @@ _read_run = compile_reader(
 
 
 def _salvaged_run(kept: Document) -> Run:
-    """Part by part: what can be read of a run that cannot be read as a whole."""
+    """Read each field by itself, for a run that cannot be read as a whole."""
     lane: Document = kept["lane"] if isinstance(kept.get("lane"), dict) else {}
 
     def raw(name: str) -> Any:
@@ -221,10 +221,10 @@ def _salvaged_run(kept: Document) -> Run:
 RUN_FIELDS = (
     "lane", "leased_at", "lease", *(n for n in RUN.fields if n not in ("id", *_ELSEWHERE))
 )  # fmt: skip
-"""What `read_run` reads, beside the id."""
+"""The fields that `read_run` reads, beside the id."""
 
 BRIEF = dict.fromkeys((name for name in RUN_FIELDS if name not in RUN.not_brief), 1)
-"""What lists show, for `find`: without payload, result and attempts."""
+"""The fields of a brief list: no payload, result and attempts."""
 
 
 def _lease(until: datetime | None) -> Document:
@@ -259,7 +259,7 @@ def encode_fields(fields: Mapping[str, Any]) -> Document:
 
 
 def expecting(expect: Mapping[str, Any]) -> Document:
-    """The filter that finds a run only while all this stands."""
+    """The filter that finds a run only if its fields are as expected."""
     plain = {name: value for name, value in expect.items() if name != "lease_until"}
     found: Document = {name: {"$eq": value} for name, value in encode_fields(plain).items()}
     if "lease_until" in expect:
@@ -275,7 +275,7 @@ _job_document = compile_writer(_JOB, leave_out=("id",))
 
 
 def job_document(job: Job) -> Document:
-    """The job as it will be kept."""
+    """The document of a job."""
     made = {"_id": job.id, **_job_document(job)}
     if job.policy.after:
         made["follows"] = True
@@ -296,7 +296,7 @@ _read_job = compile_reader(_JOB, "record", *lookups(_JOB.fields.values(), id="_i
 
 
 def read_job(kept: Document) -> Job:
-    """The job of a document; with `unreadable` set where it cannot be read as a whole."""
+    """The job of a document. `unreadable` is set if it cannot be read as a whole."""
     try:
         return _read_job(kept)
     except Exception:  # a damaged document may raise anything

@@ -1,4 +1,4 @@
-"""What every operation works on: the collections and the clock."""
+"""The collections and the clock, which every operation uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BY_ID = [("_id", ASCENDING)]
 MAJORITY = ReadConcern("majority")
 SNAPSHOT = ReadConcern("snapshot")
 CHUNK = 1000
-"""Documents in one command: within the driver's limits, and within the time-out of one."""
+"""Documents in one command. So it stays within the driver's limits and the time-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Database:
         return self.handle[self.prefix + name]
 
     async def now(self) -> datetime:
-        """The clock of the server that holds our unsharded collections."""
+        """The time of the server that holds the unsharded collections."""
         found = await self.meta.find_one(
             {"_id": "schema"}, {"now": self.time.now}, session=self.session
         )
@@ -89,12 +89,12 @@ class Database:
         return moment
 
     async def settled(self, collection: Collection, ids: Iterable[str]) -> dict[str, Document]:
-        """These documents as a majority has them, once every earlier write to them is decided.
+        """These documents as a majority has them, after every earlier write to them.
 
-        For what is about to be taken for certain: whether a write was done whose answer was lost,
-        or what another client has only just written. A write that changes nothing goes to the
-        servers that hold them (which shards that are depends on the ids) and waits there for all
-        that came before it; the read behind it is no older, also if the primary changes meanwhile.
+        It finds out whether a write was applied whose answer was lost, and whether what another
+        client has just written can still be rolled back. It sends a write that changes nothing to
+        the servers that hold the documents, and waits until a majority has it and so all writes
+        before it. The read that follows is no older, even if the primary changes meanwhile.
         """
         majority = collection.with_options(read_concern=MAJORITY)
         found: dict[str, Document] = {}

@@ -1,4 +1,4 @@
-"""MongoDB's errors in our words: what happened, and what to do."""
+"""Errors of MongoDB as errors of Mainspring: what happened, and what to do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _AWAY = frozenset(
 
 @contextmanager
 def translating() -> Iterator[None]:
-    """Errors of the driver and the server leave as ours."""
+    """Turn errors of the driver and the server into errors of Mainspring."""
     try:
         yield
     except (PyMongoError, BSONError, UnicodeEncodeError, OverflowError) as error:
@@ -57,14 +57,14 @@ def translating() -> Iterator[None]:
 
 
 def ambiguous(error: PyMongoError) -> bool:
-    """Whether the write may have been done all the same."""
+    """Whether the write may have been applied although it raised."""
     if isinstance(error, ServerSelectionTimeoutError):
         return False
     return isinstance(error, ConnectionFailure) or error.timeout or error_code(error) in _AWAY
 
 
 def duplicates_only(error: BulkWriteError) -> bool:
-    """Whether all that failed was there already."""
+    """Whether every document that failed exists already."""
     details = error.details or {}
     failed = details.get("writeErrors", [])
     concerned = details.get("writeConcernErrors", [])
@@ -129,7 +129,7 @@ def error_code(error: PyMongoError) -> int | None:
 
 
 def _words(error: PyMongoError) -> str:
-    """The message without the dump of the topology, or of the command, behind it."""
+    """The message, without the topology or the command that the driver appends."""
     text = str(error)
     for dump in (", Timeout: ", ", full error: ", " to execute command {"):
         text = text.split(dump, 1)[0]

@@ -1,19 +1,20 @@
-"""A handler's transaction: a session of a client that lives where the handler runs.
+"""The transaction of a handler: a session of a client that belongs to the handler's event loop.
 
     fenced write of the session  →  the handler's writes  →  fenced update of the run  →  commit
 
-Whoever changes the run's document after the first step (a cancel, a rescue) makes the update fail,
-and everything with it. The update comes last, so that the document is locked for no longer than the
-commit takes.
+If another client changes the run's document after the first step (a cancel, a rescue), the update
+fails, and the whole transaction with it. The update comes last, so that the document is locked no
+longer than the commit takes.
 
-A worker that is killed in the middle leaves an open transaction, and MongoDB keeps what it has
-written locked for a minute, the run's own document too: a rescue would wait for it, and so would
-the handler's next attempt. So the run says which session its transaction belongs to, and who finds
-the lease lapsed ends that session first (`end_orphans`).
+A worker that is killed in the middle leaves an open transaction. MongoDB keeps the documents that
+it wrote locked for a minute, and a rescue or the next attempt would wait for that. So the run's
+document says which session its transaction belongs to. A client that finds the lease lapsed ends
+that session first (`end_orphans`).
 
-The driver's async client belongs to one event loop, and handlers run on another than the store.
-So each of their loops gets a client of its own, at its first transaction, and plain handlers, in
-threads, share a plain one. Both kinds have the same methods, with and without `await`.
+An async client of the driver belongs to one event loop, and handlers run on another loop than the
+store. So each loop of handlers gets its own client at its first transaction. Sync handlers, which
+run in threads, share one sync client. Both kinds of clients have the same methods, with and without
+`await`.
 """
 
 from __future__ import annotations
@@ -44,31 +45,31 @@ from mainspring.stores.protocol import Held
 __all__ = ["Clients", "MongoTransaction", "end_orphans"]
 
 COMMITS = 3
-"""How often a commit is sent whose answer does not come. The driver sends each twice."""
+"""How often a commit is sent whose answer does not arrive. The driver sends each of them twice."""
 
-PATIENCE = 10.0
+CLOSE_TIMEOUT = 10.0
 """Seconds for a loop of handlers to close its client when the store closes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Lodger:
-    """A client on a loop of handlers, and the event that ends its stay."""
+class _LoopClient:
+    """The client of a loop of handlers, and the event that makes it close."""
 
     client: AsyncMongoClient[Document]
-    leave: asyncio.Event
-    left: Future[None]
+    close: asyncio.Event
+    closed: Future[None]
 
 
 class Clients:
-    """The clients of handlers' transactions. `here` and `plain` are called from any thread."""
+    """The clients of handlers' transactions. `of_loop` and `sync` are called from any thread."""
 
     def __init__(self, address: Address, db: Database) -> None:
         self._address = address
         self._db = db
         self._loop = asyncio.get_running_loop()
         self._guard = threading.Lock()
-        self._lodgers: dict[asyncio.AbstractEventLoop, _Lodger] = {}
-        self._plain: MongoClient[Document] | None = None
+        self._of_loops: dict[asyncio.AbstractEventLoop, _LoopClient] = {}
+        self._sync: MongoClient[Document] | None = None
 
     def runs(self, client: Any) -> Any:
         return client[self._address.database][self._db.runs.name]
@@ -76,47 +77,48 @@ class Clients:
     def counters(self, client: Any) -> Any:
         return client[self._address.database][self._db.counters.name]
 
-    def here(self) -> AsyncMongoClient[Document]:
+    def of_loop(self) -> AsyncMongoClient[Document]:
         """The client of the running loop."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return self._db.client
-        lodger = self._lodgers.get(loop)
-        if lodger is None:
+        known = self._of_loops.get(loop)
+        if known is None:
             url = self._address.url
-            lodger = _Lodger(
+            known = _LoopClient(
                 AsyncMongoClient(url, **driver_defaults(url)), asyncio.Event(), Future()
             )
-            self._lodgers[loop] = lodger
-            stay = loop.create_task(self._stay(loop, lodger))
-            stay.add_done_callback(lambda _: lodger.left.set_result(None))
-        return lodger.client
+            self._of_loops[loop] = known
+            closing = loop.create_task(self._close_in_time(loop, known))
+            closing.add_done_callback(lambda _: known.closed.set_result(None))
+        return known.client
 
-    def plain(self) -> MongoClient[Document]:
+    def sync(self) -> MongoClient[Document]:
         with self._guard:
-            if self._plain is None:
+            if self._sync is None:
                 url = self._address.url
-                self._plain = MongoClient(url, **driver_defaults(url))
-            return self._plain
+                self._sync = MongoClient(url, **driver_defaults(url))
+            return self._sync
 
     async def close(self) -> None:
-        for loop, lodger in list(self._lodgers.items()):
-            with contextlib.suppress(RuntimeError, TimeoutError):  # its loop may be gone
-                loop.call_soon_threadsafe(lodger.leave.set)
-                async with asyncio.timeout(PATIENCE):
-                    await asyncio.shield(asyncio.wrap_future(lodger.left))
+        for loop, known in list(self._of_loops.items()):
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop may have ended
+                loop.call_soon_threadsafe(known.close.set)
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await asyncio.shield(asyncio.wrap_future(known.closed))
         with self._guard:
-            plain, self._plain = self._plain, None
-        if plain is not None:
-            await asyncio.to_thread(plain.close)
+            sync, self._sync = self._sync, None
+        if sync is not None:
+            await asyncio.to_thread(sync.close)
 
-    async def _stay(self, loop: asyncio.AbstractEventLoop, lodger: _Lodger) -> None:
-        """A task, because a loop that ends cancels its tasks and lets them close what is theirs."""
+    async def _close_in_time(self, loop: asyncio.AbstractEventLoop, known: _LoopClient) -> None:
+        """Close the client with the store, or with its loop: a loop that ends cancels its tasks,
+        and this one closes the client then."""
         try:
-            await lodger.leave.wait()
+            await known.close.wait()
         finally:
-            self._lodgers.pop(loop, None)
-            await lodger.client.close()
+            self._of_loops.pop(loop, None)
+            await known.client.close()
 
 
 class MongoTransaction:
@@ -132,11 +134,11 @@ class MongoTransaction:
         self._counters: Any = None
 
     async def begin(self) -> Any:
-        client: Any = self._clients.plain() if self._blocking else self._clients.here()
+        client: Any = self._clients.sync() if self._blocking else self._clients.of_loop()
         self._runs = self._clients.runs(client)
         self._counters = self._clients.counters(client)
         self._session = client.start_session()
-        told = {"transaction": {"session": self._session.session_id, "token": self._held.token}}
+        session = {"transaction": {"session": self._session.session_id, "token": self._held.token}}
         mine = {
             "_id": self._held.id,
             "state": "running",
@@ -145,7 +147,9 @@ class MongoTransaction:
         }
         with translating(), _aborting():
             # In the session, so that the snapshot is no older than this write.
-            found = await _done(self._runs.update_one(mine, {"$set": told}, session=self._session))
+            found = await _done(
+                self._runs.update_one(mine, {"$set": session}, session=self._session)
+            )
             if not found.matched_count:
                 raise TransactionAborted(
                     "the run is no longer this worker's, or is to be cancelled"
@@ -179,7 +183,7 @@ class MongoTransaction:
         session, self._session = self._session, None
         if session is None:
             return
-        with contextlib.suppress(PyMongoError):  # the server undoes what nobody commits
+        with contextlib.suppress(PyMongoError):  # the server rolls it back later
             if session.in_transaction:
                 await _done(session.abort_transaction())
         with contextlib.suppress(PyMongoError):
@@ -202,8 +206,8 @@ class MongoTransaction:
 async def end_orphans(db: Database, ids: Sequence[str]) -> None:
     """End the open transactions of these runs, whose leases have lapsed.
 
-    A user of the database may end sessions of its own. Where that fails (a worker has another
-    user), the server ends the transaction after a minute, and the rescue waits that long.
+    A user of the database may end only sessions of the same user. If a worker had another user, the
+    server ends the transaction after a minute, and the rescue waits that long.
     """
     lapsed = {"_id": {"$in": list(ids)}, "state": "running", "transaction": {"$exists": True}}
     shown = {"transaction": 1, "token": 1}
@@ -217,7 +221,7 @@ async def end_orphans(db: Database, ids: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _aborting() -> Any:
-    """What undid the whole transaction is told as that."""
+    """Raise `TransactionAborted` for errors that roll back the whole transaction."""
     try:
         yield
     except PyMongoError as error:
@@ -231,5 +235,5 @@ def _is_transient(error: PyMongoError) -> bool:
 
 
 async def _done(answer: Any) -> Any:
-    """What a client's method gave: the async one's is awaited, the plain one's is there."""
+    """The result of a client's method: an async client's is awaited, a sync client's is here."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -1,10 +1,10 @@
-"""Databases of layout 1: what their clients may have left half made, completed or dropped.
+"""Converts a database of layout 1: completes or deletes runs that its clients left half made.
 
-Those clients wrote without transactions. A run was first written with the state `reserved` and its
-`intent`. Then another document decided that it is to be: its dedupe key, the `firing` of its job,
-or the runs that it waits for. Then it got its state. A client that died in between left a reserved
-run, which no query saw. This runs once, when a database of layout 1 is opened; stop the programs of
-the older version before.
+Those clients wrote without transactions. They first wrote a run with the state `reserved` and its
+`intent`. Then they wrote another document, which decided that the run exists: its dedupe key, the
+`firing` of its job, or the runs that it waits for. Then they gave the run its state. A client that
+died in between left a reserved run, which no query found. The conversion runs once, when a database
+of layout 1 is opened. Programs of the older version must be stopped before.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ async def complete_half_made(db: Database) -> None:
 
 
 async def _complete_firings(db: Database) -> None:
-    """A job's document says what it fired last: these runs come to life, in their order, after the
-    runs that they replace are cancelled. A firing that came too late is taken back instead."""
+    """Complete the last firing of each job, which its document describes: cancel the runs that are
+    replaced, then give the new runs their state, in order. Undo a firing that came too late."""
     shown = dict.fromkeys(("firing", "fired_at", *_MOMENTS), 1)
     async for job in db.jobs.find({"firing": {"$exists": True}}, shown):
         firing = job["firing"]
@@ -49,7 +49,7 @@ async def _complete_firings(db: Database) -> None:
         half = {run["_id"]: run async for run in db.runs.find(waiting, hint=BY_ID)}
         until, fired_at = firing.get("until"), read_moment(job.get("fired_at"))
         if until is not None and fired_at is not None and to_us(fired_at) > until:
-            await _take_back(db, job)
+            await _undo_firing(db, job)
             continue
         if half:
             await _replace_earlier(db, firing["replaces"], f"replaced by {firing['runs'][0]}")
@@ -62,7 +62,7 @@ async def _complete_firings(db: Database) -> None:
                 await _put(db, [_whole(run)])
 
 
-async def _take_back(db: Database, job: Document) -> None:
+async def _undo_firing(db: Database, job: Document) -> None:
     before = job["firing"]["before"]
     gone = {name: "" for name in _MOMENTS if name not in before} | {"firing": "", "fired_at": ""}
     change = {"$inc": {"version": 1}, "$unset": gone} | ({"$set": before} if before else {})
@@ -83,15 +83,14 @@ async def _replace_earlier(db: Database, ids: Sequence[str], reason: str) -> Non
 
 
 async def _complete_keyed(db: Database) -> None:
-    """A run that its key names comes to life."""
+    """Complete the runs whose dedupe key names them."""
     async for run in db.runs.find({**RESERVED, "dedupe_key": {"$exists": True}}):
         if await db.keys.find_one({"_id": run["dedupe_key"], "run": run["_id"]}) is not None:
             await _put(db, [_whole(run)])
 
 
 async def _complete_followers(db: Database) -> None:
-    """A run comes to life when all runs of its batch that it waits for have. Those of one level
-    come to life with each round."""
+    """Complete the runs whose upstream runs are complete, level by level."""
     while True:
         following = {**RESERVED, "intent.after": {"$exists": True}}
         found = await db.runs.find(following).to_list()

@@ -1,11 +1,12 @@
 """Hints between clients: a small capped collection that each follows with a tailable cursor.
 
-A hint is a document that nobody waits for and that may be lost; polling is what guarantees. Change
-streams would do on a replica set, but through a router they wait for every shard (seconds).
+A hint is a document that no writer waits for and that may be lost. Polling finds what hints miss.
+Change streams would work on a replica set, but through a router they wait for every shard, which
+takes seconds.
 
-A hint says whether there is anything new to do, or whether runs have merely ended. The latter means
-something to those who wait for a result, or for room under a limit; and all of those would come
-running at once, each time, to find one of them served. So it is passed on less often.
+A hint says whether there may be a new run to claim, or whether runs have only ended. The second
+kind concerns clients that wait for a result, or for room under a limit. All of them would claim at
+once, each time, and only one would get a run. So they are woken less often by it.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ __all__ = ["Notifier"]
 log = logging.getLogger("mainspring")
 
 PAUSE = 0.02
-"""Seconds between two hints of one client: more would tell nothing new."""
+"""Seconds between two hints that one client sends."""
 PAUSE_BETWEEN_ENDS = 0.05
-"""Least seconds between two hints of others that runs have ended, and as much again by chance."""
+"""Least seconds between two times that hints of ended runs wake this client. A random time, at most
+as long, is added."""
 LONGEST_PAUSE_BETWEEN_ENDS = 0.2
-"""The same for one who came for room under a limit and found none, again and again: those who
-make room mostly take it again, and who looks in between only takes it from them."""
+"""The same after claims that took nothing. A worker whose run ends mostly claims the next run of
+the same job itself, and another client that claims at that moment competes with it."""
 RECOVERY = 1.0
 AWAIT_MS = 10_000
 
 
 class Notifier:
-    """Rings here at once, and everywhere else soon."""
+    """Wakes the waiters of this client at once, and those of other clients by a hint."""
 
     def __init__(self, db: Database, partition: ClaimPartition) -> None:
         self._db = db
@@ -66,7 +68,7 @@ class Notifier:
         return await self._waiters.wait(timeout)
 
     def notify(self, *, new: bool) -> None:
-        """`new`: there may be something to do, and not only runs that have ended."""
+        """`new`: there may be runs to claim, not only runs that have ended."""
         self._waiters.wake()
         self._new = self._new or new
         if self._resting:
@@ -76,17 +78,17 @@ class Notifier:
             self._start(self._send())
 
     def wake_here(self) -> None:
-        """Ring here alone."""
+        """Wake only the waiters of this client."""
         self._waiters.wake()
 
     def record_claim(self, *, vain: bool) -> None:
-        """Somebody came for work, for all we know because of a hint: was it in vain?"""
+        """Wake this client less often after claims that took nothing (`vain`)."""
         self._pause = (
             min(self._pause * 2, LONGEST_PAUSE_BETWEEN_ENDS) if vain else PAUSE_BETWEEN_ENDS
         )
 
     async def close(self) -> None:
-        """The driver may take a cancellation for an error of its own: it is sent until heard."""
+        """Cancel the tasks until they end. The driver may swallow a cancellation."""
         self._closed = True
         while left := [task for task in self._tasks if not task.done()]:
             for task in left:
@@ -101,13 +103,13 @@ class Notifier:
 
     async def _send(self) -> None:
         try:
-            unheard = self._db.wakeups.with_options(write_concern=WriteConcern(w=0))
+            unacknowledged = self._db.wakeups.with_options(write_concern=WriteConcern(w=0))
             while True:
                 self._again = False
                 new, self._new = self._new, False
                 with suppress(PyMongoError):
                     hint = {"by": self._partition.me, "new": new, "claims": self._partition.claims}
-                    await unheard.insert_one(hint)
+                    await unacknowledged.insert_one(hint)
                 await asyncio.sleep(PAUSE)
                 if not self._again:
                     return
@@ -115,7 +117,7 @@ class Notifier:
             self._resting = False
 
     async def _follow(self) -> None:
-        said = False
+        warned = False
         while not self._closed:
             try:
                 await make_wakeups(self._db)
@@ -123,14 +125,14 @@ class Notifier:
             except PyMongoError:
                 pass
             except StoreError as error:
-                if not said:
+                if not warned:
                     log.warning("no hints from other programs, work is found by polling: %s", error)
-                said = True
-            self._waiters.wake()  # what was missed is found by looking
+                warned = True
+            self._waiters.wake()  # hints may have been missed
             await asyncio.sleep(RECOVERY)
 
     async def _follow_once(self) -> None:
-        """Pass over what is old, up to a mark of our own, then hear what is new."""
+        """Insert a mark, skip all hints before it, and receive those after it."""
         wakeups = self._db.wakeups
         mark = ObjectId()
         await wakeups.insert_one({"mark": mark})

@@ -20,7 +20,8 @@ _FINISHED = sorted(map(str, FINISHED))
 
 
 async def prune(db: Database, before: datetime, limit: int) -> int:
-    """Deletes by ids, and only what is still as it was seen: a run may be revived meanwhile."""
+    """Delete by ids, and only runs that have not changed since they were read: a run may be revived
+    meanwhile."""
     now = to_us(await db.now())
     await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": now}, "ttl": None})
     kept = now - span_us(TTL_NOTE_KEPT)
@@ -34,7 +35,7 @@ async def prune(db: Database, before: datetime, limit: int) -> int:
 
 async def delete_finished(db: Database, expected: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Delete those of the runs that are as expected, have finished and hold no key. Gives the ids
-    that are there still."""
+    of the runs that still exist."""
     free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
     left: set[str] = set()
     for part in chunks(expected):
@@ -57,7 +58,7 @@ def _is_expected(run: Document, expect: Mapping[str, Any]) -> bool:
 
 
 async def _drop(db: Database, old: list[Document], as_seen: Document) -> int:
-    """Delete these runs, and with each its key, where the runs are still as they were seen."""
+    """Delete these runs with their keys, unless they have changed since they were read."""
     count = 0
     for part in chunks([run["_id"] for run in old if "dedupe_key" not in run]):
         count += await _delete(db, part, as_seen)
@@ -83,6 +84,6 @@ async def _delete_with_keys(runs: Sequence[Document], as_seen: Document, db: Dat
 
 
 def prunable(db: Database, before: datetime) -> Document:
-    """Finished, and no longer holding a key."""
+    """The condition of runs that have finished and hold no key."""
     free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
     return {"finished_at": {"$gt": 0, "$lt": to_us(before)}, "$expr": free}

@@ -42,18 +42,20 @@ __all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 _NEWEST = [("created_at", -1), ("_id", -1)]
 _UNTRIED = frozenset(map(State, UNTRIED))
 COUNTING = 60.0
-"""Seconds for `counts`, whose walk is as long as there are runs: half a one for a million
+"""Seconds for `counts`, which reads an index of all runs: half a second for a million
 (bench/sizing.py)."""
 
 
 async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[Run]:
-    """A run that has ended, or is to be cancelled, is read as a majority has it: the reader of an
-    end does not look again, so the end must not be rolled back by a failover. What else is read
-    may be newer than that.
+    """The runs of these ids that exist.
 
-    A run that is missing counts as ended long ago, so it is looked for again in a snapshot: on a
-    cluster, a transaction becomes visible on one shard a moment before the other, and only a
-    snapshot waits for all of it."""
+    A run that has ended, or is to be cancelled, is read again as a majority has it. A caller that
+    reads the end of a run does not read it again, so a failover must not roll the end back.
+
+    A run that is missing is read again in a snapshot, because callers take it for one that ended
+    long ago. On a cluster a transaction becomes visible on one shard a moment before the other, and
+    only a snapshot waits for all of it.
+    """
     wanted = sorted(ids)
     found: dict[str, Document] = {}
     for part in chunks(wanted):
@@ -76,8 +78,8 @@ def _is_ending(run: Document) -> bool:
 
 
 async def find(db: Database, query: RunQuery) -> Page[Run]:
-    """Newest first: by `created_at`, then id. Each state is a walk of its own, and the server
-    merges them."""
+    """A page of runs, newest first: by `created_at`, then id. The server reads each state along the
+    index and merges them."""
     if query.ids is not None:
         return Page(await get(db, query.ids, brief=query.brief))
     if query.limit <= 0 or (query.states is not None and not query.states):
@@ -95,8 +97,8 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
 
 
 def _age(run: Document) -> tuple[int, float, str]:
-    """The server's order, also of runs whose `created_at` is damaged: what is missing is oldest,
-    what is no number newest."""
+    """The order of the server, also for runs whose `created_at` is damaged: if it is missing they
+    are the oldest, if it is not a number the newest."""
     created = run.get("created_at")
     if isinstance(created, int | float):
         return 1, created, run["_id"]
@@ -104,8 +106,9 @@ def _age(run: Document) -> tuple[int, float, str]:
 
 
 def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
-    """What is looked for, and along which index where that is no question for the server. Runs of a
-    job that were tried are two walks: those that may be untried have an index of their own."""
+    """The conditions to search for, each with the index to use, or None if the server chooses. The
+    runs of a job that were tried need two: the states that a run may have untried have their own
+    index."""
     if query.upstream is not None:
         return [(waiting_for(query.upstream) | _after(query.cursor), "upstream")]
     if query.failing:
@@ -122,16 +125,16 @@ def waiting_for(upstream: Iterable[str]) -> Document:
 
 
 def listed(query: RunQuery) -> Document:
-    """Behind a cursor each state is two walks: the rest of the cursor's moment, then what is
-    older. As one condition for both, every page would pass over all the pages before it where
-    runs were enqueued together."""
+    """The condition of a list. After a cursor each state has two ranges: runs of the same time as
+    the cursor, and older ones. With one range for both, each page would read all pages before it
+    again if many runs were enqueued at the same time."""
     states = list(STATES if query.states is None else sorted(map(str, query.states)))
     alike: Document = {}
     if query.job is not None:
         alike["job_id"] = query.job
     if query.tried:
         alike["attempt"] = {"$gt": 0}
-    if query.failing:  # an index of its own, in order whatever the states
+    if query.failing:  # it has its own index, which is in order for all states
         alike |= {"failures": {"$gt": 0}, "state": {"$in": states}}
         return alike | _either(_ranges(query))
     if query.cursor is None:
@@ -144,7 +147,7 @@ def _either(ways: list[Document]) -> Document:
 
 
 def _ranges(query: RunQuery) -> list[Document]:
-    """What of the order by `created_at` and id is left behind the cursor, within the bounds."""
+    """The ranges of `created_at` and id after the cursor, within `since` and `until`."""
     since = {} if query.since is None else {"$gte": to_us(query.since)}
     until = {} if query.until is None else {"$lt": to_us(query.until)}
     if query.cursor is None:
@@ -158,7 +161,7 @@ def _ranges(query: RunQuery) -> list[Document]:
 
 
 async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
-    """A range of the index for each length of lease that is in use."""
+    """Read one range of the index for each length of lease that is in use."""
     if query.states is not None and State.RUNNING not in query.states:
         return Page([])
     kept = await db.runs.distinct("lease", {"state": "running"})
@@ -170,8 +173,8 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
 
 
 async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
-    """One step for each lane that has such runs, and the runs behind it. No claim finds those
-    whose lane is damaged, either."""
+    """Find the lanes of runs that were set aside, and of runs whose lane is damaged, which no claim
+    finds either; then the runs in these lanes."""
     lanes = await db.runs.distinct("lane", {"state": "pending"})
     aside = [lane for lane in lanes if not is_lane(lane) or lane["p"] == SET_ASIDE]
     if not aside:
@@ -203,7 +206,8 @@ def _page(found: list[Document], query: RunQuery) -> Page[Run]:
 
 
 def _cursor_behind(run: Document) -> str | None:
-    """Behind what is no number come the numbers; behind what has none, nothing that is whole."""
+    """The cursor after this run. After a run whose time is not a number come those with numbers;
+    after one without a time come only damaged ones, which need no page."""
     kind, created, run_id = _age(run)
     return None if kind == 0 else f"{floor(created) if kind == 1 else 2**62}:{run_id}"
 
@@ -228,9 +232,8 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
 
 
 async def counts(db: Database) -> Counts:
-    """How many unfinished runs there are, and what is due: walks along indexes, without a look at
-    the documents."""
-    now = to_us(await db.now())  # also: whether anybody answers, within the usual time
+    """Count unfinished runs and due runs, from indexes alone, without reading documents."""
+    now = to_us(await db.now())  # it also raises within the usual time if no server answers
     with pymongo.timeout(COUNTING):
         return await _counts(db, now)
 
@@ -251,15 +254,15 @@ async def _counts(db: Database, now: int) -> Counts:
 
 
 def counted_live() -> list[Document]:
-    """Names a bound for the job: without one, every document would be fetched; with it the walk
-    along the index seeks from job to job, past all runs that have ended."""
+    """The bound for the job makes the server seek from job to job in the index, past all runs that
+    have ended. Without it the server would read every document."""
     live = {"job_id": {"$gte": ""}, "state": {"$in": sorted(LIVE_STATES)}}
     by = {"job": "$job_id", "state": "$state"}
     return [{"$match": live}, {"$group": {"_id": by, "count": {"$sum": 1}}}]
 
 
 def counted_due(now: int) -> list[Document]:
-    """`now` was read before: in an aggregate through a router, `$$NOW` is the router's."""
+    """`now` is an argument, because `$$NOW` of an aggregate is the clock of the router."""
     each: Any = {"_id": "$lane", "count": {"$sum": 1}, "oldest": {"$min": "$run_at"}}
     return [{"$match": {"state": "pending", "run_at": {"$lte": now}}}, {"$group": each}]
 
@@ -283,7 +286,8 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
 
 
 async def _total(db: Database, where: Document) -> int:
-    """Of all jobs, along the ids: left to itself the server reads every document for it."""
+    """Count jobs. To count all of them the hint is needed; without it the server reads every
+    document."""
     if where:
         return await db.jobs.count_documents(where)
     return await db.jobs.count_documents({}, hint=BY_ID)

@@ -1,4 +1,4 @@
-"""Collections and indexes: made at the start, or by hand by `setup_script`."""
+"""Collections and indexes: `prepare` creates them at the start, `setup_script` prints them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 VERSION = 2
-"""2: what is written together is written in transactions (migration.py)."""
+"""Since 2, documents that belong together are written in transactions (migration.py)."""
 UNTRIED = ["waiting", "pending", "cancelled", "skipped"]
 """The states that a run may have without an attempt."""
 
 WAKEUPS_BYTES = 64 * 1024
 SHARDED = ("runs", "jobs", "keys", "limits", "notes", "counters")
-"""What a cluster may spread over its shards, each by the hash of its `_id`."""
+"""The collections that a cluster may shard, each by the hash of its `_id`."""
 UNINDEXED = ("keys", "limits", "sessions")
-"""Collections that have no index but that of `_id`."""
+"""Collections that have only the index of `_id`."""
 
 
 class Index(NamedTuple):
@@ -51,17 +51,17 @@ class Index(NamedTuple):
 
 
 INDEXES = (
-    # Which runs come next: one walk for each lane, in the order of the claim. Equalities first;
-    # with the priority in front of the lane a claim walks every future run of high priority.
+    # Due runs, in the order of the claim within each lane. The lane comes before the priority;
+    # otherwise a claim would read every future run of high priority.
     Index(
         "runs",
         "due",
         [("state", 1), ("lane", 1), ("priority", -1), ("run_at", 1), ("created_at", 1)],
         {"state": "pending"},
     ),
-    # Lapsed leases: a range for each length of lease there is.
+    # Lapsed leases: one range for each length of lease.
     Index("runs", "leases", [("state", 1), ("lease", 1), ("leased_at", 1)], {"state": "running"}),
-    # Lists, newest first; counts; what runs of a limited job.
+    # Lists, newest first; counts; the running runs of a limited job.
     Index("runs", "newest", [("state", 1), ("created_at", -1), ("_id", -1)]),
     Index("runs", "newest_of_job", [("job_id", 1), ("state", 1), ("created_at", -1), ("_id", -1)]),
     # Overlap: the unfinished runs of a job's slots.
@@ -73,11 +73,11 @@ INDEXES = (
     ),
     # The waiting runs that come after a run.
     Index("runs", "upstream", [("after", 1), ("state", 1)], {"state": "waiting"}),
-    # What can be pruned; what ended since a moment, counted without the documents.
+    # Runs that can be pruned; runs that ended since a time, counted without reading documents.
     Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
-    # Runs with a failed attempt, whatever became of them.
+    # Runs with a failed attempt, in any state.
     Index("runs", "failing", [("created_at", -1), ("_id", -1)], {"failures": {"$gt": 0}}),
-    # Runs that were tried, in the states that a run may have untried: among many that were not.
+    # Runs with an attempt, in the states where most runs have none.
     Index(
         "runs",
         "tried",
@@ -96,12 +96,12 @@ INDEXES = (
 
 
 async def is_there(database: Database) -> bool:
-    """Whether `prepare` has ever been through."""
+    """Whether `prepare` has completed at any time."""
     return await database.meta.find_one({"_id": "schema"}) is not None
 
 
 async def prepare(database: Database) -> None:
-    """Make what is missing. Every step may be taken by several clients at once, and again."""
+    """Create what is missing. Several clients may do this at once, and again."""
     await _check_version(database)
     await refuse_standalone(database)
     await make_wakeups(database)
@@ -129,7 +129,7 @@ async def prepare(database: Database) -> None:
 
 
 async def refuse_standalone(database: Database) -> None:
-    """Raise where the server is neither a member of a replica set nor a cluster's router."""
+    """Raise if the server is neither a member of a replica set nor a cluster's router."""
     told: dict[str, Any] = await database.client.admin.command("hello")
     if "setName" not in told and told.get("msg") != "isdbgrid":
         raise StoreError(
@@ -147,10 +147,10 @@ async def _check_version(database: Database) -> None:
 
 
 async def make_wakeups(database: Database) -> None:
-    """Capped, and so never sharded: it lives on the database's primary shard.
+    """Create the capped collection of hints. It is never sharded, so the primary shard has it.
 
-    It may be there and not be capped: somebody dropped it and the next hint made it again, or it
-    was restored without its options. It holds hints alone, so it is made what it should be.
+    It may exist without being capped: somebody dropped it and the next hint created it again, or a
+    backup was restored without its options. It holds only hints, so it is converted.
     """
     name = database.wakeups.name
     there = await database.handle.list_collections(filter={"name": name})
@@ -184,7 +184,7 @@ _EXISTS = 48
 
 
 async def _make_collections(database: Database) -> None:
-    """Those without an index of ours. A transaction over several shards cannot make one."""
+    """Create the collections without indexes, because a transaction over several shards cannot."""
     there = set(await database.handle.list_collection_names())
     for name in UNINDEXED:
         if database.prefix + name in there:
@@ -199,7 +199,7 @@ async def _make_collections(database: Database) -> None:
 
 
 async def _existing(database: Database) -> dict[str, dict[str, Any]]:
-    """Index names that are there with the keys and options that we mean."""
+    """The indexes that exist with the right keys and options, by collection."""
     found: dict[str, dict[str, Any]] = {}
     for collection in dict.fromkeys(index.collection for index in INDEXES):
         there = await database.handle[database.prefix + collection].index_information()
@@ -215,7 +215,7 @@ async def _existing(database: Database) -> dict[str, dict[str, Any]]:
 
 
 def setup_script(database: str, prefix: str) -> str:
-    """What `prepare` makes, for mongosh; and, as comments, how a cluster shards it."""
+    """A script for mongosh that creates what `prepare` creates. Comments say how to shard it."""
     lines = [
         f"// Mainspring's collections and indexes in {database!r}, for mongosh. Safe to run again.",
         f"const mainspring = db.getSiblingDB({json.dumps(database)});",

@@ -1,14 +1,14 @@
 """The clock of the server that holds the data, also through a router.
 
-A router (mongos) puts its own clock in place of `$$NOW` in every write and aggregate; in a
-`find` the shard reads its own, and so it does for `$currentDate`. Hence the three rules here:
+A router (mongos) replaces `$$NOW` by its own time in every write and aggregate. In a `find` the
+shard uses its own time, and for `$currentDate` too. So there are three rules:
 
 1. What is due and what has lapsed is decided by a `find`, with `now` in an `$expr`.
-2. Leases are stamped by `$currentDate`, or with the `now` that such a `find` has told.
-3. A write is guarded by values that were seen (token, leased_at), never by time.
+2. Leases are stamped by `$currentDate`, or with the `now` that such a `find` has returned.
+3. A write is guarded by values that were read (token, leased_at), never by time.
 
-Moments that clients give are whole microseconds. Those that a server stamps are dates, which
-MongoDB keeps in milliseconds.
+Times that clients write are whole microseconds. Those that a server stamps are dates, which MongoDB
+keeps in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def microseconds(field: str) -> Expression:
 
 
 _NEVER = 2**60
-"""For what is neither: a lease that is damaged has not lapsed, for its owner may live, and the next
-renewal makes it whole."""
+"""The value of a damaged lease. It does not lapse, because its worker may be alive, and the next
+renewal repairs it."""
 
 
 def until(since: str, span: str) -> Expression:
-    """When something that lasts `span` microseconds is over."""
+    """The time `span` microseconds after `since`; both are names of fields."""
     length = {"$cond": [{"$isNumber": f"${span}"}, f"${span}", _NEVER]}
     return {"$add": [microseconds(f"${since}"), length]}
 
@@ -49,29 +49,32 @@ class ServerTime:
         self._clock = clock or SystemClock()
 
     def elapsed(self) -> float:
-        """Seconds by this process's own: only for how long it has seen something."""
+        """Seconds by the clock of this process, to measure how long something lasts."""
         return self._clock.monotonic()
 
     @property
     def now(self) -> Expression:
-        """In a `find`: whole microseconds. Folded to a constant, so indexes serve it."""
+        """An expression for `find`: the time in microseconds. The server computes it once for a
+        query, so indexes can be used."""
         return {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
 
     def ago(self, span: int) -> Expression:
-        """In a `find`: that long ago, at least, comparable with what `stamped` writes."""
+        """An expression for `find`: the time `span` microseconds ago, or up to a millisecond later,
+        comparable with what `stamped` writes."""
         return {"$subtract": ["$$NOW", span // 1000]}
 
     def stamped(self, update: Mapping[str, Any], *fields: str) -> Update:
-        """The update, and these fields set to the moment it is applied."""
+        """The update, with these fields set to the time when it is applied."""
         return {**update, "$currentDate": dict.fromkeys(fields, True)}
 
     def stamp(self, now: int) -> datetime | int:
-        """A `now` that a `find` has told, as `stamped` writes it."""
+        """A `now` that a `find` has returned, in the form that `stamped` writes."""
         return from_us(now)
 
 
 class GivenTime(ServerTime):
-    """A clock that a test moves, in place of the servers'. One client's clock: never for real."""
+    """A clock that a test moves, in place of the servers' clocks. It is only for tests, because
+    each client has its own."""
 
     @property
     def now(self) -> Expression:
@@ -89,7 +92,7 @@ class GivenTime(ServerTime):
 
 
 def read_moment(kept: datetime | int | None) -> datetime | None:
-    """What a document keeps as a time: microseconds, or a date that a server stamped."""
+    """A time of a document: microseconds, or a date that a server stamped."""
     if kept is None:
         return None
     if isinstance(kept, datetime):
