@@ -15,6 +15,11 @@ def test_workers_of_one_process_differ_and_share_their_boot() -> None:
     assert not host_was_restarted(one, two)
 
 
+def test_a_worker_is_named_by_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_NODE", "rack 7:é")
+    assert make_worker_id(random.Random(1)).startswith("rack-7--:")
+
+
 @pytest.mark.parametrize(
     ("worker", "restarted"),
     [

@@ -256,6 +256,11 @@ def _check_due_work(due: Any, running: dict[str, int], now: datetime) -> Iterato
         if running.get(handler):
             advice = "workers are behind: start more, or raise --workers"
             yield Check("warn", "due work", detail, advice)
+        elif handler.startswith("@"):  # of an `each_node` job
+            advice = (
+                "only this worker takes it; if the worker is gone, it is skipped in two minutes"
+            )
+            yield Check("warn", "due work", detail, advice)
         else:
             advice = f"no worker takes it: start one that has the handler {handler!r}"
             yield Check("fail", "due work", detail, advice)

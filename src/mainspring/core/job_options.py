@@ -83,6 +83,7 @@ class PolicyOptions(TypedDict, total=False):
     after: str | JobLike | Iterable[str | JobLike]
     after_failure: AfterFailure | Literal["skip", "run"]
     run_on_start: bool
+    each_node: bool
 
 
 class JobOptions(PolicyOptions, total=False):

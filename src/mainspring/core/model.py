@@ -78,6 +78,7 @@ class Source(StrEnum):
     START = "start"
     AFTER = "after"
     BACKFILL = "backfill"
+    NODE = "node"
 
 
 class Outcome(StrEnum):

@@ -181,6 +181,7 @@ class Policy:
     after: tuple[str, ...] = ()
     after_failure: AfterFailure = AfterFailure.SKIP
     run_on_start: bool = False
+    each_node: bool = False
 
     @classmethod
     def make(cls, base: Policy | None = None, /, **given: Any) -> Policy:
@@ -238,6 +239,16 @@ class Policy:
                     "a concurrency key needs a concurrency: how many runs that share the key may"
                     " run at once",
                     field="concurrency_key",
+                )
+            )
+        if self.each_node and self.overlap is Overlap.REPLACE and "overlap" not in wrong:
+            errors.add(
+                InvalidInput(
+                    'a job that runs on each node takes overlap="skip", "queue" or "allow", not'
+                    ' "replace": a slot cannot stop what runs on other nodes',
+                    field="overlap",
+                    given="replace",
+                    allowed=["skip", "queue", "allow"],
                 )
             )
         outside = self.memory_limit is not None and self.isolation is not Isolation.PROCESS
@@ -439,6 +450,7 @@ _READERS: dict[str, Any] = {
     "after": _job_names,
     "after_failure": lambda v: _choice(AfterFailure, v, "after_failure"),
     "run_on_start": lambda v: _flag(v, "run_on_start"),
+    "each_node": lambda v: _flag(v, "each_node"),
 }
 
 

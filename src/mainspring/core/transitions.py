@@ -25,6 +25,7 @@ from mainspring.core.model import (
     State,
     replace,
 )
+from mainspring.core.node_runs import node_ids
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import Ending, ending_of
 
@@ -41,6 +42,7 @@ __all__ = [
     "cancelling",
     "deleted",
     "failed",
+    "gathered",
     "is_suspect",
     "never_began",
     "records_begin",
@@ -51,6 +53,7 @@ __all__ = [
     "revived",
     "skipped",
     "snoozed",
+    "spread",
     "succeeded",
     "unblocked",
     "unsnoozed",
@@ -337,6 +340,36 @@ def revived(run: Run, now: datetime) -> Change:
     )
 
 
+def spread(run: Run, made: tuple[str, ...]) -> Change:
+    """Let a claimed run of an `each_node` job wait for the node runs that were made of it."""
+    waiting = {**_pending(run, run.run_at), **_unstarted(run), "state": State.WAITING}
+    after = (*run.after, *(name for name in made if name not in run.after))
+    return Change(run.id, _mine(run), {**waiting, "after": after, "after_any": True})
+
+
+def gathered(run: Run, now: datetime, states: Mapping[str, State]) -> Change:
+    """End a run whose node runs have ended, in these states: it failed if one of them did."""
+    by_state: dict[str, list[str]] = {}
+    for run_id, state in states.items():
+        by_state.setdefault(str(state), []).append(run_id.removeprefix(f"{run.id}@"))
+    bad = by_state.get("failed", []) + by_state.get("cancelled", [])
+    lacking = not bad and "succeeded" not in by_state
+    result = {
+        name: nodes if name != "succeeded" else len(nodes) for name, nodes in by_state.items()
+    }
+    error = None
+    if bad:
+        error = f"it did not succeed on {len(bad)} of {len(states)} nodes: {', '.join(bad[:5])}"
+    elif lacking:
+        error = "no node ran it: all that it was for are gone"
+    end = _over(run, now, State.FAILED if error else State.SUCCEEDED)
+    return Change(
+        run.id,
+        {"state": State.WAITING, "token": run.token},
+        {**end, "result": result, "error": error},
+    )
+
+
 UPSTREAM_FAILED = "upstream failed"
 """The reason of a run that was skipped because one that it comes after did not succeed."""
 
@@ -357,6 +390,10 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
     A run that is gone (pruned, so it finished long ago) counts as succeeded.
     """
     states = [upstream.get(run_id) or State.SUCCEEDED for run_id in run.after]
+    if made := node_ids(run):
+        ended = {run_id: upstream.get(run_id) or State.SUCCEEDED for run_id in made}
+        over = all(state in FINISHED for state in states)
+        return gathered(run, now, ended) if over else None
     if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
         return skipped(run, now, UPSTREAM_FAILED)
     if not all(s in FINISHED for s in states):

@@ -53,6 +53,7 @@ class BulkOperations:
             change=lambda run, now: transitions.cancelling(run, now, reason),
             tell=self._operations.announce_cancel,
             alone=lambda run_id: self._operations.cancel(run_id, reason),
+            beside=lambda runs: self._operations.cancel_nodes(runs, reason),
         )
 
     async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
+from mainspring.core.node_runs import node_ids
 from mainspring.core.transitions import Change
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import BreakerEvent, Breakers, JobOutcome
@@ -80,12 +81,15 @@ class Completer:
         change = None if attempt.committed else decision.change
         self._queue_outcome(change, attempt, decision)
 
-    def complete_unstarted(self, run: Run, change: Change) -> None:
-        """Queue a change of a claimed run that has no attempt here."""
+    def complete_unstarted(self, run: Run, change: Change, then: OnCommitted | None = None) -> None:
+        """Queue a change of a claimed run that has no attempt here. `then` is called once the
+        store has answered."""
 
         def committed(kept: bool) -> None:
+            if then is not None:
+                then(kept)
             if not kept:
-                self._start(self._cancel_unstarted(run))
+                self._start(self._cancel_unstarted(run, node_ids(change.after(run))))
             elif (name := EVENT_OF.get(change.set["state"])) is not None:
                 self._engine.emit(name, change.after(run))
                 self._finished(run.id)
@@ -224,14 +228,20 @@ class Completer:
             log.warning("run %s was taken over; its outcome here is dropped", attempt.run.id)
             self._engine.emit("ownership.lost", attempt.run)
 
-    async def _cancel_unstarted(self, run: Run) -> None:
+    async def _cancel_unstarted(self, run: Run, made: tuple[str, ...]) -> None:
         """Cancel a run without an attempt here if somebody requested it. Otherwise the run would
-        stay running until its lease lapses."""
+        stay running until its lease lapses. `made` are the node runs that were made of it."""
         query = RunQuery(ids=frozenset({run.id}))
         for now in (await self._engine.retrying_store.find(query)).items:
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.complete_unstarted(now, change)
+                page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(made)))
+                for node_run in page.items if made else []:
+                    if not node_run.finished:
+                        reason = now.reason or "cancelled"
+                        change = transitions.cancelling(node_run, self._engine.time.now(), reason)
+                        self._queue(Queued(change, lambda kept: None))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -82,7 +82,9 @@ class Engine:
         self._warn_of_new_store = warn_of_new_store
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
-        self.worker = Worker(self._context, self._finished)
+        self.worker = Worker(
+            self._context, self._finished, unblock=lambda run_id: self.sweeper.run_ended(run_id)
+        )
         self.live_workers = LiveWorkers(self._context, store_url)
         self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
         self.sweeper = Sweeper(self._context, self.leader, self._finished)

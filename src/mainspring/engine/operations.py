@@ -25,6 +25,7 @@ from mainspring.core.model import (
     new_run_id,
     replace,
 )
+from mainspring.core.node_runs import node_ids
 from mainspring.core.policy import AfterFailure, Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
@@ -161,10 +162,22 @@ class Operations:
             if run.cancel_requested:
                 return True
             change = transitions.cancelling(run, await self._engine.store.now(), reason)
-            if await self._committed(change):
+            [kept, *_] = await self._engine.store.commit(
+                [change, *await self.cancel_nodes([run], reason)]
+            )
+            if kept:
                 self.announce_cancel(change.after(run))
                 return True
         raise _contended(f"run {run_id}")
+
+    async def cancel_nodes(self, runs: Sequence[Run], reason: str) -> list[Change]:
+        """The changes that cancel the node runs of runs that were spread over nodes."""
+        names = frozenset(name for run in runs for name in node_ids(run))
+        if not names:
+            return []
+        now = await self._engine.store.now()
+        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
+        return [transitions.cancelling(run, now, reason) for run in found if not run.finished]
 
     def announce_cancel(self, after: Run) -> None:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""
@@ -211,6 +224,7 @@ class Operations:
         """
         if not runs:
             return []
+        again = await self._nodes_again(runs)
         oldest = min(run.created_at for run in runs)
         candidates: list[Run] = []
         cursor: str | None = None
@@ -225,7 +239,17 @@ class Operations:
             cursor = page.cursor
             if cursor is None or not fresh:
                 break
-        return [transitions.waiting_again(run) for run in runs_after(runs, candidates)]
+        return again + [transitions.waiting_again(run) for run in runs_after(runs, candidates)]
+
+    async def _nodes_again(self, runs: Sequence[Run]) -> list[Change]:
+        """The changes that try the failed node runs of runs again that were spread over nodes."""
+        names = frozenset(name for run in runs for name in node_ids(run))
+        if not names:
+            return []
+        now = await self._engine.store.now()
+        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
+        bad = (State.FAILED, State.CANCELLED)
+        return [transitions.revived(run, now) for run in found if run.state in bad]
 
     async def orphans(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""

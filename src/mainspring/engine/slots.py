@@ -16,11 +16,20 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
+from mainspring.core.node_runs import node_handler, node_run_id, own_upstream
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.stores.protocol import Firing
 
-__all__ = ["Gap", "is_orphan", "make_run", "over_before", "plan", "with_followers"]
+__all__ = [
+    "Gap",
+    "is_orphan",
+    "make_node_run",
+    "make_run",
+    "over_before",
+    "plan",
+    "with_followers",
+]
 
 MOST_COUNTED = 100
 """Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to this
@@ -153,6 +162,22 @@ def make_run(
         start_by=None if deadline is None else run_at + deadline,
         **values,
     )
+
+
+def make_node_run(run: Run, job: Job, node: str, now: datetime) -> Run:
+    """Make the run of an `each_node` job for one worker, of the run that is to run on all."""
+    made = make_run(
+        job,
+        run_id=node_run_id(run.id, node),
+        now=now,
+        source=Source.NODE,
+        scheduled_at=run.scheduled_at,
+        run_at=run.run_at,
+        payload=run.payload,
+        queue=run.queue,
+        priority=run.priority,
+    )
+    return replace(made, handler=node_handler(node), start_by=run.start_by, after=own_upstream(run))
 
 
 def is_orphan(run: Run, job: Job | None) -> bool:

@@ -49,6 +49,7 @@ OPERATIONS = {
     "prune": "deleting old runs",
     "renew": "renewing leases",
     "rescue": "looking for lapsed leases",
+    "spread": "making runs for each node",
     "unblock": "looking for waiting runs",
     "wait": "waiting for changes",
 }

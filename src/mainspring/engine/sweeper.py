@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable
 
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, State, replace
+from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leader import Leader
+from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.worker_ids import host_was_restarted
 from mainspring.errors import StoreError
@@ -43,6 +45,12 @@ REST = 0.1
 
 BATCH = 1000
 
+GONE = 30.0
+"""Seconds that a worker must be missing before its node runs are skipped."""
+
+NODE_GONE = "its node is gone"
+"""The reason of a node run whose worker ended before it took the run."""
+
 
 class Sweeper:
     """`finished(run_id)` is called for runs that a sweep has ended."""
@@ -56,6 +64,7 @@ class Sweeper:
         self._run_ended = asyncio.Event()
         self._ended: dict[str, None] = {}  # runs whose followers are to be released, in order
         self._any_waiting = False
+        self._missing_since: dict[str, float] = {}  # workers whose node runs are pending
 
     def run_ended(self, run_id: str) -> None:
         """Release the runs that wait for this one, with the next sweep."""
@@ -169,13 +178,38 @@ class Sweeper:
         pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
         runs = [run for run, change in pairs if change is not None]
         changes = [change for _, change in pairs if change is not None]
-        skipped = [
-            run.id for run in await self._committed(runs, changes) if run.state is State.SKIPPED
-        ]
-        if skipped and self._engine.events.wanted("run.skipped"):
-            page = await self._engine.store.find(RunQuery(ids=frozenset(skipped)))
+        await self._emit_ended(await self._committed(runs, changes))
+        lost = [run for run in upstream.items if run.state is State.PENDING and node_of(run)]
+        if lost:
+            await self._skip_for_gone_nodes(lost)
+
+    async def _skip_for_gone_nodes(self, pending: list[Run]) -> None:
+        """Skip node runs whose worker is gone: nobody else may take them. After an outage of the
+        store workers need a while to announce themselves again, so that one is gone only if it was
+        missing for some time."""
+        alive = {worker.id for worker in await find_workers(self._engine.store)}
+        alive.add(self._engine.settings.worker_id)
+        nodes = {run.id: node_of(run) or "" for run in pending}
+        monotonic = self._engine.clock.monotonic()
+        for node in set(nodes.values()) - alive:
+            self._missing_since.setdefault(node, monotonic)
+        for node in alive & self._missing_since.keys():
+            del self._missing_since[node]
+        gone = {node for node, since in self._missing_since.items() if monotonic - since >= GONE}
+        now = self._engine.time.now()
+        runs = [run for run in pending if nodes[run.id] in gone]
+        changes = [transitions.skipped(run, now, NODE_GONE) for run in runs]
+        await self._emit_ended(await self._committed(runs, changes))
+
+    async def _emit_ended(self, changed: list[Run]) -> None:
+        """Emit the end of those runs that have ended. They were read without their payloads."""
+        events = self._engine.events
+        ended = [run.id for run in changed if run.finished and events.wanted(EVENT_OF[run.state])]
+        if ended:
+            page = await self._engine.store.find(RunQuery(ids=frozenset(ended)))
             for run in page.items:
-                self._engine.emit("run.skipped", run)
+                if run.finished:
+                    self._engine.emit(EVENT_OF[run.state], run)
 
     async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         """Commit the changes; return the runs that have changed by it, as they are now."""

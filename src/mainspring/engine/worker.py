@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Job, Run
+from mainspring.core.node_runs import node_handler, node_ids, node_of
 from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import PUT_OFF_REASON, Notes
@@ -26,9 +27,10 @@ from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.leases import Leases
+from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.outcome import LEAST_SNOOZE, Decision, decide
-from mainspring.engine.slots import is_orphan
+from mainspring.engine.slots import is_orphan, make_node_run
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Telemetry
 from mainspring.stores.protocol import Claim, RunQuery
@@ -59,15 +61,25 @@ SEARCH_PAUSE, LONGEST_SEARCH_PAUSE = 0.05, 0.5
 may have to skip a long backlog of the busy groups, so the pause is also 20 times as long as the
 claim took (10,000 runs on SQLite: 10 ms)."""
 
+NODE_LACKS_HANDLER = "its node does not have the job's handler"
+"""The reason of a node run whose job was given another handler since."""
+
 DRAIN_GRACE = 2.0
 """Seconds that a drain gives handlers to end after it has cancelled them."""
 
 
 class Worker:
-    """`finished(run_id)` is called when a run of this worker has ended and the store has it."""
+    """`finished(run_id)` is called when a run of this worker has ended and the store has it,
+    `unblock(run_id)` for a run that another one waits for since just now."""
 
-    def __init__(self, engine: EngineContext, finished: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: EngineContext,
+        finished: Callable[[str], None],
+        unblock: Callable[[str], None],
+    ) -> None:
         self._engine = engine
+        self._unblock = unblock
         self._settings = engine.settings
         self.leases = Leases(engine, lose=self._lose, cancel=self._cancel)
         self.completer = Completer(engine, self.leases, finished)
@@ -223,7 +235,7 @@ class Worker:
         registry = self._engine.registry
         names = registry.names()
         if not self._loop_blocked:
-            return names
+            return names | {node_handler(self._settings.worker_id)}
         found = {name: registry.get(name) for name in names}
         return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
 
@@ -236,7 +248,11 @@ class Worker:
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Make attempts of claimed runs; complete those that will not run."""
         registry = self._engine.registry
-        newest = {run.job_id for run in runs if registry.get(run.handler).reads_job}
+        newest = {
+            run.job_id
+            for run in runs
+            if node_of(run) is not None or registry.get(run.handler).reads_job
+        }
         ids = {run.job_id for run in runs}
         guarded = [job.id for job in self._engine.jobs.last_known(ids) if job.policy.breaker]
         reading = self._engine.jobs.get(ids, newest, store=self._engine.retrying_store)
@@ -248,6 +264,7 @@ class Worker:
             jobs = await reading
         results, blocked = await self._upstream_results(runs)
         put_off = await self._closed_to(runs, jobs, notes)
+        roots: list[tuple[Run, Job]] = []
         for run in runs:
             job = jobs[run.job_id]
             if job is None or is_orphan(run, job):  # removed, perhaps replaced by another of its id
@@ -267,7 +284,15 @@ class Worker:
                     run, self._put_off_by_breaker(run, put_off[run.id])
                 )
                 continue
-            handler = registry.get(run.handler)
+            if job.policy.each_node and node_of(run) is None:
+                roots.append((run, job))
+                continue
+            handler = registry.find(job.handler if node_of(run) is not None else run.handler)
+            if handler is None:  # the job has another handler since this node run was made
+                self.completer.complete_unstarted(
+                    run, transitions.skipped(run, self._now(), NODE_LACKS_HANDLER)
+                )
+                continue
             context = RunContext(
                 run, self._engine.resources, results.get(run.id), job, self._transact
             )
@@ -281,6 +306,38 @@ class Worker:
             elif not self._groups.wait(attempt):
                 self._complete_unbegun(attempt, transitions.released(run, self._now(), began=False))
         self._begin()
+        if roots:
+            await self._spread_over_nodes(roots)
+
+    async def _spread_over_nodes(self, roots: list[tuple[Run, Job]]) -> None:
+        """Make a run for each live worker of runs of `each_node` jobs, and let these wait for
+        them. One that was spread before (it is tried again) only waits."""
+        engine = self._engine
+        workers = await engine.retrying_store.repeat("spread", lambda: find_workers(engine.store))
+        now = self._now()
+        made: list[Run] = []
+        changes: list[tuple[Run, transitions.Change]] = []
+        for run, job in roots:
+            if run.start_by is not None and now > run.start_by:
+                changes.append((run, transitions.skipped(run, now, "expired")))
+                continue
+            able = {one.id for one in workers if one.takes(job.handler, run.queue)}
+            nodes = [] if node_ids(run) else sorted(able | {self._settings.worker_id})
+            runs = [make_node_run(run, job, node, now) for node in nodes]
+            made += runs
+            changes.append((run, transitions.spread(run, tuple(one.id for one in runs))))
+        await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
+        for run, change in changes:
+            self._complete_spread(run, change)
+
+    def _complete_spread(self, run: Run, change: transitions.Change) -> None:
+        made = node_ids(change.after(run))
+
+        def committed(kept: bool) -> None:
+            if kept and made:
+                self._unblock(made[0])  # they may have ended before this run waited for them
+
+        self.completer.complete_unstarted(run, change, committed)
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
         """Let an attempt begin that its group has capacity for. One that is too late, or whose

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 from functools import cache
 from pathlib import Path
 
-__all__ = ["host_was_restarted", "make_worker_id"]
+__all__ = ["host_was_restarted", "make_worker_id", "node_name"]
+
+MOST_CHARACTERS = 100
+"""Of a node's name. It is a part of the ids of runs, which have at most 400."""
 
 _NO_BOOT = "0000"
 
 
 def make_worker_id(rng: random.Random) -> str:
-    """`host:pid:boot` and eight random digits; `boot` are four digits of the host's boot id."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_boot()}{rng.getrandbits(32):08x}"
+    """`node:pid:boot` and eight random digits; `boot` are four digits of the host's boot id."""
+    return f"{node_name()}:{os.getpid()}:{_boot()}{rng.getrandbits(32):08x}"
+
+
+def node_name() -> str:
+    """The name of this node: `MAINSPRING_NODE`, or the host's name, which is the pod's name on
+    Kubernetes. Characters that an id of a run cannot have are replaced."""
+    name = os.environ.get("MAINSPRING_NODE") or socket.gethostname()
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:MOST_CHARACTERS]
 
 
 def host_was_restarted(worker: str | None, by: str) -> bool:

@@ -15,8 +15,10 @@ from msgspec import Struct
 
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
+from mainspring.core.node_runs import node_of
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, without_worker
+from mainspring.engine.sweeper import NODE_GONE
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.protocol import JobQuery, RunQuery
@@ -55,6 +57,7 @@ class Reason(StrEnum):
     NO_QUEUE = "no_worker_for_queue"
     NO_HANDLER = "no_handler"
     NO_CAPACITY = "no_capacity"
+    NODE_GONE = "node_gone"
     NOT_FIRED = "not_fired"
     NO_SCHEDULE = "no_schedule"
     SCHEDULE_OVER = "schedule_over"
@@ -368,6 +371,8 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if run.run_at > now:
         return _explain_later(run, now)
     workers = await engine.live_workers.current()
+    if (node := node_of(run)) is not None:
+        return await _explain_node_run(engine, run, node, workers, now)
     if not any(worker.takes(run.handler, run.queue) for worker in workers):
         code, why = _lacking(run.handler, run.queue, workers)
         return _of_run(run, code, why, workers=_ids(workers))
@@ -376,6 +381,19 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     text = f"it is due for {_span(now - run.run_at)}, and no worker that can run it was free yet"
     able = [worker for worker in workers if worker.takes(run.handler, run.queue)]
     return _of_run(run, Reason.NO_CAPACITY, text, workers=_ids(able))
+
+
+async def _explain_node_run(
+    engine: Engine, run: Run, node: str, workers: list[LiveWorker], now: datetime
+) -> Explanation:
+    """Why the run of an `each_node` job for one worker is pending: nobody else may take it."""
+    if node not in _ids(workers):
+        text = f"its node {node} is gone: the run is skipped within two minutes"
+        return _of_run(run, Reason.NODE_GONE, text, node=node)
+    if (held := await _limit_reached(engine, run, now)) is not None:
+        return held
+    text = f"it is due for {_span(now - run.run_at)}, and its node {node} was not free yet"
+    return _of_run(run, Reason.NO_CAPACITY, text, node=node)
 
 
 def _explain_later(run: Run, now: datetime) -> Explanation:
@@ -450,6 +468,10 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
             return _of_run(run, Reason.EXPIRED, text, start_by=run.start_by)
         case "upstream failed" | "upstream skipped":
             return await _after_failure(engine, run)
+        case reason if reason == NODE_GONE:
+            node = node_of(run)
+            text = f"its node {node} ended before it took the run"
+            return _of_run(run, Reason.NODE_GONE, text, node=node)
     return _of_run(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")
 
 

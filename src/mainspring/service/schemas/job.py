@@ -533,6 +533,15 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         null=_DEFAULT.after_failure,
     ),
     FieldSpec(
+        "each_node",
+        "Whether a slot runs once on each live worker.",
+        sent=bool | None,
+        answered=bool,
+        read=lambda job: job.policy.each_node,
+        option="each_node",
+        null=_DEFAULT.each_node,
+    ),
+    FieldSpec(
         "tags",
         "Words to list jobs by.",
         ["reports"],

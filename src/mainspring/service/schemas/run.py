@@ -179,7 +179,7 @@ BRIEF_RUN: tuple[FieldSpec[model.Run], ...] = (
         "source",
         "What made the run.",
         "schedule",
-        answered=Literal["schedule", "enqueue", "trigger", "start", "after", "backfill"],
+        answered=Literal["schedule", "enqueue", "trigger", "start", "after", "backfill", "node"],
         read=lambda run: str(run.source),
     ),
     FieldSpec(

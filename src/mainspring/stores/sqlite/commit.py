@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from mainspring.core.model import FINISHED, LIVE
+from mainspring.core.model import FINISHED, LIVE, State
 from mainspring.core.statistics import Ending
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import waves
@@ -50,8 +50,8 @@ class EncodedChange(NamedTuple):
     shape: _Shape
     values: list[Any]
     applied_alone: bool
-    """Whether it may take a dedupe key again or change the run's lane. Such a change is written by
-    itself."""
+    """Whether it may take a dedupe key again, change the run's lane, or let the run wait. Such a
+    change is written by itself."""
     ending: Ending | None = None
 
     @classmethod
@@ -62,7 +62,8 @@ class EncodedChange(NamedTuple):
         for at, encode in shape.encode:
             values[at] = encode(values[at])
         revives = put.get("state") in _LIVE and expect.get("state") not in _LIVE
-        alone = revives or shape.moves_lane
+        waits = put.get("state") is State.WAITING
+        alone = revives or waits or shape.moves_lane
         return cls(change.id, change.change_id, shape, values, alone, change.ending)
 
 

@@ -114,6 +114,7 @@ POLICY = Policy(
     after=("first", "second"),
     after_failure=AfterFailure.RUN,
     run_on_start=True,
+    each_node=True,
 )
 
 JOB = Job(
