@@ -107,6 +107,7 @@ def test_every_endpoint_is_described() -> None:
         *("GET /api/v1/runs/{id}", "DELETE /api/v1/runs/{id}"),
         *("POST /api/v1/runs/{id}/cancel", "POST /api/v1/runs/{id}/retry"),
         *("POST /api/v1/schedules/preview", "GET /api/v1/events"),
+        *("GET /api/schedules/forecast", "GET /api/v1/schedules/forecast"),
         *("GET /api/v1/health", "GET /api/v1/statistics"),
         *("GET /api/jobs/{id}/workflow", "GET /api/runs/{id}/workflow", "POST /api/chains"),
         *("GET /api/v1/jobs/{id}/workflow", "GET /api/v1/runs/{id}/workflow"),
