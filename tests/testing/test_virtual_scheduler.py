@@ -334,8 +334,39 @@ async def test_wait_gives_up_with_the_state_of_the_run() -> None:
 
     async with test:
         run = await endless.enqueue()
-        with pytest.raises(AssertionError, match=r"has not ended within 1 hour(.|\n)*endless runn"):
+        with pytest.raises(
+            AssertionError, match=r"within 1 hour run \w+ has not ended(.|\n)*endless runn"
+        ):
             await test.wait(run, within="1h")
+
+
+async def test_the_schedulers_own_wait_lets_time_pass_in_a_test() -> None:
+    test = TestScheduler()
+
+    @test.scheduler.job(retries=1, retry_delay="10m")
+    async def flaky(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            raise OSError("not yet")
+        return 7
+
+    async with test:
+        run = await flaky.enqueue()
+        with pytest.raises(TimeoutError):
+            await test.scheduler.wait(run.id, timeout="5m")
+        assert (await test.scheduler.wait(run.id)).result == 7
+        assert test.now == datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
+    plain = TestScheduler().blocking
+
+    @plain.scheduler.job
+    async def nap() -> None:
+        await asyncio.sleep(60)
+
+    def use() -> float | None:
+        with plain:
+            run = nap.blocking.enqueue()
+            return plain.scheduler.blocking.wait(run.id, timeout="2m").duration
+
+    assert await asyncio.to_thread(use) == 60
 
 
 async def test_a_thread_that_never_ends_fails_the_tick() -> None:

@@ -47,6 +47,9 @@ T = TypeVar("T")
 
 START = "2030-01-01T00:00:00Z"
 
+LONGEST_WAIT = 366 * 24 * 3600.0
+"""Seconds of virtual time that a wait without a limit lets pass."""
+
 PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 """Seconds of the loop's time that the engine is given for its own short pauses, one after the
 other, until all that is due has run. The clock stands still meanwhile."""
@@ -334,6 +337,26 @@ class Bench:
             self._give_back()
             raise
         self.scheduler.on("*", lambda _: self._news.set())
+        self._move_time_in_waits()
+
+    def _move_time_in_waits(self) -> None:
+        """Let time pass while the test awaits `scheduler.wait`. A handler that waits for another
+        run waits as ever: the tick that it runs in moves time."""
+        waiters = self.scheduler._running().run_waiters
+        wait_for_end = waiters.wait
+
+        async def wait(run_id: str, timeout: float | None) -> Run:
+            if RUN.get() is not None or self._turn.locked():
+                return await wait_for_end(run_id, timeout)
+            found = await self.scheduler.get_run(run_id)
+            if not found.finished:
+                await self._pass(LONGEST_WAIT if timeout is None else timeout, run_id)
+                found = await self.scheduler.get_run(run_id)
+            if not found.finished:
+                raise TimeoutError(f"run {run_id} has not ended\n{self.describe(found.job_id)}")
+            return found
+
+        waiters.wait = wait  # type: ignore[method-assign]
 
     async def stop(self) -> None:
         self._loop.limit = float("inf")
@@ -406,22 +429,20 @@ class Bench:
 
     async def wait(self, run: Run | str, within: Span) -> Run:
         run_id = run if isinstance(run, str) else run.id
-        async with self._turn:
-            target = self.clock.now() + duration(within, what="within")
-            found = await self.scheduler.get_run(run_id)
-            if not found.finished:
-                await self._advance(target, until_ended=run_id)
-                found = await self.scheduler.get_run(run_id)
-            if not found.finished:
-                raise AssertionError(
-                    f"run {run_id} has not ended within {humanize(duration(within))}\n"
-                    f"{self.describe(found.job_id)}"
-                )
-            return found
+        try:
+            return await self.scheduler.wait(run_id, timeout=within)
+        except TimeoutError as error:
+            raise AssertionError(f"within {humanize(duration(within))} {error}") from None
 
     async def run(self, job: JobRef, payload: Any, options: EnqueueOptions) -> Run:
         run = await self.scheduler.enqueue(job, payload, **options)
-        return await self.wait(run.id, "366d")
+        return await self.wait(run.id, LONGEST_WAIT)
+
+    async def _pass(self, seconds: float, until_ended: str) -> None:
+        """Let so much time pass, or less if that run ends before."""
+        async with self._turn:
+            target = self.clock.now() + timedelta(seconds=seconds)
+            await self._advance(target, until_ended=until_ended)
 
     async def _advance(self, target: datetime, until_ended: str | None = None) -> list[Run]:
         """Let time pass to this moment; or until that run has ended, if it ends before."""
@@ -683,6 +704,7 @@ class TestRegistry(Registry):
             loop.handler_ends(run_id)
 
     async def _in_thread(self, context: RunContext, call: Callable[[], Any]) -> Any:
+        RUN.set(context.run_id)
         answer: list[Any] = []
         error = await self._bench._loop.call_in_thread(lambda: answer.append(call()))
         if error is not None:
