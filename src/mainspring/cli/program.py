@@ -16,6 +16,7 @@ from mainspring.cli import (
     errors,
     explain,
     firing,
+    import_command,
     jobs,
     keys,
     runs,
@@ -129,6 +130,7 @@ app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
 firing.register(app)
 apply.register(app)
+app.add_typer(import_command.group, name="import")
 enqueue.register(app)
 backfill.register(app)
 workflow.register(app)

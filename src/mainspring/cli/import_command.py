@@ -1,0 +1,125 @@
+"""`mainspring import`: turns crontabs and CronJob manifests into a file of jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.import_file import HANDLERS, Imported, Remark
+from mainspring.cli.options import JsonOption, example
+from mainspring.cli.output import Output
+
+__all__ = ["group"]
+
+group = typer.Typer(help="Turn a crontab or CronJob manifests into a file of jobs.")
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")
+]
+OutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the jobs to this file, and their functions beside it. Existing files are kept.",
+        show_default=False,
+    ),
+]
+
+
+@group.command(
+    "crontab",
+    epilog=example(
+        "crontab -l | mainspring import crontab - --out mainspring.toml",
+        "mainspring import crontab /etc/crontab --system",
+    ),
+)
+def crontab(
+    source: SourceArgument,
+    out: OutOption = None,
+    system: Annotated[
+        bool,
+        typer.Option("--system", help="Lines name a user before the command, as in /etc/crontab."),
+    ] = False,
+    timezone: Annotated[
+        str | None,
+        typer.Option("--timezone", help="The zone of the crontab. Default: this machine's."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a job of each line of a crontab, with a function that runs its command.
+
+    What cannot be carried over is listed with its line.
+    """
+    from mainspring.cli.crontab import local_timezone, read_crontab
+
+    zone = timezone or local_timezone()
+    is_system = system or source == "/etc/crontab" or Path(source).parent.name == "cron.d"
+    made = read_crontab(_read(source), source, system=is_system, timezone=zone or "UTC")
+    if zone is None:
+        made.remarks.insert(0, Remark(1, "timezone", "this machine's is not known: UTC is assumed"))
+    _finish(made, out, Output(as_json=json))
+
+
+@group.command("k8s", epilog=example("mainspring import k8s cronjobs.yaml --out mainspring.toml"))
+def k8s(source: SourceArgument, out: OutOption = None, json: JsonOption = False) -> None:
+    """Make a job of each CronJob of a manifest, with a function that runs its command.
+
+    What cannot be carried over is listed with its line.
+    """
+    from mainspring.cli.kubernetes import read_manifests
+
+    _finish(read_manifests(_read(source), source), out, Output(as_json=json))
+
+
+def _read(source: str) -> str:
+    if source == "-":
+        return sys.stdin.read()
+    try:
+        return Path(source).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{source} cannot be read: {error}", code=BAD_INPUT) from None
+
+
+def _finish(made: Imported, out: str | None, output: Output) -> None:
+    if out is not None:
+        _write(made, Path(out))
+    if output.as_json:
+        output.document(
+            {
+                "toml": made.toml(),
+                "handlers": made.handlers(),
+                "jobs": list(made.jobs),
+                "not_carried_over": [
+                    {"line": one.line, "what": one.what, "why": one.why} for one in made.remarks
+                ],
+            }
+        )
+        return
+    if out is None:
+        output.line(made.toml().rstrip())
+        output.note(f"--out FILE also writes the functions of the jobs, as {HANDLERS}.py beside it")
+    else:
+        jobs = "1 job" if len(made.jobs) == 1 else f"{len(made.jobs)} jobs"
+        output.line(f"wrote {jobs} to {out}, and their functions to {HANDLERS}.py beside it")
+    if made.remarks:
+        output.note("not carried over, or not as it was:")
+    for remark in made.remarks:
+        output.note(f"  {remark}")
+
+
+def _write(made: Imported, path: Path) -> None:
+    code = path.with_name(f"{HANDLERS}.py")
+    for one in (path, code):
+        if one.exists():
+            raise CommandError(
+                f"{one} exists, and is not overwritten",
+                code=BAD_INPUT,
+                advice="name another file with --out, or move it away",
+            )
+    code.write_text(made.handlers(), "utf-8")
+    path.write_text(made.toml(), "utf-8")

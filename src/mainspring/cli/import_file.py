@@ -1,0 +1,118 @@
+"""What an import gives: jobs for `mainspring.toml`, functions for their handlers, and remarks."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["HANDLERS", "Imported", "Remark", "free_name"]
+
+HANDLERS = "imported_handlers"
+"""The module that holds the functions, beside the file."""
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that was not carried over, or not as it was."""
+
+    line: int
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.what}: {self.why}"
+
+
+@dataclass(slots=True)
+class Imported:
+    """The jobs by id, the text of the functions, and what was not carried over."""
+
+    source: str
+    timezone: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+
+    def toml(self) -> str:
+        made = [f"# Made by `mainspring import` from {self.source}."]
+        if self.timezone is not None:
+            made.append(f"timezone = {_value(self.timezone)}")
+        for name, table in [("defaults", self.defaults)] if self.defaults else []:
+            made += ["", f"[{name}]", *_lines(table)]
+        for job_id, options in self.jobs.items():
+            made += ["", f"[jobs.{_key(job_id)}]", *_lines(options)]
+        return "\n".join(made) + "\n"
+
+    def handlers(self) -> str:
+        return "\n\n".join([_HEAD.format(source=self.source).strip() + "\n", *self.functions])
+
+
+_HEAD = '''
+"""Runs the commands of {source}. Made by `mainspring import`: change it as you like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: str | None = None,
+    folder: str | None = None,
+) -> str:
+    """Run a command; its output is the run's result. An exit code other than 0 is a failure."""
+    done = subprocess.run(
+        command,
+        env={{**os.environ, **environment}},
+        input=stdin,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"exit code {{done.returncode}}: {{done.stderr.strip()[-2000:]}}")
+    return done.stdout[-20_000:]
+'''
+
+
+def free_name(text: str, taken: Iterable[str], fallback: str) -> str:
+    """A name for a job and its function, made from a text and not taken yet."""
+    plain = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or fallback
+    if plain[0].isdigit() or keyword.iskeyword(plain) or plain in ("run", "os", "subprocess"):
+        plain = f"{fallback}_{plain}"
+    names, number, made = set(taken), 2, plain
+    while made in names:
+        made, number = f"{plain}_{number}", number + 1
+    return made
+
+
+def _lines(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(name)} = {_value(value)}" for name, value in table.items()]
+
+
+def _key(name: str) -> str:
+    return name if _PLAIN_KEY.fullmatch(name) else _value(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, str):
+        # A text of JSON is one of TOML, but for the escapes of DEL and of pairs of surrogates.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)

@@ -1,0 +1,79 @@
+"""What becomes of each part of a CronJob."""
+
+from __future__ import annotations
+
+from mainspring.cli.kubernetes import read_manifests
+
+MANIFEST = """\
+apiVersion: v1
+kind: List
+items:
+- kind: CronJob
+  metadata:
+    name: hello-world
+    labels: {app: shop}
+  spec:
+    schedule: "*/5 * * * *"
+    timeZone: Asia/Tokyo
+    suspend: true
+    concurrencyPolicy: Forbid
+    startingDeadlineSeconds: 100
+    jobTemplate:
+      spec:
+        backoffLimit: 2
+        activeDeadlineSeconds: 300
+        template:
+          spec:
+            serviceAccountName: x
+            containers:
+            - name: hello
+              image: busybox:1.28
+              command: [/bin/sh, -c]
+              args: ["echo $WHO"]
+              env:
+              - {name: WHO, value: world}
+              - name: PASSWORD
+                valueFrom: {secretKeyRef: {name: s, key: k}}
+---
+kind: Service
+---
+kind: CronJob
+metadata: {name: bad}
+spec: {schedule: bad, timeZone: UTC}
+"""
+
+
+def test_cronjob_becomes_a_job_and_the_rest_is_listed_with_its_line() -> None:
+    made = read_manifests(MANIFEST, "cronjobs.yaml")
+    assert made.jobs == {
+        "hello_world": {
+            "schedule": "*/5 * * * *",
+            "timezone": "Asia/Tokyo",
+            "overlap": "skip",
+            "enabled": False,
+            "start_deadline": "100s",
+            "retries": 2,
+            "timeout": "300s",
+            "handler": "imported_handlers:hello_world",
+            "metadata": {"labels": {"app": "shop"}},
+        }
+    }
+    assert {one.line: one.what.rpartition(".")[2] for one in made.remarks} == {
+        17: "activeDeadlineSeconds",
+        20: "serviceAccountName",
+        23: "image",
+        28: "1",
+        31: "Service",
+        35: "schedule",
+    }
+    assert "'/bin/sh', '-c', 'echo $WHO'" in made.functions[0]
+    assert "{'WHO': 'world'}" in made.functions[0]
+    compile(made.handlers(), "handlers.py", "exec")
+
+
+def test_defaults_of_kubernetes_are_written_out() -> None:
+    text = "kind: CronJob\nmetadata: {name: x}\nspec: {schedule: '@daily'}\n"
+    made = read_manifests(text, "x.yaml")
+    assert (made.jobs["x"]["retries"], made.jobs["x"]["overlap"]) == (6, "allow")
+    assert any("UTC is assumed" in one.why for one in made.remarks)
+    assert "NotImplementedError" in made.functions[0]
