@@ -652,10 +652,14 @@ class Client:
         """How many jobs and runs the store has, and what this process does."""
         return await self._call(statistics.stats(self._running(), self._settings))
 
-    async def counts(self, since: datetime | None = None) -> Counts:
+    async def counts(
+        self, since: datetime | None = None, jobs: Iterable[str] | None = None
+    ) -> Counts:
         """Unfinished runs by job and state, what is due of each handler, how many runs have ended
-        in each state, and how many of them in the minutes `since` a moment."""
-        return await self._call(self._running().store.counts(aware_time(since, "since")))
+        in each state, and how many of them in the minutes `since` a moment. With `jobs`, only what
+        was counted of the ended runs of these jobs, `since` a moment by the hour."""
+        names = None if jobs is None else frozenset(jobs)
+        return await self._call(self._running().store.counts(aware_time(since, "since"), names))
 
     async def health(self) -> SchedulerHealth:
         """Whether the store answers and this process does its work."""

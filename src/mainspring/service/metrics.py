@@ -15,13 +15,20 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 
 from mainspring import __version__
 from mainspring.core.clock import Clock
 from mainspring.core.events import Event
-from mainspring.core.model import Attempt, Job, Outcome, Run, State
+from mainspring.core.model import FINISHED, Attempt, Job, Outcome, Run, State
 from mainspring.errors import MainspringError, StoreUnavailable
 from mainspring.scheduler.client import Client
 
@@ -73,6 +80,7 @@ class Metrics:
         # Two registries: one refuses the counter mainspring_runs_total beside the gauge
         # mainspring_runs, because in another text format their names would clash.
         counted, read = self._registries = (CollectorRegistry(), CollectorRegistry())
+        ProcessCollector(registry=read)
         counter = partial(Counter, registry=counted)
         histogram = partial(Histogram, registry=counted)
         gauge = partial(Gauge, registry=read)
@@ -115,7 +123,11 @@ class Metrics:
         self._leader = gauge("mainspring_leader", "1 if this process is the leader.")
         self._paused = gauge("mainspring_firing_paused", "1 while all firing is paused.")
         self._store_up = gauge("mainspring_store_up", "1 if the store answers.")
-        self._stored = gauge("mainspring_runs", "Runs in the store.", ["state"])
+        self._stored = gauge(
+            "mainspring_runs",
+            "Runs by state: how many are unfinished, and how many have ever ended so.",
+            ["state"],
+        )
         self._due = gauge(
             "mainspring_runs_due", "Runs that are due and have not started.", ["handler"]
         )
@@ -128,6 +140,16 @@ class Metrics:
         self._last_success = gauge(
             "mainspring_job_last_success_timestamp_seconds",
             "When a job last succeeded, as far as this process knows.",
+            ["job"],
+        )
+        self._ended = gauge(
+            "mainspring_job_ended_runs",
+            "Runs of a job that ended, in any process, since the job was made.",
+            ["job", "state"],
+        )
+        self._failures = gauge(
+            "mainspring_job_consecutive_failures",
+            "Runs of a job that failed since its last success, in any process.",
             ["job"],
         )
         build = gauge("mainspring_build_info", "The version that runs.", ["version"])
@@ -245,9 +267,20 @@ class Metrics:
         _replace(
             self._next_run, {job.id: job.next_run_at.timestamp() for job in jobs if job.next_run_at}
         )
+        await self._read_totals([job.id for job in jobs])
         await self._look_up([job for job in jobs if job.id not in self._succeeded_at])
         succeeded = {job.id: self._succeeded_at.get(job.id) for job in jobs}
         _replace(self._last_success, {job: at for job, at in succeeded.items() if at is not None})
+
+    async def _read_totals(self, job_ids: list[str]) -> None:
+        totals = (await self._client.counts(jobs=job_ids)).totals
+        self._ended.clear()
+        for job_id, found in totals.items():
+            for state in FINISHED:
+                self._ended.labels(job_id, str(state)).set(found.ended.get(state, 0))
+        _replace(
+            self._failures, {job_id: one.consecutive_failures for job_id, one in totals.items()}
+        )
 
     async def _forget_removed(self) -> None:
         """Drop the series of removed jobs. The store decides which those are: another instance may

@@ -18,6 +18,7 @@ from typing import Any, cast
 from mainspring.core.clock import Clock
 from mainspring.core.durations import duration
 from mainspring.core.model import (
+    FINISHED,
     LIVE,
     Attempt,
     Job,
@@ -31,6 +32,8 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import Delivery, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
+from mainspring.core.statistics import WHOLE_STORE, Totals
+from mainspring.stores.counters import TOTALS
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from tests.support.simulation.machines import Machine
@@ -71,6 +74,7 @@ INVARIANTS = {
     "alone": "no two handlers of a run at once, where no worker was frozen",
     "at most once": "an at-most-once handler starts at most once",
     "effect": "an effect-once run has its effect if it succeeded, once, and none if it did not",
+    "counters": "each end of a run is counted once, for its job and for all jobs together",
     "lost": "every accepted run is there and ends once the faults stop",
     "alive": "every worker works on, whatever the store did to it",
     "engine": "no error but the store's reaches the engine's loops",
@@ -148,6 +152,8 @@ class Monitor:
     _trials: set[Key] = field(default_factory=set)
     _clock_set_at: float = -1.0
     _pauses: list[tuple[datetime, datetime | None]] = field(default_factory=list)
+    _ended: Counter[tuple[str, State]] = field(default_factory=Counter)
+    _removed_jobs: set[str] = field(default_factory=set)
     _data: Any = None
     _set_back: timedelta = timedelta()
 
@@ -378,6 +384,7 @@ class Monitor:
         made = sum(old is None for old, _ in changed)
         if len(stored) != len(self._runs) + made:
             self._check_gone(method, now)
+        self._check_counters([run for old, run in changed if _has_ended(old, run)])
         self._runs = dict(stored)
         self._check_effects([run for _, run in changed if run.job_id == "exact"])
         for run in joined:
@@ -575,6 +582,19 @@ class Monitor:
             if count != 1 or (kept is not None and kept.state is not State.SUCCEEDED):
                 self.fail("effect", f"{run_id} has {count} effects, and is {kept and kept.state}")
         self.counted["effects"] = len(data)
+
+    def _check_counters(self, ended: list[Run]) -> None:
+        self._removed_jobs |= self._jobs.keys() - self.store._jobs.keys()
+        for run in ended:
+            for name in (run.job_id, WHOLE_STORE):
+                self._ended[name, run.state] += 1
+        for name in {WHOLE_STORE, *(run.job_id for run in ended)} - self._removed_jobs:
+            counted = self.store._counters._counted.get((name, TOTALS), Totals())
+            seen = {state: self._ended[name, state] for state in FINISHED}
+            kept = {state: counted.ended.get(state, 0) for state in FINISHED}
+            if kept != seen:
+                what = f"job {name}" if name else "all jobs"
+                self.fail("counters", f"{what}: counted {kept}, but its runs ended {seen}")
 
     def _check_key(self, run: Run, now: datetime) -> None:
         if run.dedupe_key is None:
@@ -786,6 +806,10 @@ class _ObservedStore:
 def _was_frozen(handling: _Handling) -> bool:
     """Whether its machine stood still at any time since it claimed: nothing helps then."""
     return handling.machine.frozen or handling.machine.thawed_at >= handling.claimed_at
+
+
+def _has_ended(old: Run | None, run: Run) -> bool:
+    return run.finished and (old is None or not old.finished)
 
 
 def _by_slot(run: Run) -> bool:

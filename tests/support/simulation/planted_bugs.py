@@ -211,6 +211,15 @@ class LeasesByWallClock(MemoryStore):
         """Nothing is allowed for."""
 
 
+class CountsAgain(MemoryStore):
+    """Counts a change again when it is sent again after its answer was lost."""
+
+    def _commit(self, change: Change, now: datetime) -> bool:
+        if self._last_change.get(change.id) == change.change_id:
+            self._counters.count(change.ending, now)
+        return super()._commit(change, now)
+
+
 class EffectFirst(MemoryStore):
     """Keeps what a handler wrote, and records the completion a moment later."""
 
@@ -642,6 +651,8 @@ def _bugs() -> Iterator[Planted]:
               "drain", patches=_drains_and_fires, focus="slots", calm=False)  # fmt: skip
     yield bug("registered afresh", "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
+    yield bug("counted again", "a change that is sent again is counted again", "counters",
+              make_store=CountsAgain, calm=False)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
               make_store=EffectFirst, first_seed=2)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",

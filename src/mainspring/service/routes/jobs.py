@@ -60,6 +60,12 @@ from mainspring.service.schemas.job import (
     etag,
     job_document,
 )
+from mainspring.service.schemas.job_health import (
+    JobHealthAnswer,
+    JobMetricsAnswer,
+    health_document,
+    metrics_document,
+)
 from mainspring.service.schemas.job_options import (
     document_faults,
     job_changes,
@@ -84,12 +90,15 @@ __all__ = [
     "NoIdempotencyKey",
     "OnlyCount",
     "OnlyList",
+    "Window",
     "backfill_job",
     "bulk_jobs",
     "create_job",
     "created_before",
     "preview_request",
     "preview_trigger",
+    "read_health",
+    "read_metrics",
     "refuse_idempotency_key",
     "remove_job",
     "remove_orphans",
@@ -108,6 +117,14 @@ MAX_EDIT_TRIES = 100
 """How often an edit is repeated because another edit came first. Each of those was done, so edits
 always make progress."""
 
+Window = Annotated[
+    str,
+    Query(
+        max_length=64,
+        description="How far back, from `1h` to `8d`. The window begins at a full hour.",
+        examples=["24h"],
+    ),
+]
 DryRun = Annotated[
     bool, Query(alias="dryRun", description="Only show the request, filled in and signed.")
 ]
@@ -279,6 +296,16 @@ async def backfill(
     return json_response({"success": True, "data": found}, 200 if dry_run else 202)
 
 
+@router.get("/{id}/health", response_model=JobHealthAnswer, summary="Show the health of a job")
+async def health(id: JobPath, service: ServiceDep) -> Response:
+    return json_response({"success": True, "data": await read_health(service, id)})
+
+
+@router.get("/{id}/metrics", response_model=JobMetricsAnswer, summary="Show the metrics of a job")
+async def metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> Response:
+    return json_response({"success": True, "data": await read_metrics(service, id, window)})
+
+
 @router.post(
     "/{id}/pause", response_model=JobAnswer, summary="Fire no more slots until the job is resumed"
 )
@@ -428,6 +455,18 @@ async def trigger_job(
         raise
     await once.finish({"run": run.id})
     return run, False
+
+
+async def read_health(service: Service, job_id: str) -> dict[str, Any]:
+    return health_document(await service.client.job_health(job_id))
+
+
+async def read_metrics(service: Service, job_id: str, window: str) -> dict[str, Any]:
+    """Raises `ApiError` for a window that cannot be used."""
+    try:
+        return metrics_document(await service.client.job_metrics(job_id, window))
+    except InvalidInput as error:
+        raise ApiError.of_fields(FieldError("window", str(error))) from None
 
 
 async def backfill_job(

@@ -34,6 +34,7 @@ from mainspring.service.routes.jobs import (
     NoIdempotencyKey,
     OnlyCount,
     OnlyList,
+    Window,
 )
 from mainspring.service.schemas import job as job_schema
 from mainspring.service.schemas.backfill import Backfill, BackfillBody
@@ -52,6 +53,7 @@ from mainspring.service.schemas.job import (
     etag,
     job_document,
 )
+from mainspring.service.schemas.job_health import JobHealth, JobMetrics
 from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.key import ApiKey, ApiKeyList, KeyBody
 from mainspring.service.schemas.preview import Preview, PreviewBody
@@ -248,6 +250,26 @@ async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) 
 )
 async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     return _job(await jobs.switch_job(service, id, if_match, enabled=True))
+
+
+@router.get(
+    "/jobs/{id}/health",
+    response_model=JobHealth,
+    tags=["jobs"],
+    summary="Show the health of a job",
+)
+async def get_job_health(id: JobPath, service: ServiceDep) -> Response:
+    return json_response(await jobs.read_health(service, id))
+
+
+@router.get(
+    "/jobs/{id}/metrics",
+    response_model=JobMetrics,
+    tags=["jobs"],
+    summary="Show the metrics of a job",
+)
+async def get_job_metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> Response:
+    return json_response(await jobs.read_metrics(service, id, window))
 
 
 @router.get(
