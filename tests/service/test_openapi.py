@@ -109,6 +109,8 @@ def test_every_endpoint_is_described() -> None:
         *("POST /api/v1/schedules/preview", "GET /api/v1/events"),
         *("GET /api/schedules/forecast", "GET /api/v1/schedules/forecast"),
         *("GET /api/v1/health", "GET /api/v1/statistics"),
+        *("GET /api/jobs/{id}/health", "GET /api/jobs/{id}/metrics"),
+        *("GET /api/v1/jobs/{id}/health", "GET /api/v1/jobs/{id}/metrics"),
         *("GET /api/jobs/{id}/workflow", "GET /api/runs/{id}/workflow", "POST /api/chains"),
         *("GET /api/v1/jobs/{id}/workflow", "GET /api/v1/runs/{id}/workflow"),
         "POST /api/v1/chains",
