@@ -54,6 +54,28 @@ def test_json_has_every_figure(run: Run, app: Path) -> None:
     assert document["overruns"] == []
 
 
+FILE = """
+timezone = "Europe/Berlin"
+
+[jobs.back_up]
+schedule = "0 2 * * *"
+handler = "nowhere:back_up"
+
+[jobs.ping]
+schedule = "0 2 * * *"
+url = "https://example.org/ping"
+"""
+
+
+def test_the_jobs_of_a_file_are_simulated_without_their_code(run: Run, folder: Path) -> None:
+    (folder / "mainspring.toml").write_text(FILE)
+    answer = run("simulate", "--file", "mainspring.toml", "--days", "7", "--from", "2027-03-22")
+    assert answer.code == 0, answer.err
+    told = "14 runs of 2 jobs from 2027-03-22 to 2027-03-28 (Europe/Berlin)"
+    assert answer.out.splitlines()[0] == told
+    assert not list(folder.glob("*.db*"))
+
+
 async def fill(folder: Path) -> None:
     scheduler = Scheduler(f"sqlite:///{folder}/mainspring.db")
 
@@ -85,7 +107,8 @@ def test_the_jobs_of_a_store_are_read_and_not_changed(run: Run, folder: Path) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("nightly:scheduler", "--store", "sqlite:///x.db"), "not both"),
+        (("nightly:scheduler", "--store", "sqlite:///x.db"), "give one of"),
+        (("--file", "none.toml"), "none.toml"),
         (("nightly:scheduler", "--from", "soon"), "--from 'soon' is no ISO 8601 date-time"),
         (("nightly:scheduler", "--tz", "Mars/Base"), "Mars/Base"),
         (("nightly:scheduler", "--days", "0"), "--days"),

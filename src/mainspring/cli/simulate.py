@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
         epilog=example(
             "mainspring simulate app:scheduler",
             "mainspring simulate --store sqlite:///mainspring.db --days 7 --tz Europe/Berlin",
-            "mainspring simulate app:scheduler --from 2027-03-01 --json",
+            "mainspring simulate --file mainspring.toml --from 2027-03-01 --json",
         ),
     )(simulate)
 
@@ -55,6 +55,15 @@ def simulate(
         str | None,
         typer.Option("--tz", metavar="ZONE", help="The zone of hours and weekdays. Default: UTC"),
     ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="The jobs of this file, such as mainspring.toml. No handler is imported.",
+            show_default=False,
+        ),
+    ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -63,13 +72,14 @@ def simulate(
     It reads jobs, runs no handler and writes nothing. Past runs, which show jobs that take longer
     than their interval, are read from a store.
     """
-    if app is not None and store is not None:
-        raise CommandError("give MODULE:ATTR or --store, not both", code=BAD_INPUT)
-    found = (
-        _forecast_code(app, days, start, tz)
-        if app is not None
-        else finish(_forecast_store(StoreChoice.of(store, None), days, start, tz))
-    )
+    if sum(given is not None for given in (app, file, store)) > 1:
+        raise CommandError("give one of MODULE:ATTR, --file and --store", code=BAD_INPUT)
+    if app is not None:
+        found = _forecast_code(app, days, start, tz)
+    elif file is not None:
+        found = finish(_forecast_file(file, days, start, tz))
+    else:
+        found = finish(_forecast_store(StoreChoice.of(store, None), days, start, tz))
     output = Output(as_json=json)
     if json:
         output.document(_document(found))
@@ -91,6 +101,16 @@ def _forecast_code(app: str, days: int, start: str | None, tz: str | None) -> Fo
         for job in scheduler.code_jobs
     ]
     return forecast_load(jobs, now, days, zone)
+
+
+async def _forecast_file(file: str, days: int, start: str | None, tz: str | None) -> Forecast:
+    from mainspring.scheduler import Client
+    from mainspring.scheduler.job_file import read_job_file
+
+    zone = tz or read_job_file(file).timezone or "UTC"
+    async with Client("memory://", inline=True) as client:
+        await client.apply_jobs(file, with_handlers=False)
+        return await client.forecast(days, start=_first(start, zone), timezone=zone)
 
 
 async def _forecast_store(
