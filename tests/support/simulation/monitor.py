@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from mainspring.core import transitions
 from mainspring.core.clock import Clock
 from mainspring.core.durations import duration
 from mainspring.core.model import (
@@ -45,7 +46,8 @@ INVARIANTS = {
     "rescue": "a run is rescued only when its lease has lapsed by the store's clock",
     "lease": "two workers never hold a valid lease on one run; only the holder renews it",
     "tokens": "the token grows by one with every claim and by nothing else",
-    "finished": "a finished run never changes, but for a retry that was asked for",
+    "finished": "a finished run never changes, but for a retry that was asked for, which also lets"
+    " runs wait again that were skipped because of it",
     "completion": "a run succeeds only by a handler that returned under the same token",
     "attempts": "an attempt counts if its handler began, or may have; retries are bounded",
     "cancel": "a cancel that was accepted ends the run as cancelled, whatever its handler does",
@@ -519,6 +521,12 @@ class Monitor:
             self.fail("attempts", f"{run.id} is tried again after {run.failures} failures")
 
     def _check_revival(self, method: str, old: Run, run: Run, now: datetime) -> None:
+        if old.reason == transitions.UPSTREAM_FAILED and run.state is State.WAITING:
+            if method != "commit" or not self._follows_retried(run):
+                self.fail("finished", f"{run.id} waits again, and nothing before it was retried")
+            self.counted["waits again"] += 1
+            self._check_key(run, now)
+            return
         asked = run.id in self.may_revive and method == "commit"
         tried = old.state in (State.FAILED, State.CANCELLED) and run.state is State.PENDING
         if not asked or not tried:
@@ -526,6 +534,19 @@ class Monitor:
         self.counted["revived"] += 1
         self._revived[run.id] += 1
         self._check_key(run, now)
+
+    def _follows_retried(self, run: Run) -> bool:
+        """Whether a retry was asked for of a run that it comes after, directly or not."""
+        seen: set[str] = set()
+        left = list(run.after)
+        while left:
+            name = left.pop()
+            if name in self.may_revive:
+                return True
+            if name in self._runs and name not in seen:
+                seen.add(name)
+                left += self._runs[name].after
+        return False
 
     def _check_unstarted(self, old: Run, run: Run) -> None:
         if run.state in (State.CANCELLED, State.SKIPPED):

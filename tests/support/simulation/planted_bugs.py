@@ -470,6 +470,13 @@ def _aborted_without_fence() -> Patches:
     return [patch.object(transitions, "aborted", aborted)]
 
 
+def _all_wait_again() -> Patches:
+    def everything(roots: Any, candidates: Any) -> list[Run]:
+        return list(candidates)
+
+    return [patch.object(operations, "runs_after", everything)]
+
+
 def _registered_afresh() -> Patches:
     def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
         return schedule.bind(stored.id, now).next(now)
@@ -649,6 +656,8 @@ def _bugs() -> Iterator[Planted]:
               first_seed=2)  # fmt: skip
     yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
               "drain", patches=_drains_and_fires, focus="slots", calm=False)  # fmt: skip
+    yield bug("all wait again", "a retry revives every run that some failure skipped",
+              "finished", patches=_all_wait_again)  # fmt: skip
     yield bug("registered afresh", "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("counted again", "a change that is sent again is counted again", "counters",
