@@ -642,8 +642,8 @@ def _bugs() -> Iterator[Planted]:
               patches=_also_sets("released", state=State.SUCCEEDED))  # fmt: skip
     yield bug("freed by the first", "a waiting run does not wait for all", "order",
               patches=_freed_by_the_first)  # fmt: skip
-    yield bug("loops end", "the first error of the store ends a loop for good", "alive", "lost",
-              "slots", patches=_loops_end)  # fmt: skip
+    yield bug("loops end", "the first error of the store ends a loop for good", "alive", "engine",
+              "lost", "slots", patches=_loops_end)  # fmt: skip
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
     yield bug("pause unseen", "a node fires though all firing is paused", "paused",
               patches=_pause_unseen)  # fmt: skip
