@@ -72,7 +72,8 @@ def test_allow() -> None:
 def test_skip_takes_the_dependents_along() -> None:
     (slot, dependent), changes = overlapped(firing(Overlap.SKIP, SLOT, DEPENDENT), EARLIER, NOW)
     ended: dict[str, Any] = {"state": State.SKIPPED, "finished_at": NOW}
-    assert slot == replace(SLOT, **ended, reason="overlap")
+    unfinished = {"unfinished": [run.id for run in EARLIER]}
+    assert slot == replace(SLOT, **ended, reason="overlap", result=unfinished)
     assert dependent == replace(DEPENDENT, **ended, reason="upstream skipped")
     assert changes == []
 

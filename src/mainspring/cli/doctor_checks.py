@@ -328,7 +328,7 @@ async def _check_leases(store: Store, now: datetime) -> Check:
 
 
 async def _check_cancelled_runs(store: Store, now: datetime) -> Check:
-    """Runs that were cancelled and still run."""
+    """Check for runs that were cancelled but are still running."""
     page = await store.find(RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000))
     ignoring = [run for run in page.items if run.cancel_requested]
     if not ignoring:

@@ -1,4 +1,4 @@
-"""Which workers are alive and what they can run, so that jobs that nobody can run are noticed.
+"""Records which workers are alive and what they can run, and reports jobs that no worker can run.
 
 Each worker keeps a note in the store that names its handlers and expires unless it is refreshed. A
 scheduled job whose handler no live worker has, such as one whose function was renamed, is reported
@@ -108,7 +108,8 @@ def find_orphans(jobs: Iterable[Job], workers: Iterable[LiveWorker]) -> list[Job
 
 
 def lacks_only_queue(job: Job, workers: Iterable[LiveWorker]) -> bool:
-    """Whether a job that none of the workers can run lacks only one that takes its queue."""
+    """Whether a worker has the handler of a job that none of the workers can run: then only a
+    worker that takes its queue is missing."""
     return any(job.handler in worker.handlers for worker in workers)
 
 
@@ -137,7 +138,7 @@ def prune_command(store_url: str | None) -> str:
 
 
 class LiveWorkers:
-    """What this process knows of all workers of its store, itself included."""
+    """The workers of the store that this process knows, including itself."""
 
     def __init__(self, engine: EngineContext, store_url: str | None) -> None:
         self._engine = engine
@@ -160,7 +161,7 @@ class LiveWorkers:
         return tuple(sorted(job.id for job in find_orphans(self._not_fired.values(), workers)))
 
     async def announce_periodically(self) -> None:
-        """Keep this worker's note fresh, and read those of the others."""
+        """Write this worker's note and read those of the others, every 20 seconds."""
         await self._announce()
         await self._engine.retrying_store.repeat("jobs", self._warn_at_start)
         while True:

@@ -1,27 +1,29 @@
-"""The Store protocol: the only seam between the engine and where things are kept.
+"""The Store protocol: everything that the engine and the scheduler call on a store.
 
-A store has these 18 members and no others that anything calls. Rules for every store, checked by
+A store has these 18 members, and no other member is called. Rules for every store, checked by
 `mainspring.testing.StoreConformance`:
 
 1. The store's clock decides what is due, which lease has lapsed and which note has expired.
-2. Every change is fenced: it is applied whole where all it expects still stands, else not at all.
+2. Every change is fenced: it is applied completely if the run still has every value that it
+   expects, and otherwise not at all.
 3. A slot fires exactly once; limits are exact, over all clients, at any moment.
 4. Hints wake, polling guarantees.
 5. Batch is the only shape: one item is a list of one. An empty list does nothing.
 6. Reads (`info`, `now`, `find`, `counts`, `jobs`, `notes`) never write.
-7. A record that cannot be read (damaged, or written by a newer version) never stops others. It is
-   given with `unreadable` set and with what could be read of it; `claim` never gives it. Nothing
-   of it is overwritten or deleted.
+7. A record that cannot be read (damaged, or written by a newer version) never affects others. It is
+   returned with `unreadable` set and with every field that can be read; `claim` never returns it.
+   No part of it is overwritten or deleted.
 
 A method either does what it says, and what it wrote is durable when it returns, or it raises:
 
-- `StoreUnavailable`: the store cannot be reached for now. What was asked may have been done or not.
-  Every call may be sent again, and gives the answer that was lost.
-- another `StoreError`: the same, but it does not go away by itself (a full disk, a lost right).
-- `InvalidInput`: what was given cannot be kept, and nothing of the call was done.
+- `StoreUnavailable`: the store cannot be reached now. The call may have been done or not. Every
+  call may be sent again, and then returns the answer that was lost.
+- another `StoreError`: the same, but it does not go away by itself (a full disk, a lost
+  permission).
+- `InvalidInput`: an argument cannot be stored, and nothing of the call was done.
 
-A caller that is cancelled, or dies, leaves what a call has done or nothing of it; what may be left
-half done is named below, and `maintain` of any other client repairs it.
+If a caller is cancelled or dies, its call was done completely or not at all. The docstrings below
+name the exceptions, and `maintain` of any other client repairs those.
 
 Values are made and read by `stores/codec.py`: schedules, policies and webhooks as JSON. Payloads,
 results and notes are JSON by `core/codec.py`. Times are aware and in UTC, to the microsecond.
@@ -76,15 +78,15 @@ __all__ = [
 
 
 class Added(Struct, frozen=True):
-    """The run that stands after an `add`: the one given, or the one whose key was there first."""
+    """The run that is stored after an `add`: the one given, or the one that holds its key."""
 
     run: Run
     duplicate: bool = False
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """What a worker is ready to take. `queues=None` takes every queue; runs of `excluded_jobs` are
-    left to others, or for later."""
+    """Which runs a worker can take, and how many. `queues=None` takes every queue. Runs of
+    `excluded_jobs` are not taken."""
 
     worker: str
     handlers: frozenset[str]
@@ -95,9 +97,9 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class Claimed(Struct, frozen=True):
-    """The runs that a claim took, in order. Where it took none, `next_due` says when the next
-    pending run that such a claim could take falls due: later than now, or None if there is none.
-    What is due already and was not taken is held back by a limit."""
+    """The runs that a claim took, in order. If it took none, `next_due` says when the next pending
+    run that the claim could take falls due: later than now, or None if there is none. A run that is
+    due already and was not taken is held back by a limit."""
 
     runs: list[Run]
     next_due: datetime | None = None
@@ -112,7 +114,7 @@ class Held(Struct, frozen=True):
 
 
 class Renewed(Struct, frozen=True):
-    """A run that is still its holder's, and whether (and why) it is to be cancelled."""
+    """A run that its worker still holds, and whether (and why) it is to be cancelled."""
 
     id: str
     cancel_requested: bool = False
@@ -122,10 +124,10 @@ class Renewed(Struct, frozen=True):
 class Firing(Struct, frozen=True, kw_only=True):
     """A slot's run (and those that follow it), and the job's advance past the slot.
 
-    `runs[0]` is the slot's own; its dependents come behind it, waiting, and at last the record of
-    the slots that were passed over before it, skipped already. Where none of the slots runs, that
-    record is the only one. `version` is the job's as it was read: another node that fired first
-    has changed it, and a job that was made under this id since has another one.
+    `runs[0]` is the slot's own run. Its dependents follow, waiting, and at last the skipped run
+    that records earlier slots that were missed. If none of the slots runs, that record is the only
+    run. `version` is the version at which the job was read: another node that fired first has
+    changed it, and a new job of the same id has another one.
     """
 
     job_id: str
@@ -135,14 +137,14 @@ class Firing(Struct, frozen=True, kw_only=True):
     next_run_at: datetime | None
     last_run_at: datetime | None
     valid_until: datetime | None = None
-    """What is due was worked out for a moment; by the store's clock it holds until this one."""
+    """The store refuses the firing after this time: the plan was made for an earlier one."""
 
 
 class Fired(Struct, frozen=True):
     """Whether this call fired it, and the runs as they were stored (overlap may have skipped).
 
-    `replaced` are the earlier runs that it has cancelled. Those that were running are not among
-    them: they are ended by their workers, who were asked to.
+    `replaced` are the earlier runs that it has cancelled. Runs that were running are not among
+    them: their workers end them.
     """
 
     done: bool
@@ -181,8 +183,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
 class JobQuery(Struct, frozen=True, kw_only=True):
     """By id. `due`: enabled, with a slot at or before that moment; those come earliest first.
     `follows`: those that come after other jobs (`policy.after`). `text`: part of the id or the
-    description, upper or lower case alike. `offset` passes over so many, for lists with page
-    numbers; `counted` asks for the page's `total`."""
+    description, in upper or lower case. `offset` leaves out so many, for lists with page numbers.
+    `with_total` asks for the page's `total`."""
 
     ids: frozenset[str] | None = None
     due: datetime | None = None
@@ -294,7 +296,7 @@ class Counts(Struct, frozen=True):
 
 
 class StoreInfo(Struct, frozen=True, kw_only=True):
-    """What a store is and can do. `location` is its URL without secrets."""
+    """What kind of store it is and what it supports. `location` is its URL without secrets."""
 
     kind: str
     location: str
@@ -305,12 +307,12 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
     no_transactions: str | None = None
     """Why `transaction` cannot be used; None where it can. Known once the store is open."""
     setup_script: str | None = None
-    """What `open` makes, as a script for an operator who would rather make it by hand; None where
-    there is no such script."""
+    """A script for an operator who wants to create by hand what `open` creates; None if there is
+    none."""
 
 
 class Transaction(Protocol):
-    """A handler's own writes and the completion of its run, as one.
+    """Commits a handler's own writes and the completion of its run as one.
 
     Used where the handler runs: in another thread than the store's other calls, on another loop.
     It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
@@ -319,28 +321,29 @@ class Transaction(Protocol):
     """
 
     async def begin(self) -> Any:
-        """Wait for its turn, and begin; the session that the handler writes with.
+        """Wait until the transaction may begin; return the session that the handler writes with.
 
-        `TransactionAborted` where the run is no longer the caller's or is to be cancelled.
+        Raises `TransactionAborted` if the caller no longer holds the run, or it is to be cancelled.
         """
         ...
 
     async def commit(self, change: Change) -> bool:
         """Apply the change and make it durable together with what the session wrote.
 
-        False: what it expects no longer stands, and nothing was written. `TransactionAborted`:
-        nothing was written, and another try may go through. `StoreUnavailable`: it may be
-        either way; a fenced change of the same run, sent later, decides it.
+        False: an expectation of the change no longer holds, and nothing was written.
+        `TransactionAborted`: nothing was written, and another try may succeed.
+        `StoreUnavailable`: it may have been written or not; a fenced change of the same run, sent
+        later, decides.
         """
         ...
 
     async def rollback(self) -> None:
-        """Undo all of it. Harmless before `begin` and after the end."""
+        """Undo everything. Does nothing before `begin` and after the end."""
         ...
 
     def transient(self, error: BaseException) -> bool:
-        """Whether an error that the handler met at the session is no fault of its own: another
-        transaction came between, and the same may go through in another try."""
+        """Whether an error of the session was caused by another transaction, so that another try
+        may succeed."""
         ...
 
 
