@@ -151,3 +151,9 @@ def test_same_schedules_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_days_are_bounded(days: Any) -> None:
     with pytest.raises(InvalidInput, match="days is 1 to 366"):
         forecast_load([], MONDAY, days)
+
+
+def test_forecast_that_would_leave_the_calendar_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="too near to the end of the calendar") as caught:
+        forecast_load([], datetime(9999, 12, 31, tzinfo=UTC), 30)
+    assert caught.value.field == "start"

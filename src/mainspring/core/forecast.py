@@ -139,7 +139,13 @@ def forecast_load(
     zone = zone_named(timezone)
     start = in_utc(start, "start")
     # Whole days of the zone's calendar, also where the clocks change.
-    end = dst.instant_of(dst.wall_of(start, zone) + timedelta(days=days), zone)
+    try:
+        end = dst.instant_of(dst.wall_of(start, zone) + timedelta(days=days), zone)
+    except OverflowError:
+        why = (
+            f"start {start:%Y-%m-%d} is too near to the end of the calendar, which is the year 9999"
+        )
+        raise InvalidInput(why, field="start", given=start) from None
     every = list(jobs)
     planned = [job for job in every if job.enabled and job.schedule is not None]
     groups = _grouped(planned)

@@ -143,6 +143,7 @@ async def test_a_forecast_counts_the_runs_of_all_jobs(api: Api, path: str) -> No
     [
         ({"days": "0"}, "days"),
         ({"start": "soon"}, "start"),
+        ({"start": "9999-12-31T23:59:59Z"}, "start"),
         ({"timezone": "Mars/Base"}, "timezone"),
     ],
 )
