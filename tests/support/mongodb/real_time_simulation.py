@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
 
-from mainspring.stores.mongodb import claim, commit
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.mongodb import claim, commit, jobs
 from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.transaction import Conflict
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
 from tests.support.mongodb.attributed_store import AttributedStore, ConnectionFaults, observe_calls
@@ -270,6 +272,13 @@ async def _claim_by_id_only(db: Database, chosen: Sequence[Document], put: Docum
     return (await db.runs.update_many(where, change)).matched_count
 
 
+async def _without_transaction(db: Database, work: Callable[[Database], Any]) -> Any:
+    try:
+        return await work(db)
+    except Conflict as conflict:
+        raise StoreUnavailable("another client was first") from conflict
+
+
 PLANTED = (
     Planted(
         "no fence",
@@ -283,5 +292,11 @@ PLANTED = (
         "a claim does not look whether another has come first",
         frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
         (claim, "_send", _claim_by_id_only),
+    ),
+    Planted(
+        "no transaction",
+        "a firing that fails leaves its runs behind, though its job does not advance",
+        frozenset({"slots", "overlap", "misfire"}),
+        (jobs, "in_transaction", _without_transaction),
     ),
 )

@@ -53,8 +53,8 @@ class Written(NamedTuple):
 async def commit(
     db: Database, changes: Sequence[Change], applied: set[int] | None = None
 ) -> list[bool]:
-    """Which changes stand. `applied` is given the ids of those that were not applied before; of
-    some that can only be told of all together, none."""
+    """Which changes are applied. The ids of those that were not applied before are added to
+    `applied`. If that is unknown for a part of them, none of this part is added."""
     items = [Written.of(change) for change in changes]
     done = [False] * len(items)
     applied = set() if applied is None else applied

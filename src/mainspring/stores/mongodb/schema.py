@@ -130,8 +130,8 @@ async def prepare(database: Database) -> None:
 
 async def refuse_standalone(database: Database) -> None:
     """Raise if the server is neither a member of a replica set nor a cluster's router."""
-    told: dict[str, Any] = await database.client.admin.command("hello")
-    if "setName" not in told and told.get("msg") != "isdbgrid":
+    hello: dict[str, Any] = await database.client.admin.command("hello")
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
         raise StoreError(
             "this MongoDB server is neither a member of a replica set nor a cluster's router, and"
             " only those have the transactions that Mainspring needs. A replica set of one member"
@@ -141,9 +141,9 @@ async def refuse_standalone(database: Database) -> None:
 
 
 async def _check_version(database: Database) -> None:
-    told: dict[str, Any] = await database.client.admin.command("buildInfo")
-    if tuple(told["versionArray"][:2]) < OLDEST:
-        raise too_old(told["version"])
+    build: dict[str, Any] = await database.client.admin.command("buildInfo")
+    if tuple(build["versionArray"][:2]) < OLDEST:
+        raise too_old(build["version"])
 
 
 async def make_wakeups(database: Database) -> None:
@@ -161,7 +161,7 @@ async def make_wakeups(database: Database) -> None:
     try:
         await database.handle.create_collection(name, capped=True, size=WAKEUPS_BYTES)
     except CollectionInvalid:
-        return  # another client was quicker
+        return  # another client has created it
     except OperationFailure as error:
         if error.code != _EXISTS:
             raise
@@ -192,7 +192,7 @@ async def _make_collections(database: Database) -> None:
         try:
             await database.handle.create_collection(database.prefix + name)
         except CollectionInvalid:
-            pass  # another client was quicker
+            pass  # another client has created it
         except OperationFailure as error:
             if error.code != _EXISTS:
                 raise

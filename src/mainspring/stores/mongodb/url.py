@@ -1,4 +1,4 @@
-"""What a URL names: servers, a database, and the prefix of our collections in it.
+"""Parses a URL: the servers, the database, and the prefix of the collections in it.
 
     mongodb://user:password@host1,host2/database?replicaSet=rs&mainspringPrefix=app_
 
@@ -60,12 +60,12 @@ class Address(NamedTuple):
 
 
 def driver_defaults(url: str) -> dict[str, Any]:
-    """Options of ours where the URL does not say otherwise."""
-    said = {option.partition("=")[0].lower() for option in url.partition("?")[2].split("&")}
+    """Options for the driver that the URL does not set."""
+    given = {option.partition("=")[0].lower() for option in url.partition("?")[2].split("&")}
     ours = {
         "w": "majority",
         "timeoutMS": 5_000,
         "appname": "mainspring",
         "tz_aware": True,
     }
-    return {name: value for name, value in ours.items() if name.lower() not in said}
+    return {name: value for name, value in ours.items() if name.lower() not in given}
