@@ -382,6 +382,7 @@ class Bench:
             lease=timedelta(hours=1),
             poll=timedelta(minutes=1),
             leader_election=False,
+            memory_limit=None,
         )
         scheduler._resources = {**scheduler._resources, **self._resources}
         scheduler._jobs_in_code = dict(scheduler._jobs_in_code)
