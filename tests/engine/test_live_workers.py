@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring import Scheduler
+from mainspring import Scheduler, __version__
+from mainspring.core.model import Note
+from mainspring.engine.live_workers import LiveWorker
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
 
 MINUTE = 60
@@ -208,3 +212,33 @@ async def test_without_a_live_worker_orphans_are_removed_only_by_force(world: Wo
         assert [job.id for job in await looking.prune_orphans(force=True)] == ["report"]
     async with world.program("mine", workers=0) as producer:  # its own handlers are there
         assert await producer.prune_orphans(force=True) == []
+
+
+@virtual
+async def test_workers_are_listed_with_what_they_say_of_themselves(world: World) -> None:
+    first = world.program("report", queues=["default", "mail"], workers=7)
+    async with first:
+        await asyncio.sleep(1)
+        async with world.program("report", workers=3):
+            await asyncio.sleep(1)
+            async with world.program(workers=0) as looking:
+                one, two = sorted(await looking.list_workers(), key=lambda w: w.capacity or 0)
+    assert (one.capacity, two.capacity, two.running) == (3, 7, 0)
+    assert (one.queues, two.queues) == (None, frozenset({"default", "mail"}))
+    assert (one.is_leader, two.is_leader) == (False, True)
+    assert one.node == one.id.partition(":")[0]
+    assert (one.pid, one.version) == (os.getpid(), __version__)
+    assert one.started_at is not None
+    assert one.seen_at is not None
+    assert one.memory is None or one.memory > 1_000_000
+
+
+@virtual
+async def test_the_note_of_an_earlier_version_still_reads(world: World) -> None:
+    value = {"handlers": ["report"], "queues": None}
+    note = Note(kind="worker", name="old:1:2", value=value)
+    await world.store.open()
+    await world.store.put_notes([NoteWrite.put(note)])
+    async with world.program(workers=0) as looking:
+        [old] = await looking.list_workers()
+    assert old == LiveWorker(id="old:1:2", handlers=frozenset({"report"}))

@@ -89,6 +89,7 @@ def test_every_endpoint_is_described() -> None:
         *("POST /api/jobs", "GET /api/jobs", "POST /api/jobs/bulk", "GET /api/jobs/{id}"),
         *("PUT /api/jobs/{id}", "DELETE /api/jobs/{id}", "POST /api/jobs/{id}/trigger"),
         *("POST /api/jobs/{id}/pause", "POST /api/jobs/{id}/resume"),
+        *("GET /api/workers", "GET /api/v1/workers"),
         *("GET /api/jobs/{id}/explain", "GET /api/runs/{id}/explain"),
         *("GET /api/v1/jobs/{id}/explain", "GET /api/v1/runs/{id}/explain"),
         *("POST /api/jobs/{id}/backfill", "POST /api/jobs/prune-orphans"),

@@ -32,6 +32,7 @@ from mainspring.service.routes import (
     runs,
     schedules,
     v1,
+    workers,
     workflows,
 )
 from mainspring.service.settings import ServiceSettings
@@ -40,7 +41,19 @@ from mainspring.webhooks import WebhookSettings
 LONG = 30.0
 ROUTES: list[Any] = [
     route
-    for part in (v1, jobs, runs, explanations, workflows, schedules, firing, events, health, keys)
+    for part in (
+        v1,
+        jobs,
+        runs,
+        explanations,
+        workers,
+        workflows,
+        schedules,
+        firing,
+        events,
+        health,
+        keys,
+    )
     for route in part.router.routes
 ]
 

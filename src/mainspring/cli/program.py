@@ -25,6 +25,7 @@ from mainspring.cli import (
     simulate,
     store,
     worker,
+    workers,
     workflow,
 )
 from mainspring.cli.environment import read_env_file
@@ -128,6 +129,7 @@ serve.register(app)
 worker.register(app)
 app.add_typer(jobs.group, name="jobs")
 app.add_typer(runs.group, name="runs")
+app.add_typer(workers.group, name="workers")
 firing.register(app)
 apply.register(app)
 app.add_typer(import_command.group, name="import")

@@ -85,7 +85,9 @@ class Engine:
         self.worker = Worker(
             self._context, self._finished, unblock=lambda run_id: self.sweeper.run_ended(run_id)
         )
-        self.live_workers = LiveWorkers(self._context, store_url)
+        self.live_workers = LiveWorkers(
+            self._context, store_url, running=lambda: self.worker.running
+        )
         self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
         self.sweeper = Sweeper(self._context, self.leader, self._finished)
         self.slot_firer = SlotFirer(

@@ -14,21 +14,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import cache
+from importlib import metadata
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct, convert
 
-from mainspring.core.model import Job, Note, Owner
+from mainspring.core.model import Job, Note, Owner, replace
 from mainspring.engine.context import EngineContext
+from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.uptime import record_alive
+from mainspring.engine.worker_ids import node_name
+from mainspring.stores.election import LEADER, TERMS
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, Store
 from mainspring.stores.url_redaction import without_password
 
 __all__ = [
     "LiveWorker",
     "LiveWorkers",
+    "find_leader",
     "find_orphans",
     "find_workers",
     "lacks_only_queue",
@@ -55,18 +62,44 @@ way."""
 
 MOST_WARNINGS = 10
 
+ANNOUNCED = ("node", "pid", "version", "capacity", "running", "memory", "started_at", "seen_at")
+"""What a worker's note says beside its handlers and queues."""
+
 JOBS_AT_ONCE = 1000
 
 
 class LiveWorker(Struct, frozen=True, kw_only=True):
-    """A process that works on runs. `queues=None` takes every queue."""
+    """A process that works on runs. `queues=None` takes every queue.
+
+    The rest is as the worker last announced it, at `seen_at`: the name of its node, its process id,
+    its version, how many attempts it may run at once and how many it ran, and the bytes of memory
+    it used. A worker of an earlier version announces less. `is_leader`: it fires slots first.
+    """
 
     id: str
     handlers: frozenset[str]
     queues: frozenset[str] | None = None
+    node: str = ""
+    pid: int | None = None
+    version: str = ""
+    capacity: int | None = None
+    running: int | None = None
+    memory: int | None = None
+    started_at: datetime | None = None
+    seen_at: datetime | None = None
+    is_leader: bool = False
 
     def takes(self, handler: str, queue: str) -> bool:
         return handler in self.handlers and (self.queues is None or queue in self.queues)
+
+
+async def find_leader(store: Store) -> str | None:
+    """The id of the worker that leads."""
+    query = NoteQuery(kind=TERMS, names=frozenset({LEADER}), limit=1)
+    for term in (await store.notes(query)).items:
+        holder = term.value.get("holder") if isinstance(term.value, dict) else None
+        return holder if isinstance(holder, str) else None
+    return None
 
 
 async def find_workers(store: Store) -> list[LiveWorker]:
@@ -137,11 +170,25 @@ def prune_command(store_url: str | None) -> str:
     return shlex.join(words)
 
 
-class LiveWorkers:
-    """The workers of the store that this process knows, including itself."""
+@cache
+def _version() -> str:
+    """The version of this program; empty where the package is not installed."""
+    try:
+        return metadata.version("mainspring")
+    except metadata.PackageNotFoundError:
+        return ""
 
-    def __init__(self, engine: EngineContext, store_url: str | None) -> None:
+
+class LiveWorkers:
+    """What this process knows of all workers of its store, itself included. `running()` is how many
+    attempts run here."""
+
+    def __init__(
+        self, engine: EngineContext, store_url: str | None, running: Callable[[], int]
+    ) -> None:
         self._engine = engine
+        self._running = running
+        self._started_at: datetime | None = None
         self._store_url = store_url
         self._workers: list[LiveWorker] = []
         self._read_at: float | None = None
@@ -171,10 +218,16 @@ class LiveWorkers:
     async def current(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
         found = await find_workers(self._engine.store)
-        myself = self.myself()
         if self._engine.settings.workers > 0:
+            myself = self._described()
             found = [worker for worker in found if worker.id != myself.id] + [myself]
         return found
+
+    async def listed(self) -> list[LiveWorker]:
+        """The same by id, with the one that leads marked."""
+        leader = await find_leader(self._engine.store)
+        workers = sorted(await self.current(), key=lambda worker: worker.id)
+        return [replace(worker, is_leader=worker.id == leader) for worker in workers]
 
     async def withdraw(self) -> None:
         await record_alive(self._engine.store, self._engine.time.now(), stopping=True)
@@ -220,13 +273,31 @@ class LiveWorkers:
             id=settings.worker_id, handlers=self._engine.registry.names(), queues=settings.queues
         )
 
+    def _described(self) -> LiveWorker:
+        """This worker with all that its note says of it."""
+        settings = self._engine.settings
+        return replace(
+            self.myself(),
+            node=node_name(),
+            pid=os.getpid(),
+            version=_version(),
+            capacity=settings.workers,
+            running=self._running(),
+            memory=resident_memory(),
+            started_at=self._started_at,
+            seen_at=self._engine.time.now(),
+        )
+
     async def _announce(self) -> None:
         await self._engine.retrying_store.repeat("announce", self._write_and_read)
 
     async def _write_and_read(self) -> None:
-        myself = self.myself()
-        facts = to_builtins(myself)
-        value = {"handlers": sorted(facts["handlers"]), "queues": facts["queues"]}
+        if self._started_at is None:
+            self._started_at = self._engine.time.now()
+        myself = self._described()
+        value = {name: getattr(myself, name) for name in ANNOUNCED}
+        value["handlers"] = sorted(myself.handlers)
+        value["queues"] = None if myself.queues is None else sorted(myself.queues)
         note = Note(
             kind=NOTE_KIND,
             name=myself.id,

@@ -683,9 +683,10 @@ class Client:
         return await self._call(explain(self._running(), job_id_of(job_or_run), moment))
 
     async def list_workers(self) -> list[LiveWorker]:
-        """The processes that work on this store's runs, and which handlers they have. One that
-        was killed is listed for up to a minute."""
-        return await self._call(self._running().live_workers.current())
+        """The processes that work on this store's runs: their handlers and queues, node, version,
+        capacity, memory and last sign of life, and which of them leads. One that was killed is
+        listed for up to a minute."""
+        return await self._call(self._running().live_workers.listed())
 
     async def list_unreadable(self, limit: int = 100) -> tuple[list[Job], list[Run]]:
         """Jobs and runs whose records this version cannot read (damaged, or written by a newer

@@ -25,6 +25,7 @@ from mainspring.service.routes import (
     runs,
     schedules,
     v1,
+    workers,
     workflows,
 )
 from mainspring.service.settings import MountedSettings, ServiceSettings
@@ -66,7 +67,20 @@ def create_app(
     )
     app.state.service = service
     install_error_handlers(app)
-    parts = (v1, jobs, runs, explanations, workflows, schedules, firing, events, health, keys, docs)
+    parts = (
+        v1,
+        jobs,
+        runs,
+        explanations,
+        workers,
+        workflows,
+        schedules,
+        firing,
+        events,
+        health,
+        keys,
+        docs,
+    )
     for part in parts:
         app.include_router(part.router, dependencies=[Depends(check_query)])
     app.state.routes = [route for part in parts for route in part.router.routes]

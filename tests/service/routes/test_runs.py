@@ -304,3 +304,12 @@ async def test_why_a_job_or_a_run_did_not_run(working: Api, base: str) -> None:
         ("jobs/report/explain?at=soon", 422),
     ):
         assert (await working.request("GET", f"{base}/{path}")).status_code == status
+
+
+@pytest.mark.parametrize("base", ["/api", "/api/v1"])
+async def test_workers_are_listed(working: Api, base: str) -> None:
+    answer = await working.ok("GET", f"{base}/workers")
+    [worker] = answer["data"] if base == "/api" else answer["items"]
+    assert "report" in worker["handlers"]
+    assert worker["capacity"] == working.scheduler.workers
+    assert worker["id"].startswith(f"{worker['node']}:{worker['pid']}:")

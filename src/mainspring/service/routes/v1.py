@@ -24,6 +24,7 @@ from mainspring.service.routes import (
     keys,
     runs,
     schedules,
+    workers,
     workflows,
 )
 from mainspring.service.routes.jobs import (
@@ -58,6 +59,7 @@ from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.key import ApiKey, ApiKeyList, KeyBody
 from mainspring.service.schemas.preview import Preview, PreviewBody
 from mainspring.service.schemas.run import Run, RunList, RunsBulkBody, RunsBulkResult, run_document
+from mainspring.service.schemas.worker import WorkerList
 from mainspring.service.schemas.workflow import ChainBody, ChainResult, Workflow
 
 __all__ = ["router"]
@@ -406,6 +408,16 @@ async def retry_run(id: RunPath, service: ServiceDep) -> Response:
 async def delete_run(id: RunPath, service: ServiceDep) -> Response:
     await runs.remove_run(service, id)
     return Response(status_code=204)
+
+
+@router.get(
+    "/workers",
+    response_model=WorkerList,
+    tags=["health"],
+    summary="List the workers that are alive",
+)
+async def list_workers(service: ServiceDep) -> Response:
+    return json_response({"items": await workers.list_workers(service), "nextCursor": None})
 
 
 # -- the rest ---------------------------------------------------------------------------------

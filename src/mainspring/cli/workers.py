@@ -1,0 +1,85 @@
+"""`mainspring workers`: lists the processes that work on runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mainspring.cli import time_format
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.output import Column, Output, when
+from mainspring.cli.store_access import StoreChoice, open_client
+
+if TYPE_CHECKING:
+    from mainspring.engine.live_workers import LiveWorker
+
+__all__ = ["group"]
+
+group = typer.Typer(help="List the processes that work on runs.")
+
+
+@group.command("list", epilog=example("mainspring workers list", "mainspring workers list --json"))
+def list_(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
+    """List the workers that are alive. One that was killed is listed for up to a minute."""
+    finish(_list(StoreChoice.of(store, app), Output(as_json=json)))
+
+
+async def _list(choice: StoreChoice, output: Output) -> None:
+    async with open_client(choice) as client:
+        workers = await client.list_workers()
+    if output.as_json:
+        output.document({"items": [_document(worker) for worker in workers]})
+    elif not workers:
+        output.note("no worker is running: start one with `mainspring worker app:scheduler`")
+    else:
+        output.table(COLUMNS, workers)
+
+
+def _document(worker: LiveWorker) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "node": worker.node or None,
+        "pid": worker.pid,
+        "version": worker.version or None,
+        "is_leader": worker.is_leader,
+        "queues": None if worker.queues is None else sorted(worker.queues),
+        "handlers": sorted(worker.handlers),
+        "capacity": worker.capacity,
+        "running": worker.running,
+        "memory": worker.memory,
+        "started_at": time_format.iso(worker.started_at),
+        "seen_at": time_format.iso(worker.seen_at),
+    }
+
+
+def _queues(worker: LiveWorker) -> str:
+    return "all" if worker.queues is None else ", ".join(sorted(worker.queues))
+
+
+def _busy(worker: LiveWorker) -> str:
+    return "-" if worker.capacity is None else f"{worker.running or 0} of {worker.capacity}"
+
+
+def _memory(worker: LiveWorker) -> str:
+    return "-" if worker.memory is None else f"{worker.memory / 1e6:.0f} MB"
+
+
+COLUMNS: list[Column[Any]] = [
+    Column("id", lambda worker: worker.id, whole=True),
+    Column("leads", lambda worker: "yes" if worker.is_leader else ""),
+    Column("running", _busy),
+    Column("memory", _memory),
+    Column("queues", _queues),
+    Column("version", lambda worker: worker.version or "-"),
+    Column(
+        "started",
+        lambda worker: time_format.seconds(worker.started_at),
+        lambda worker: when(worker.started_at),
+    ),
+    Column(
+        "seen",
+        lambda worker: time_format.seconds(worker.seen_at),
+        lambda worker: when(worker.seen_at),
+    ),
+]

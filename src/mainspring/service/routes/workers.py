@@ -1,0 +1,24 @@
+"""`/api/workers`: the processes that work on runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
+from mainspring.service.schemas.json_format import json_response
+from mainspring.service.schemas.worker import WorkersAnswer, worker_document
+
+__all__ = ["list_workers", "router"]
+
+router = APIRouter(prefix="/api/workers", tags=[COMPATIBILITY])
+
+
+@router.get("", response_model=WorkersAnswer, summary="List the workers that are alive")
+async def list_all(service: ServiceDep) -> Response:
+    return json_response({"success": True, "data": await list_workers(service)})
+
+
+async def list_workers(service: Service) -> list[dict[str, Any]]:
+    return [worker_document(worker) for worker in await service.client.list_workers()]

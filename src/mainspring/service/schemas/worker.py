@@ -1,0 +1,57 @@
+"""A worker: a process that works on runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from mainspring.engine.live_workers import LiveWorker
+from mainspring.service.schemas.fields import Document, Time
+from mainspring.service.schemas.json_format import to_iso
+
+__all__ = ["Worker", "WorkerList", "WorkersAnswer", "worker_document"]
+
+
+class Worker(Document):
+    """A process that works on runs. A worker of an earlier version says less of itself."""
+
+    id: str
+    node: Annotated[str | None, Field(description="The host or pod that it runs on.")]
+    pid: int | None
+    version: str | None
+    is_leader: Annotated[bool, Field(description="Whether it fires slots first.")]
+    queues: Annotated[list[str] | None, Field(description="The queues it takes; null: all.")]
+    handlers: list[str]
+    capacity: Annotated[int | None, Field(description="How many attempts it may run at once.")]
+    running: Annotated[int | None, Field(description="How many it ran when it was last seen.")]
+    memory: Annotated[int | None, Field(description="Bytes that it used when it was last seen.")]
+    started_at: Time | None
+    seen_at: Annotated[Time | None, Field(description="Its last sign of life.")]
+
+
+class WorkerList(Document):
+    items: list[Worker]
+    next_cursor: None
+
+
+class WorkersAnswer(Document):
+    success: bool
+    data: list[Worker]
+
+
+def worker_document(worker: LiveWorker) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "node": worker.node or None,
+        "pid": worker.pid,
+        "version": worker.version or None,
+        "isLeader": worker.is_leader,
+        "queues": None if worker.queues is None else sorted(worker.queues),
+        "handlers": sorted(worker.handlers),
+        "capacity": worker.capacity,
+        "running": worker.running,
+        "memory": worker.memory,
+        "startedAt": to_iso(worker.started_at),
+        "seenAt": to_iso(worker.seen_at),
+    }

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from tests.support.command_line import Run
+
+Stocked = dict[str, str]
+
+
+def test_without_a_worker_the_list_says_how_to_start_one(run: Run, stocked: Stocked) -> None:
+    answer = run("workers", "list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no worker is running: start one" in answer.err
+    assert run("workers", "list", "--json").json == {"items": []}
