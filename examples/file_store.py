@@ -152,11 +152,17 @@ class FileStore:
 
     async def claim(self, claim: protocol.Claim) -> protocol.Claimed:
         with self._data() as data:
-            runs, now, used = data.runs.values(), data.now, data.used_capacity()
-            chosen = evaluation.choose_claimed(runs, data.jobs, claim, now, used)
+            runs, jobs, now = data.runs.values(), data.jobs, data.now
+            notes = map(codec.note_from_record, data.note_records.values())
+            rates = evaluation.start_rates(jobs, notes, now)
+            used = data.used_capacity()
+            chosen = evaluation.choose_claimed(runs, jobs, claim, now, used, rates)
+            for write in rates.writes():
+                _put_note(data, write)
             fields = {run.id: evaluation.fields_of_claim(run, claim, now) for run in chosen}
             taken = [data.update_run(run_id, put) for run_id, put in fields.items()]
-            return protocol.Claimed(taken, None if taken else evaluation.next_due(runs, claim, now))
+            coming = None if taken else evaluation.next_due(runs, claim, now, rates)
+            return protocol.Claimed(taken, coming)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         with self._data() as data:

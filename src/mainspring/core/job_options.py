@@ -20,6 +20,7 @@ from mainspring.core.policy import (
     Misfire,
     MisfireKind,
     Overlap,
+    Rate,
     Span,
 )
 from mainspring.errors import InvalidInput
@@ -73,6 +74,8 @@ class PolicyOptions(TypedDict, total=False):
     queue: str
     concurrency: int | None
     concurrency_key: str | None
+    rate: str | Rate | None
+    rate_key: str | None
     overlap: Overlap | Literal["skip", "queue", "replace", "allow"]
     misfire: Misfire | MisfireKind | Literal["once", "skip", "all"] | Mapping[str, Any]
     start_deadline: Span | None

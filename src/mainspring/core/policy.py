@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -29,6 +30,7 @@ __all__ = [
     "MisfireKind",
     "Overlap",
     "Policy",
+    "Rate",
     "Span",
     "error_names",
     "memory_size",
@@ -142,6 +144,69 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` starts in any `span` of time: `rate="100/m"`."""
+
+    count: int
+    span: timedelta
+
+    @classmethod
+    def read(cls, given: object) -> Rate:
+        if isinstance(given, Rate):
+            return given
+        found = _RATE.fullmatch(given) if isinstance(given, str) else None
+        if found is None:
+            raise _refused_rate(given)
+        number, unit = found["length"] or "1", found["unit"].lower()
+        try:
+            span = duration(f"{number}{unit}", what="rate")
+        except InvalidInput:
+            raise _refused_rate(given) from None
+        if int(found["count"]) < 1:
+            raise _refused_rate(given, "it lets no run start; pause the job instead")
+        if int(found["count"]) > MOST_STARTS or not SHORTEST_RATE <= span <= LONGEST_RATE:
+            raise _refused_rate(
+                given, f"at most {MOST_STARTS:,} starts in 1 millisecond to 366 days can be counted"
+            )
+        return cls(int(found["count"]), span)
+
+    def __str__(self) -> str:
+        for unit, length in _RATE_UNITS.items():
+            number, rest = divmod(self.span, length)
+            if not rest:
+                return f"{self.count}/{'' if number == 1 else number}{unit}"
+        raise AssertionError("a span is whole microseconds")
+
+
+MOST_STARTS = 1_000_000_000
+SHORTEST_RATE, LONGEST_RATE = timedelta(milliseconds=1), timedelta(days=366)
+_RATE = re.compile(
+    r"\s*(?P<count>\d{1,18})\s*/\s*(?P<length>\d{0,18})\s*(?P<unit>ms|us|[wdhms])\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_RATE_UNITS = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+    "us": timedelta(microseconds=1),
+}
+_RATE_FORMS = 'a text such as "10/s", "100/m", "1000/h", "5000/d" or "3/30s"'
+
+
+def _refused_rate(given: object, why: str | None = None) -> InvalidInput:
+    reason = f" ({why})" if why else ""
+    return InvalidInput(
+        f"rate {given!r} cannot be used{reason}: give so many starts in so much time,"
+        f" {_RATE_FORMS}, or None",
+        field="rate",
+        given=given,
+        allowed=_RATE_FORMS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Misfire:
     """What becomes of slots that are more than `grace` late when they can first be fired.
 
@@ -171,6 +236,8 @@ class Policy:
     queue: str = "default"
     concurrency: int | None = None
     concurrency_key: str | None = None
+    rate: Rate | None = None
+    rate_key: str | None = None
     overlap: Overlap = Overlap.SKIP
     misfire: Misfire = field(default_factory=Misfire)
     start_deadline: timedelta | None = None
@@ -249,6 +316,14 @@ class Policy:
                     field="overlap",
                     given="replace",
                     allowed=["skip", "queue", "allow"],
+                )
+            )
+        if self.rate_key is not None and self.rate is None and "rate" not in wrong:
+            errors.add(
+                InvalidInput(
+                    "a rate key needs a rate: how many runs that share the key may start in a span"
+                    ' of time, such as rate="100/m"',
+                    field="rate_key",
                 )
             )
         outside = self.memory_limit is not None and self.isolation is not Isolation.PROCESS
@@ -440,6 +515,8 @@ _READERS: dict[str, Any] = {
     "queue": lambda v: _name(v, "queue"),
     "concurrency": _limit,
     "concurrency_key": lambda v: None if v is None else _name(v, "concurrency_key"),
+    "rate": lambda v: None if v is None else Rate.read(v),
+    "rate_key": lambda v: None if v is None else _name(v, "rate_key"),
     "overlap": lambda v: _choice(Overlap, v, "overlap"),
     "misfire": lambda v: _value(Misfire, v, "misfire"),
     "start_deadline": lambda v: _positive(v, "start_deadline"),
@@ -457,6 +534,8 @@ _READERS: dict[str, Any] = {
 def _plain(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, Rate):
+        return str(value)
     if isinstance(value, Backoff | Breaker | Misfire):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     return list(value) if isinstance(value, tuple) else value

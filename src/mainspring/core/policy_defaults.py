@@ -105,6 +105,8 @@ def _leave_out_unfit(used: dict[str, Any], given: Mapping[str, Any], longest_tim
         used.pop("memory_limit", None)
     if "concurrency" in given and given["concurrency"] is None:
         used.pop("concurrency_key", None)
+    if "rate" in given and given["rate"] is None:
+        used.pop("rate_key", None)
     if isinstance(given.get("backoff"), Backoff | Mapping):
         used.pop("retry_delay", None)
     if longest_timeout is None:

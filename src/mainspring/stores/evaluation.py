@@ -12,9 +12,11 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
+from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State
 from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
+from mainspring.stores.rates import NOTE_KIND, StartRates, rate_limit
 
 __all__ = [
     "UsedCapacity",
@@ -32,6 +34,7 @@ __all__ = [
     "page_of_jobs",
     "page_of_notes",
     "page_of_runs",
+    "start_rates",
     "unfinished_slots",
     "used_capacity",
 ]
@@ -56,7 +59,12 @@ UsedCapacity = Counter[tuple[str, str]]
 
 
 def choose_claimed(
-    runs: Iterable[Run], jobs: Mapping[str, Job], claim: Claim, now: datetime, used: UsedCapacity
+    runs: Iterable[Run],
+    jobs: Mapping[str, Job],
+    claim: Claim,
+    now: datetime,
+    used: UsedCapacity,
+    rates: StartRates,
 ) -> list[Run]:
     """The due runs that the claim takes, in order. With them no job exceeds its limit."""
     due = [run for run in runs if run.run_at <= now and is_claimable(run, claim)]
@@ -66,17 +74,35 @@ def choose_claimed(
         if len(chosen) == claim.limit:
             break
         job = jobs.get(run.job_id)
-        if has_capacity(job, used):
+        if has_capacity(job, used) and rates.allows(run.job_id):
             chosen.append(run)
+            rates.take(run.job_id)
             if (limit := _limit(job)) is not None:
                 used[limit.key] += 1
     return chosen
 
 
-def next_due(runs: Iterable[Run], claim: Claim, now: datetime) -> datetime | None:
-    """When the next run that the claim could take falls due."""
-    times = (run.run_at for run in runs if run.run_at > now and is_claimable(run, claim))
-    return min(times, default=None)
+def next_due(
+    runs: Iterable[Run], claim: Claim, now: datetime, rates: StartRates
+) -> datetime | None:
+    """When the next run that the claim could take falls due, or a rate limit lets one start that is
+    due already."""
+    claimable = [run for run in runs if is_claimable(run, claim)]
+    times = [run.run_at for run in claimable if run.run_at > now]
+    start = rates.next_start({run.job_id for run in claimable if run.run_at <= now})
+    return min(times if start is None else [*times, from_us(start)], default=None)
+
+
+def start_rates(jobs: Mapping[str, Job], notes: Iterable[Note], now: datetime) -> StartRates:
+    """What the rate limits of these jobs allow now. `notes` are all notes of the store."""
+    limits = {i: limit for i, job in jobs.items() if (limit := rate_limit(job)) is not None}
+    names = {limit.name for limit in limits.values()}
+    counts = [
+        note
+        for note in (notes if limits else ())
+        if note.kind == NOTE_KIND and note.name in names and not has_expired(note, now)
+    ]
+    return StartRates(limits, counts, to_us(now))
 
 
 def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class Claim(Struct, frozen=True, kw_only=True):
 class Claimed(Struct, frozen=True):
     """The runs that a claim took, in order. If it took none, `next_due` says when the next pending
     run that the claim could take falls due: later than now, or None if there is none. A run that is
-    due already and was not taken is held back by a limit."""
+    due already and was not taken is held back by a limit; if that is its rate limit, it counts as
+    due when the limit lets it start."""
 
     runs: list[Run]
     next_due: datetime | None = None
@@ -398,9 +399,11 @@ class Store(Protocol):
         does not exclude; where there are none, say when to claim again.
 
         Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
-        over running runs with a valid lease. Each run is given running, with its token and
-        attempt grown by one, `worker`, `started_at` and `lease_until` set by the store's clock,
-        and `began` false.
+        over running runs with a valid lease. No job exceeds its `rate`: within any span of that
+        length, by the store's clock and over all clients, no more runs are taken than it says, also
+        through crashes and restarts (`stores/rates.py` counts them). Each run is given running,
+        with its token and attempt grown by one, `worker`, `started_at` and `lease_until` set by the
+        store's clock, and `began` false.
 
         Not idempotent: each call takes other runs. Runs that a lost answer named are rescued when
         their lease has lapsed; those of a cancelled caller are released at once where possible.

@@ -484,6 +484,23 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         option="concurrency_key",
     ),
     FieldSpec(
+        "rate",
+        "How many of the job's runs may start in a span of time, over all instances.",
+        "100/m",
+        sent=Annotated[str, Field(max_length=64)] | None,
+        answered=str | None,
+        read=lambda job: job.policy.rate and str(job.policy.rate),
+        option="rate",
+    ),
+    FieldSpec(
+        "rate_key",
+        "Jobs with the same key share their rate.",
+        sent=str | None,
+        answered=str | None,
+        read=lambda job: job.policy.rate_key,
+        option="rate_key",
+    ),
+    FieldSpec(
         "overlap",
         "What happens to a slot whose predecessor's run has not ended: `skip` the slot, `queue` its"
         " run behind, `replace` the earlier run, or `allow` both.",

@@ -52,6 +52,7 @@ from mainspring.stores.protocol import (
     ended,
     overlapped,
 )
+from mainspring.stores.rates import StartRates
 
 __all__ = ["MemoryStore"]
 
@@ -162,12 +163,14 @@ class MemoryStore:
     async def claim(self, claim: Claim) -> Claimed:
         now = self._now()
         runs = self._runs.live.values()
-        used = self._used_capacity(now)
-        chosen = evaluation.choose_claimed(runs, self._jobs, claim, now, used)
+        used, rates = self._used_capacity(now), self._start_rates(now)
+        chosen = evaluation.choose_claimed(runs, self._jobs, claim, now, used, rates)
+        for write in rates.writes():
+            self._put_note(write, now)
         for run in chosen:
             self._runs[run.id] = replace(run, **evaluation.fields_of_claim(run, claim, now))
         taken = [records.copy_for_caller(self._runs[run.id]) for run in chosen]
-        return Claimed(taken, None if taken else evaluation.next_due(runs, claim, now))
+        return Claimed(taken, None if taken else evaluation.next_due(runs, claim, now, rates))
 
     @_atomic
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
@@ -324,6 +327,9 @@ class MemoryStore:
 
     def _has_capacity(self, run: Run, now: datetime) -> bool:
         return evaluation.has_capacity(self._jobs.get(run.job_id), self._used_capacity(now))
+
+    def _start_rates(self, now: datetime) -> StartRates:
+        return evaluation.start_rates(self._jobs, self._notes.values(), now)
 
     def _used_capacity(self, now: datetime) -> evaluation.UsedCapacity:
         return evaluation.used_capacity(self._runs.live.values(), self._jobs, now)

@@ -19,9 +19,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
+from mainspring.stores.rates import NOTE_KIND, RateLimit, StartRates
 from mainspring.stores.sqlite.codec import lane_parts
+from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.row_batches import one_value, select
 
 __all__ = ["LANES_AFTER", "FreeCapacity", "free_capacity", "next_due", "next_runs"]
@@ -90,7 +93,7 @@ class _Lane:
 
 
 class FreeCapacity:
-    """How many more runs each job with a limit may start."""
+    """How many more runs each job with a concurrency limit may have."""
 
     def __init__(self, limits: Mapping[str, tuple[int, str]], used: Mapping[str, int]) -> None:
         self._limits = limits
@@ -108,25 +111,57 @@ class FreeCapacity:
             self._used[self._limits[job][1]] += 1
 
 
-def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> list[int]:
-    """The `seq` of the runs the claim should take, in order. Reads only."""
+class Limits:
+    """Both kinds of limits of some jobs: how many runs may run at once, and how many may start."""
+
+    def __init__(self, free: FreeCapacity, rates: StartRates) -> None:
+        self._free = free
+        self.rates = rates
+
+    def copy(self) -> Limits:
+        return Limits(self._free.copy(), self.rates.copy())
+
+    def allows(self, job: str) -> bool:
+        return self._free.allows(job) and self.rates.allows(job)
+
+    def take(self, job: str) -> None:
+        self._free.take(job)
+        self.rates.take(job)
+
+
+class Selection(NamedTuple):
+    """The runs that a claim should take, by `seq` and in order; the notes that count their starts;
+    and when a rate limit lets a due run start that it holds back."""
+
+    seqs: list[int]
+    starts: list[NoteWrite]
+    next_start: int | None = None
+
+
+def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> Selection:
+    """What the claim should take. Reads only."""
     if claim.limit <= 0:
-        return []
+        return Selection([], [])
     lanes = _due_lanes(connection, claim, now)
-    free = free_capacity(connection, (lane.job for lane in lanes), now)
+    jobs = {lane.job for lane in lanes} - {""}
+    limits = Limits(free_capacity(connection, jobs, now), start_rates(connection, jobs, now))
     taken: list[int] = []
     for _, level in groupby(lanes, key=lambda lane: lane.priority):
         wanted = claim.limit - len(taken)
         if wanted == 0:
             break
-        taken += _earliest(connection, claim, list(level), free, now, wanted)
-    return taken
+        taken += _earliest(connection, claim, list(level), limits, now, wanted)
+    return Selection(taken, limits.rates.writes(), limits.rates.next_start(jobs))
 
 
-def next_due(connection: sqlite3.Connection, claim: Claim, now: int) -> int | None:
-    """When the next run that the claim could take falls due, if that is later than now."""
+def next_due(
+    connection: sqlite3.Connection, claim: Claim, now: int, next_start: int | None
+) -> int | None:
+    """When the next run that the claim could take falls due, or is let start by its rate limit, if
+    that is later than now."""
     lanes = json.loads(one_value(connection, LANES_AFTER, (now,)))
-    return min((at for lane, at in lanes if _takes(claim, lane)), default=None)
+    times = [at for lane, at in lanes if _takes(claim, lane)]
+    return min(times if next_start is None else [*times, next_start], default=None)
 
 
 def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
@@ -166,6 +201,35 @@ def free_capacity(connection: sqlite3.Connection, jobs: Iterable[str], now: int)
     )
 
 
+def start_rates(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> StartRates:
+    """What the rate limits of these jobs allow now."""
+    limited = sorted(jobs)
+    if not limited:
+        return StartRates({})
+    rows = json.loads(one_value(connection, _RATES, (json.dumps(limited),)))
+    if not rows:
+        return StartRates({})
+    limits = {job: _rate_limit(job, text) for job, text in rows}
+    names = frozenset(limit.name for limit in limits.values())
+    query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
+    return StartRates(limits, find_notes(connection, query, now).items, now)
+
+
+_RATES = """
+SELECT json_group_array(json_array(id, CASE typeof(rate) WHEN 'text' THEN rate END))
+FROM mainspring_jobs
+WHERE rate IS NOT NULL AND typeof(id) = 'text' AND id IN (SELECT value FROM json_each(?))
+"""
+
+
+def _rate_limit(job: str, text: str | None) -> RateLimit:
+    try:
+        name, most, span = json.loads(text or "")
+        return RateLimit(str(name), int(most), int(span))
+    except (TypeError, ValueError):  # it is damaged: as `_NO_CAPACITY`
+        return RateLimit(f"job:{job}", 0, 60_000_000)
+
+
 _NO_CAPACITY = (0, "")
 """Stands for a limit that is damaged. It is unknown how many runs it allows, so none is claimed."""
 
@@ -189,7 +253,7 @@ def _earliest(
     connection: sqlite3.Connection,
     claim: Claim,
     level: list[_Lane],
-    free: FreeCapacity,
+    limits: Limits,
     now: int,
     wanted: int,
 ) -> list[int]:
@@ -199,13 +263,13 @@ def _earliest(
     earliest `wanted` runs. Where limits refuse some of those, later lanes may hold earlier runs:
     then it reads twice as many lanes.
     """
-    level = [lane for lane in level if free.allows(lane.job)]
+    level = [lane for lane in level if limits.allows(lane.job)]
     width = wanted
     while level:
         lanes = level[:width]
         texts = _heads(connection, claim, lanes, now, wanted)
         taken: list[tuple[int, _Lane]] = []
-        trial, over_limit = free.copy(), False
+        trial, over_limit = limits.copy(), False
         for _, seq, at in sorted(row for text in texts for row in json.loads(text)):
             if len(taken) == wanted:
                 break
@@ -216,7 +280,7 @@ def _earliest(
                 over_limit = True
         if not over_limit or width >= len(level):
             for _, lane in taken:
-                free.take(lane.job)
+                limits.take(lane.job)
             return [seq for seq, _ in taken]
         width *= 2
     return []

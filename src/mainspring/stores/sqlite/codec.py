@@ -31,6 +31,7 @@ from mainspring.stores.codec import (
     read_parts,
     to_us,
 )
+from mainspring.stores.rates import rate_limit
 from mainspring.stores.sqlite.row_batches import BulkSql, select
 
 __all__ = [
@@ -89,7 +90,8 @@ def lane_of(run: Run, limited: bool) -> str:
 LANE_SQL = """
     queue || char(31) || handler || char(31) || CASE WHEN EXISTS (
         SELECT 1 FROM mainspring_jobs AS job
-        WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL
+        WHERE job.id = mainspring_runs.job_id
+        AND (job.concurrency IS NOT NULL OR job.rate IS NOT NULL)
     ) THEN job_id ELSE '' END || char(31) || priority
 """
 
@@ -397,7 +399,7 @@ _JOB_ROWS = JOB.adapted(
     names={"fast_read": "tuple({})"},
 )
 _JOB_COLUMNS = tuple(name for name in JOB.fields if name not in _BODY)
-JOB_COLUMNS = (*_JOB_COLUMNS, "concurrency", "limit_key", "body")
+JOB_COLUMNS = (*_JOB_COLUMNS, "concurrency", "limit_key", "rate", "body")
 """The columns that `job_row` gives, the id first."""
 
 _JOB_TEXTS = tuple(
@@ -438,6 +440,7 @@ def job_row(job: Job) -> dict[str, Any]:
         **dict(zip(_JOB_COLUMNS, _job_columns(job), strict=True)),
         "concurrency": policy.concurrency,
         "limit_key": None if policy.concurrency is None else limit_key,
+        "rate": None if (rate := rate_limit(job)) is None else _encode(rate),
         "body": _encode(_job_body(job)),
     }
 

@@ -57,7 +57,7 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
             done[at] = True
             _, was_limited = stored.get(items[at].id, (0, False))
             row = items[at].row
-            if bool(was_limited) != (row is not None and row["concurrency"] is not None):
+            if bool(was_limited) != (row is not None and _is_limited(row)):
                 _update_lanes(tx, items[at].id)
     return done
 
@@ -65,6 +65,11 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
 def drop_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
     """`put_jobs` for a batch of deletions, which a store that is short of disk space still does."""
     return put_jobs(tx, items)
+
+
+def _is_limited(row: Mapping[str, Any]) -> bool:
+    """Whether the job has a limit, and therefore its own lanes."""
+    return row["concurrency"] is not None or row["rate"] is not None
 
 
 def _is_expected(item: JobRow, stored: tuple[int, bool] | None) -> bool:
@@ -82,7 +87,8 @@ def _stored(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
 
 
 _STORED = (
-    f"SELECT json_group_array(json_array(id, {not_blob('version')}, concurrency IS NOT NULL))"
+    f"SELECT json_group_array(json_array(id, {not_blob('version')},"
+    " concurrency IS NOT NULL OR rate IS NOT NULL))"
     " FROM mainspring_jobs WHERE id IN (VALUES ",
     ")",
     1,

@@ -38,6 +38,8 @@ from mainspring.stores.sqlite.codec import (
 )
 from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.counters import prune as prune_counters
+from mainspring.stores.sqlite.notes import NoteRow
+from mainspring.stores.sqlite.notes import put as put_notes
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import Transaction
 
@@ -115,13 +117,14 @@ _WAIT = (
 
 
 def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
-    """The jobs among these that have a concurrency limit. Each of them has its own lanes."""
+    """The jobs among these that have a limit. Each of them has its own lanes."""
     return set(json.loads(tx.value(_LIMITED, json.dumps(list(job_ids)))))
 
 
 _LIMITED = (
     "SELECT json_group_array(id) FROM mainspring_jobs"
-    " WHERE id IN (SELECT value FROM json_each(?)) AND concurrency IS NOT NULL"
+    " WHERE id IN (SELECT value FROM json_each(?))"
+    " AND (concurrency IS NOT NULL OR rate IS NOT NULL)"
 )
 
 
@@ -194,9 +197,10 @@ def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimedRows]:
 
 
 def _claim(tx: Transaction, claim: Claim) -> ClaimedRows:
-    seqs = next_runs(tx.connection, claim, tx.now)
+    seqs, starts, next_start = next_runs(tx.connection, claim, tx.now)
     if not seqs:
-        return ClaimedRows(next_due=next_due(tx.connection, claim, tx.now))
+        return ClaimedRows(next_due=next_due(tx.connection, claim, tx.now, next_start))
+    put_notes(tx, [NoteRow.of(write) for write in starts])
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
     try:

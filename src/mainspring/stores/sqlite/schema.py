@@ -219,6 +219,10 @@ FROM (SELECT state, sum(n) AS n FROM ({_ENDED_BEFORE}) GROUP BY state) HAVING co
 # The file that lists a job.
 _JOB_FILES = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
 
+# The rate limit of a job as a list: the name of its note, how many starts, in how many
+# microseconds.
+_RATES = "ALTER TABLE mainspring_jobs ADD COLUMN rate TEXT"
+
 MIGRATIONS: list[str] = [
     _FIRST,
     _WEBHOOKS,
@@ -231,6 +235,7 @@ MIGRATIONS: list[str] = [
     _ORIGINS,
     _COUNTERS,
     _JOB_FILES,
+    _RATES,
 ]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 

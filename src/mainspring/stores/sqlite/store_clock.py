@@ -37,7 +37,13 @@ _LATEST = "latest wall time"
 _LAPSE_LEASES = (
     "UPDATE mainspring_runs SET lease_until = min(lease_until, ?) WHERE state = 'running'"
 )
-_LAPSE_TERMS = "UPDATE mainspring_notes SET expires_at = min(expires_at, ?) WHERE ttl IS NOT NULL"
+_LAPSE_NOTES = """
+UPDATE mainspring_notes
+SET expires_at = min(expires_at, :now + CASE kind WHEN 'mainspring.term' THEN 0 ELSE ttl END)
+WHERE ttl IS NOT NULL
+"""
+"""A leader's term ends with its machine. Other notes (the starts that a rate limit counts) last on,
+but for no longer than they were meant to: this boot may begin in 1970, and set its clock later."""
 _CLAIMED_LATER = (
     "SELECT EXISTS (SELECT 1 FROM mainspring_runs WHERE state = 'running' AND started_at > ?)"
 )
@@ -89,7 +95,8 @@ class StoreClock:
             pass
         self._offset = offset
         if known is not None:
-            connection.execute(_LAPSE_TERMS, (self.now_us(),))  # a live leader renews its term
+            # A live leader renews its term.
+            connection.execute(_LAPSE_NOTES, {"now": self.now_us()})
             if self._is_the_same_boot(connection):
                 self.follow(connection)
                 return

@@ -28,7 +28,7 @@ from mainspring.core.model import replace
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import jobs, runs
-from mainspring.stores.sqlite.claim import next_due, next_runs
+from mainspring.stores.sqlite.claim import Selection, next_due, next_runs
 from mainspring.stores.sqlite.codec import from_us
 from mainspring.stores.sqlite.commit import SomeSentAgain
 from mainspring.stores.sqlite.disk_reserve import DiskReserve
@@ -243,16 +243,20 @@ class Writer:
         answers: list[Outcome] = []
         try:
             for work in claims:
-                if any(self._is_anything_due(claim, now) for claim in work.items):
+                found = [self._first_due(claim, now) for claim in work.items]
+                if any(one.seqs for one in found):
                     return None
-                coming = [next_due(self._connection, claim, now) for claim in work.items]
+                coming = [
+                    next_due(self._connection, claim, now, one.next_start)
+                    for claim, one in zip(work.items, found, strict=True)
+                ]
                 answers.append((work, [runs.ClaimedRows(next_due=at) for at in coming], None))
         except sqlite3.Error:
             return None  # the claim itself reports the error
         return answers
 
-    def _is_anything_due(self, claim: Claim, now: int) -> bool:
-        return bool(next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now))
+    def _first_due(self, claim: Claim, now: int) -> Selection:
+        return next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now)
 
     def _transact(self, group: list[Operation]) -> list[Any]:
         try:

@@ -31,6 +31,7 @@ from mainspring.testing.conformance.queries import (
     UpstreamTests,
 )
 from mainspring.testing.conformance.races import RaceTests
+from mainspring.testing.conformance.rates import RateTests
 from mainspring.testing.conformance.round_trip import RoundTripTests
 from mainspring.testing.conformance.statistics import StatisticsTests
 from mainspring.testing.conformance.transactions import TransactionTests
@@ -44,6 +45,7 @@ class StoreConformance(
     AddTests,
     ClaimTests,
     LimitTests,
+    RateTests,
     RenewTests,
     CommitTests,
     RescueTests,

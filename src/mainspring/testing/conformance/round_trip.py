@@ -36,6 +36,7 @@ from mainspring.core.policy import (
     MisfireKind,
     Overlap,
     Policy,
+    Rate,
 )
 from mainspring.core.schedules import Schedule, at, cron, every, rrule
 from mainspring.stores.election import elect
@@ -110,6 +111,8 @@ POLICY = Policy(
     delivery=Delivery.EFFECT_ONCE,
     isolation=Isolation.PROCESS,
     memory_limit=2**33,
+    rate=Rate(100, timedelta(minutes=1)),
+    rate_key="shared",
     breaker=Breaker(2, timedelta(minutes=3)),
     after=("first", "second"),
     after_failure=AfterFailure.RUN,

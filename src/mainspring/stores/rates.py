@@ -1,0 +1,171 @@
+"""Rate limits: how many runs may start in a span of time, of one job or of all jobs with one key.
+
+Each limit has a note (kind `rate`) that counts the starts of the last span, in parts of a twentieth
+of it. A start counts until the end of its part and the whole span after that. So never more starts
+than the limit lie within any span of that length, and each start makes room for another one at
+least one span later, at most a twentieth of the span after that.
+
+The counts are kept by how long before the end of the note their parts end. The store sets that end
+by its own clock, and moves it when somebody sets the clock: the counts move along. Everything here
+is pure; docs/decisions/0019-rate-limits.md says how stores use it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from mainspring.core.clock import from_us, to_us
+from mainspring.core.model import Job, Note
+from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
+
+__all__ = ["NOTE_KIND", "RateLimit", "StartRates", "next_start", "rate_limit"]
+
+NOTE_KIND = "rate"
+
+PARTS = 20
+"""Into how many parts a span is divided."""
+
+_US = timedelta(microseconds=1)
+_FULL = 10**18
+
+
+class RateLimit(NamedTuple):
+    """At most `most` starts in `span` microseconds. `name`: that of the note that counts them."""
+
+    name: str
+    most: int
+    span: int
+
+
+def rate_limit(job: Job | None) -> RateLimit | None:
+    """The rate limit of a job; None if it has none."""
+    if job is None or job.policy.rate is None:
+        return None
+    rate, key = job.policy.rate, job.policy.rate_key
+    return RateLimit(f"job:{job.id}" if key is None else f"key:{key}", rate.count, rate.span // _US)
+
+
+class _Starts(NamedTuple):
+    """The starts that a note counts: how many in each part, by its end in microseconds, and the
+    longest span of the limits that it counts for."""
+
+    parts: tuple[tuple[int, int], ...] = ()
+    span: int = 0
+    version: int = 0
+
+    @classmethod
+    def of(cls, note: Note) -> _Starts:
+        if note.expires_at is None:  # no store has written it
+            return cls(version=note.version)
+        ends = to_us(note.expires_at)
+        try:
+            parts = tuple((ends - int(before), int(n)) for before, n in note.value["starts"])
+            return cls(parts, int(note.value["span"]), note.version)
+        except (TypeError, ValueError, LookupError):
+            # It is damaged. Nobody knows how many it allows, so none starts until it has expired.
+            return cls(((ends, _FULL),), 0, note.version)
+
+    def within(self, span: int, now: int) -> int:
+        """How many starts count for a limit of this span."""
+        return sum(count for end, count in self.parts if end + span > now)
+
+    def next_start(self, limit: RateLimit, now: int) -> int:
+        """When the limit allows another start."""
+        parts = sorted(part for part in self.parts if part[0] + limit.span > now)
+        too_many = sum(count for _, count in parts) - limit.most + 1
+        at = now
+        for end, count in parts:
+            if too_many <= 0:
+                break
+            at, too_many = end + limit.span, too_many - count
+        return at
+
+    def write(self, limits: Iterable[RateLimit], now: int, count: int) -> NoteWrite:
+        """Count so many more starts. One that falls into the last part lengthens no other."""
+        limits = list(limits)
+        span = max(self.span if self.parts else 0, *(limit.span for limit in limits))
+        length = -(-span // PARTS)
+        # A part that ends later than that was counted by a clock that has been set back since.
+        parts = [(min(end, now + length), n) for end, n in self.parts if end + span > now]
+        if parts and parts[-1][0] > now:
+            parts[-1] = (parts[-1][0], parts[-1][1] + count)
+        else:
+            parts.append((now + length, count))
+        ends = parts[-1][0] + span
+        value: dict[str, Any] = {"span": span, "starts": [[ends - end, n] for end, n in parts]}
+        note = Note(kind=NOTE_KIND, name=limits[0].name, value=value, version=self.version)
+        return NoteWrite.put(note, (ends - now) * _US)
+
+
+class StartRates:
+    """What the rate limits of some jobs allow at one moment of the store's clock, and what a claim
+    takes of it. `limits` are by job; `notes` are those of the limits that have not expired."""
+
+    def __init__(
+        self, limits: Mapping[str, RateLimit], notes: Iterable[Note] = (), now: int = 0
+    ) -> None:
+        self._limits = limits
+        self._starts = {note.name: _Starts.of(note) for note in notes}
+        self._now = now
+        self._taken: Counter[str] = Counter()
+        self._left = {
+            job_id: limit.most - self._of(limit.name).within(limit.span, now)
+            for job_id, limit in limits.items()
+        }
+
+    def _of(self, name: str) -> _Starts:
+        return self._starts.get(name, _Starts())
+
+    @property
+    def names(self) -> set[str]:
+        return {limit.name for limit in self._limits.values()}
+
+    def copy(self) -> StartRates:
+        copied = StartRates({}, (), self._now)
+        copied._limits, copied._starts, copied._left = self._limits, self._starts, self._left
+        copied._taken = self._taken.copy()
+        return copied
+
+    def left(self, job_id: str) -> int | None:
+        """How many more runs of the job may start now; None: it has no rate limit."""
+        limit = self._limits.get(job_id)
+        return None if limit is None else self._left[job_id] - self._taken[limit.name]
+
+    def allows(self, job_id: str) -> bool:
+        left = self.left(job_id)
+        return left is None or left > 0
+
+    def take(self, job_id: str) -> None:
+        if (limit := self._limits.get(job_id)) is not None:
+            self._taken[limit.name] += 1
+
+    def writes(self) -> list[NoteWrite]:
+        """What counts the starts that were taken: notes to write, each by compare-and-set."""
+        by_name: dict[str, list[RateLimit]] = {}
+        for limit in self._limits.values():
+            by_name.setdefault(limit.name, []).append(limit)
+        return [
+            self._of(name).write(by_name[name], self._now, count)
+            for name, count in self._taken.items()
+        ]
+
+    def next_start(self, job_ids: Iterable[str]) -> int | None:
+        """When the first of these jobs may start a run that may not now, in microseconds."""
+        waiting = [self._limits[i] for i in job_ids if i in self._limits and self._left[i] <= 0]
+        times = (self._of(limit.name).next_start(limit, self._now) for limit in waiting)
+        return min((at for at in times if at > self._now), default=None)
+
+
+async def next_start(store: Store, job: Job) -> datetime | None:
+    """When the rate limit of a job allows the next start, if it is reached now; else None. For
+    explanations: what starts is decided inside of `claim`."""
+    if (limit := rate_limit(job)) is None:
+        return None
+    names = frozenset({limit.name})
+    notes = (await store.notes(NoteQuery(kind=NOTE_KIND, names=names, limit=1))).items
+    rates = StartRates({job.id: limit}, notes, to_us(await store.now()))
+    at = rates.next_start([job.id])
+    return None if at is None else from_us(at)
