@@ -39,6 +39,7 @@ class Data:
         self.note_records: dict[str, Record] = contents.setdefault("notes", {})
         self.counters = Counters(contents.setdefault("counters", []))
         self.runs = {run_id: codec.run_from_record(r) for run_id, r in self.run_records.items()}
+        self.notes = map(codec.note_from_record, self.note_records.values())  # read when asked for
 
     @property
     def jobs(self) -> dict[str, Job]:
@@ -87,7 +88,6 @@ class FileStore:
         self._path = Path(path)
         self._clock = clock or SystemClock()
         self._steady = SteadyClock(self._clock)
-        self._seen: tuple[int, ...] = ()
 
     @contextmanager
     def _data(self) -> Iterator[Data]:
@@ -138,10 +138,9 @@ class FileStore:
     async def wait(self, timeout: float) -> bool:
         seen, ends = self._seen, asyncio.get_running_loop().time() + timeout
         while (found := self._version()) == seen:
-            left = ends - asyncio.get_running_loop().time()
-            if left <= 0:
+            if asyncio.get_running_loop().time() >= ends:
                 return False
-            await asyncio.sleep(min(0.02, left))
+            await asyncio.sleep(0.02)
         self._seen = found
         return True
 
@@ -153,16 +152,13 @@ class FileStore:
     async def claim(self, claim: protocol.Claim) -> protocol.Claimed:
         with self._data() as data:
             runs, jobs, now = data.runs.values(), data.jobs, data.now
-            notes = map(codec.note_from_record, data.note_records.values())
-            rates = evaluation.start_rates(jobs, notes, now)
-            used = data.used_capacity()
+            used, rates = data.used_capacity(), evaluation.start_rates(jobs, data.notes, now)
             chosen = evaluation.choose_claimed(runs, jobs, claim, now, used, rates)
-            for write in rates.writes():
-                _put_note(data, write)
             fields = {run.id: evaluation.fields_of_claim(run, claim, now) for run in chosen}
             taken = [data.update_run(run_id, put) for run_id, put in fields.items()]
-            coming = None if taken else evaluation.next_due(runs, claim, now, rates)
-            return protocol.Claimed(taken, coming)
+            for write in rates.writes():
+                _put_note(data, write)
+            return protocol.Claimed(taken, evaluation.next_due(runs, claim, now, rates))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         with self._data() as data:
@@ -190,8 +186,7 @@ class FileStore:
         with self._data() as data:
             for key, record in list(data.note_records.items()):
                 kept = protocol.TTL_NOTE_KEPT if "ttl" in record else timedelta()
-                note = codec.note_from_record(record)
-                if note.expires_at is not None and note.expires_at + kept <= data.now:
+                if evaluation.has_expired(codec.note_from_record(record), data.now - kept):
                     del data.note_records[key]
             data.counters.prune(data.job_records, data.now)
             old = [r for r in data.runs.values() if r.finished_at and r.finished_at < before]
@@ -210,8 +205,7 @@ class FileStore:
 
     async def notes(self, query: protocol.NoteQuery) -> Page[Note]:
         with self._data() as data:
-            notes = map(codec.note_from_record, data.note_records.values())
-            return evaluation.page_of_notes(notes, query, data.now)
+            return evaluation.page_of_notes(data.notes, query, data.now)
 
     async def put_notes(self, writes: Sequence[protocol.NoteWrite]) -> list[int | None]:
         with self._data() as data:

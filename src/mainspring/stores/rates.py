@@ -119,10 +119,6 @@ class StartRates:
     def _of(self, name: str) -> _Starts:
         return self._starts.get(name, _Starts())
 
-    @property
-    def names(self) -> set[str]:
-        return {limit.name for limit in self._limits.values()}
-
     def copy(self) -> StartRates:
         copied = StartRates({}, (), self._now)
         copied._limits, copied._starts, copied._left = self._limits, self._starts, self._left
@@ -142,13 +138,17 @@ class StartRates:
         if (limit := self._limits.get(job_id)) is not None:
             self._taken[limit.name] += 1
 
-    def writes(self) -> list[NoteWrite]:
-        """What counts the starts that were taken: notes to write, each by compare-and-set."""
+    def limit_of(self, job_id: str) -> RateLimit | None:
+        return self._limits.get(job_id)
+
+    def writes(self, now: int | None = None) -> list[NoteWrite]:
+        """What counts the starts that were taken: notes to write, each by compare-and-set. `now`:
+        when they are counted, where that is later than the moment for which this was made."""
         by_name: dict[str, list[RateLimit]] = {}
         for limit in self._limits.values():
             by_name.setdefault(limit.name, []).append(limit)
         return [
-            self._of(name).write(by_name[name], self._now, count)
+            self._of(name).write(by_name[name], self._now if now is None else now, count)
             for name, count in self._taken.items()
         ]
 

@@ -58,6 +58,7 @@ INVARIANTS = {
     "turns": "after such a run of a second or more, the others have the worker for as long",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
+    "rate": "no span of a rate limit's length has more claims than it allows",
     "breaker": "while a breaker is open by the store's clock no attempt begins that was claimed"
     " since it opened; then only the trial does",
     "trial": "a breaker has one trial at a time",
@@ -148,6 +149,7 @@ class Monitor:
     _edited: set[str] = field(default_factory=set)
     _draining: dict[str, datetime] = field(default_factory=dict)
     _pruned: set[str] = field(default_factory=set)
+    _starts_at_rate: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _circuits: dict[str, Note] = field(default_factory=dict)
     _not_closed_since: dict[str, float] = field(default_factory=dict)
     _open_until: dict[str, float] = field(default_factory=dict)
@@ -436,12 +438,26 @@ class Monitor:
         self._claimed[key] = self._moment()
         self._leases[key] = run.lease_until
         job = self._jobs.get(run.job_id)
+        if job is not None and job.policy.rate is not None:
+            self._check_rate(job, run)
         if job is None or not _by_slot(run) or run.id in self._revived:
             return
         if job.policy.overlap in (Overlap.SKIP, Overlap.QUEUE) and job.id not in self._edited:
             for other in self._earlier_slots(run):
                 if other.state is State.RUNNING:
                     self.fail("overlap", f"{run.id} was claimed while {other.id} runs")
+
+    def _check_rate(self, job: Job, run: Run) -> None:
+        """By the loop's own time: a limit holds also when somebody sets the store's clock."""
+        rate = job.policy.rate
+        assert rate is not None
+        starts = self._starts_at_rate[job.policy.rate_key or job.id]
+        starts.append(self._moment())
+        span = rate.span.total_seconds()
+        within = [at for at in starts if at > starts[-1] - span + 1e-6]
+        self.counted["at its rate"] += len(within) == rate.count
+        if len(within) > rate.count:
+            self.fail("rate", f"{run.id} is the {len(within)}th claim within {span} s")
 
     def _check_renewal(self, author: str, old: Run, run: Run, now: datetime) -> bool:
         assert run.lease_until is not None

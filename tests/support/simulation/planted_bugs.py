@@ -35,7 +35,7 @@ from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.sweeper import Sweeper
 from mainspring.errors import StoreUnavailable
-from mainspring.stores import evaluation
+from mainspring.stores import evaluation, rates
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.memory import store as memory
 from mainspring.stores.protocol import (
@@ -509,6 +509,38 @@ def _forgotten_is_removed() -> Patches:
     return [patch.object(JobCache, "get", get)]
 
 
+class StartsCountedBefore(MemoryStore):
+    """What has started is counted, then the claim is made."""
+
+    async def claim(self, claim: Claim) -> Claimed:
+        rates = self._start_rates(self._clock.now())
+        await _nap()
+        with patch.object(self, "_start_rates", lambda now: rates):
+            return await super().claim(claim)
+
+
+class RateOfEachNode(MemoryStore):
+    """Each worker counts what it starts itself."""
+
+    async def claim(self, claim: Claim) -> Claimed:
+        def own(job: Any) -> Any:
+            limit = rates.rate_limit(job)
+            return limit and limit._replace(name=f"{limit.name} {claim.worker}")
+
+        with patch.object(evaluation, "rate_limit", own):
+            return await super().claim(claim)
+
+
+def _fixed_spans() -> Patches:
+    """Starts count until the end of the span of the clock that they fall into."""
+
+    def within(self: Any, span: int, now: int) -> int:
+        begin = now - now % span
+        return sum(count for end, count in self.parts if end - -(-span // rates.PARTS) >= begin)
+
+    return [patch.object(rates._Starts, "within", within)]
+
+
 def _breaker_by_own_clock() -> Patches:
     right = Breakers._admit
 
@@ -672,6 +704,12 @@ def _bugs() -> Iterator[Planted]:
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
               "fence", "finished", "effect", "cancel", patches=_aborted_without_fence,
               first_seed=2)  # fmt: skip
+    yield bug("starts counted before", "what has started is counted, then the claim is made",
+              "rate", make_store=StartsCountedBefore, focus="rated_a", calm=False)  # fmt: skip
+    yield bug("rate of each node", "each worker counts only what it starts itself", "rate",
+              make_store=RateOfEachNode, focus="rated_a", calm=False)  # fmt: skip
+    yield bug("fixed spans", "a rate is counted anew with every span of the clock", "rate",
+              patches=_fixed_spans, focus="rated_a", calm=False)  # fmt: skip
     yield bug("breaker by own clock", "the worker's clock says when the reset time is over",
               "breaker", patches=_breaker_by_own_clock, focus="broken", calm=False)  # fmt: skip
     yield bug("breaker of each process", "a worker looks only at what it has seen fail itself",

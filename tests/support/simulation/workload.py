@@ -65,6 +65,8 @@ class Workload:
             "once": {"delivery": "at_most_once"},
             "exact": {"delivery": "effect_once", **retries},
             "expiring": {"start_deadline": "2s", "concurrency": 1},
+            "rated_a": {"rate": "3/4s", "rate_key": "shared", **retries},
+            "rated_b": {"rate": "3/4s", "rate_key": "shared"},
             "broken": {"breaker": Breaker(failures=2, reset="5s"), **retries},
         }
         own = random.Random(f"killers {self.seed}")  # the story of other seeds stays as it is

@@ -27,7 +27,7 @@ from bson import ObjectId
 from pymongo import UpdateMany
 from pymongo.errors import PyMongoError
 
-from mainspring.core.model import Run
+from mainspring.core.model import Run, replace
 from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.codec import (
     LIVE_STATES,
@@ -43,6 +43,7 @@ from mainspring.stores.mongodb.codec import (
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.concurrency import Room, read_limits
 from mainspring.stores.mongodb.errors import ambiguous
+from mainspring.stores.mongodb.rates import count_starts
 from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.mongodb.transaction import Conflict, attempt
 from mainspring.stores.protocol import Claim
@@ -110,7 +111,7 @@ async def claim(
         if not chosen:
             return Taken([], more=False, since=since)
         taking = _Taking(db, claim, nonce, unanswered)
-        if room.limits.keys().isdisjoint(run["job_id"] for run in chosen):
+        if room.limited.isdisjoint(run["job_id"] for run in chosen):
             taken = await taking.take(chosen)
         else:
             taken = await taking.take_under_limits(chosen, room)
@@ -134,10 +135,12 @@ async def _select(
     limited = {lane["g"] for lane in lanes if lane["g"]}
     if not limited <= guess:
         room = await read_limits(db, limited)
-    partition.limited = room.limits.keys() & limited
+    partition.limited = room.limited & limited
     if not limited:
         chosen, left = await _first_of_own_part(db, lanes, claim, partition)
         return to_us(now), None if await _correct_lanes(db, chosen) else (chosen, room, left)
+    if room.rate_limits:  # so few are read whole, with the moment at which they start
+        claim = replace(claim, limit=min(claim.limit, READ_WHOLE_LIMIT))
     runs = await _under_limits(db, lanes, room, claim)
     return to_us(now), None if runs is None else (runs, room, False)
 
@@ -342,7 +345,8 @@ class _Taking:
     ) -> list[Run]:
         jobs = {run["job_id"] for run in chosen}
         await seen.lock(db, jobs)
-        room = await read_limits(db, jobs)
+        first = min((run["now"] for run in chosen if "now" in run), default=None)
+        room = await read_limits(db, jobs, first)
         if any(seen.limits.get(job_id) != room.limits.get(job_id) for job_id in jobs):
             raise Conflict  # the wrong limits may be locked
         await room.count(db)
@@ -353,6 +357,7 @@ class _Taking:
                 fitting.append(run)
         if not fitting:
             return []
+        await count_starts(db, room.rates)
         if await _send(db, fitting, self._put) < len(fitting):
             raise Conflict
         if all("now" in run for run in fitting):
@@ -470,14 +475,14 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
 
 
 async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
-    """When the first run falls due that was not due yet at `since`. One seek for each lane and
-    priority.
+    """When the first run falls due that was not due yet at `since`, or is let start by its rate
+    limit. One seek for each lane and priority, and one for each job that is at its rate limit.
 
     A claim passes the time before its search. So a run that falls due while it searches is named,
     and the worker claims again at once.
     """
     lanes = await _lanes(db, claim)
-    earliest = None
+    earliest = await _next_start(db, lanes, since)
     for part in chunks(lanes, WALKS // len(PRIORITIES)):
         walk = db.runs.find(coming_runs(part, since), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
@@ -486,6 +491,18 @@ async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
             if earliest is None or run["run_at"] < earliest:
                 earliest = run["run_at"]
     return read_moment(earliest)
+
+
+async def _next_start(db: Database, lanes: Sequence[Document], since: int) -> int | None:
+    """When a rate limit lets a run start that is due and that it held back at `since`."""
+    room = await read_limits(db, {lane["g"] for lane in lanes if lane["g"]}, since)
+    held_back = [job_id for job_id in room.rate_limits if not room.rates.allows(job_id)]
+    due = []
+    for job_id in held_back:
+        own = [lane for lane in lanes if lane["g"] == job_id]
+        if await db.runs.find_one(due_runs(db, own), {"_id": 1}) is not None:
+            due.append(job_id)
+    return room.rates.next_start(due)
 
 
 def coming_runs(lanes: Sequence[Document], since: int) -> Document:

@@ -37,6 +37,7 @@ from mainspring.stores.codec import (
 )
 from mainspring.stores.mongodb.collections import Document
 from mainspring.stores.mongodb.server_clock import read_moment, until
+from mainspring.stores.rates import rate_limit
 
 __all__ = [
     "BRIEF",
@@ -285,11 +286,12 @@ def job_document(job: Job) -> Document:
 
 
 def _limit(job: Job) -> Document | None:
-    policy = job.policy
-    if policy.concurrency is None:
+    policy, rate = job.policy, rate_limit(job)
+    if policy.concurrency is None and rate is None:
         return None
     key = policy.concurrency_key
-    return {"most": policy.concurrency, "key": f"job:{job.id}" if key is None else f"key:{key}"}
+    made = {"most": policy.concurrency, "key": f"job:{job.id}" if key is None else f"key:{key}"}
+    return made if rate is None else {**made, "rate": list(rate)}
 
 
 _read_job = compile_reader(_JOB, "record", *lookups(_JOB.fields.values(), id="_id"))

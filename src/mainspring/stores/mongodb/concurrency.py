@@ -24,7 +24,9 @@ from typing import Any
 from bson import ObjectId
 
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document
+from mainspring.stores.mongodb.rates import read_rate_limit, read_rates
 from mainspring.stores.mongodb.server_clock import until
+from mainspring.stores.rates import RateLimit, StartRates
 
 __all__ = ["Room", "job_of", "lapsed", "read_limits"]
 
@@ -39,19 +41,34 @@ class Room:
     sharing: dict[str, str] = field(default_factory=dict)
     """The key of the limit of every job that shares one of these limits."""
     used: Counter[str] = field(default_factory=Counter)
+    rates: StartRates = field(default_factory=lambda: StartRates({}))
+    """What the rate limits of these jobs allow (rates.py)."""
+    rate_limits: dict[str, RateLimit] = field(default_factory=dict)
+
+    @property
+    def limited(self) -> set[str]:
+        """The jobs that have a limit of either kind."""
+        return self.limits.keys() | self.rate_limits.keys()
 
     def left(self, job_id: str) -> bool:
         most, key = self.limits.get(job_id, (1, ""))
-        return not key or self.used[key] < most
+        return (not key or self.used[key] < most) and self.rates.allows(job_id)
 
     def most(self, job_ids: Iterable[str]) -> int | None:
-        """How many runs of these jobs could be taken in all; None if one has no limit."""
-        jobs = list(job_ids)
-        if not all(job_id in self.limits for job_id in jobs):
-            return None
-        return sum(max(0, m - self.used[key]) for m, key in {self.limits[j] for j in jobs})
+        """How many runs of these jobs could be taken in all, at most; None where one has no
+        limit."""
+        most: dict[tuple[tuple[int, str] | None, RateLimit | None], int] = {}
+        for job_id in job_ids:
+            limit, started = self.limits.get(job_id), self.rates.left(job_id)
+            left = [] if limit is None else [limit[0] - self.used[limit[1]]]
+            left += [] if started is None else [started]
+            if not left:
+                return None
+            most[limit, self.rate_limits.get(job_id)] = max(0, min(left))
+        return sum(most.values())
 
     def take(self, job_id: str) -> None:
+        self.rates.take(job_id)
         if job_id in self.limits:
             self.used[self.limits[job_id][1]] += 1
 
@@ -80,15 +97,20 @@ class Room:
             await db.limits.update_one({"_id": key}, mark, upsert=True, session=db.session)
 
 
-async def read_limits(db: Database, job_ids: Iterable[str]) -> Room:
-    """The limits of these jobs, and the jobs that share them."""
+async def read_limits(db: Database, job_ids: Iterable[str], at: int | None = None) -> Room:
+    """The limits of these jobs, and who shares them. `at`: the moment at which the first of their
+    runs would start, where that is not now."""
     room = Room()
     asked = list(job_ids)
     if not asked:
         return room
     limited = {"_id": {"$in": asked}, "limit": {"$exists": True}}
     async for job in db.jobs.find(limited, {"limit": 1}, session=db.session):
-        room.limits[job["_id"]] = _read_limit(job)
+        if (rate := read_rate_limit(job)) is not None:
+            room.rate_limits[job["_id"]] = rate
+        if rate is None or job["limit"].get("most") is not None:
+            room.limits[job["_id"]] = _read_limit(job)
+    room.rates = await read_rates(db, room.rate_limits, at)
     room.sharing = {job_id: key for job_id, (_, key) in room.limits.items()}
     shared = sorted({key for key in room.sharing.values() if key.startswith("key:")})
     if shared:

@@ -36,7 +36,9 @@ async def find(db: Database, query: NoteQuery) -> Page[Note]:
         kind, name = read_note_cursor(query.cursor)
         behind = {"kind": {"$eq": kind}, "name": {"$gt": name}}
         where["$or"] = [behind, {"kind": {"$gt": kind}}] if query.kind is None else [behind]
-    walk = db.notes.find(where).sort([("kind", 1), ("name", 1)]).limit(query.limit)
+    walk = (
+        db.notes.find(where, session=db.session).sort([("kind", 1), ("name", 1)]).limit(query.limit)
+    )
     found = await walk.to_list(query.limit)
     notes = [_read_note(kept) for kept in found]
     return Page(notes, note_cursor(notes[-1]) if len(notes) == query.limit else None)
@@ -54,7 +56,7 @@ async def put(db: Database, write: NoteWrite) -> int | None:
 async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | None:
     expected, by_id = write.expected_version, {"_id": _id(write.kind, write.name)}
     shown = {"version": 1, "over": _over(db), "now": db.time.now}
-    seen = await db.notes.find_one(by_id, shown)
+    seen = await db.notes.find_one(by_id, shown, session=db.session)
     live = 0 if seen is None or seen["over"] else seen["version"]
     if expected not in (None, live):
         return None
@@ -65,10 +67,11 @@ async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | N
         return None if made is None else await _insert(db, made)
     same = {**by_id, "version": seen["version"]}
     if made is None:
-        return 0 if (await db.notes.delete_one(same)).deleted_count else None
+        gone = await db.notes.delete_one(same, session=db.session)
+        return 0 if gone.deleted_count else None
     # The number of a note that has expired grows on: no writer meets the same version twice.
     version = int(seen["version"]) + 1
-    done = await db.notes.replace_one(same, {**made, "version": version})
+    done = await db.notes.replace_one(same, {**made, "version": version}, session=db.session)
     return version if done.matched_count else None
 
 
@@ -82,7 +85,7 @@ def _document(note: Note) -> Document:
 
 async def _insert(db: Database, made: Document) -> int | None:
     try:
-        await db.notes.insert_one({**made, "version": 1})
+        await db.notes.insert_one({**made, "version": 1}, session=db.session)
     except DuplicateKeyError:
         return None
     return 1

