@@ -20,6 +20,7 @@ from mainspring.core.policy import (
     MisfireKind,
     Overlap,
     Policy,
+    Rate,
     error_names,
 )
 from mainspring.errors import InvalidInput
@@ -350,3 +351,49 @@ def test_the_limit_key() -> None:
     assert Policy.make(concurrency=2, concurrency_key="db").limit_key == "db"
     assert Policy.make(concurrency=2).limit_key is None
     assert Policy().limit_key is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "span", "shown"),
+    [
+        ("100/m", 100, timedelta(minutes=1), "100/m"),
+        ("10/s", 10, timedelta(seconds=1), "10/s"),
+        (" 3 / 30 s ", 3, timedelta(seconds=30), "3/30s"),
+        ("1000/60m", 1000, timedelta(hours=1), "1000/h"),
+        ("5000/d", 5000, timedelta(days=1), "5000/d"),
+        ("2/1500ms", 2, timedelta(seconds=1.5), "2/1500ms"),
+    ],
+)
+def test_a_rate_is_so_many_starts_in_so_much_time(
+    text: str, count: int, span: timedelta, shown: str
+) -> None:
+    policy = Policy.make(rate=text, rate_key="shared")
+    assert policy.rate == Rate(count, span)
+    assert str(policy.rate) == shown
+    assert Policy.from_dict(policy.to_dict()) == policy
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("0/m", "it lets no run start"),
+        ("100", "give so many starts in so much time"),
+        ("100/0s", "1 millisecond to 366 days"),
+        ("-1/m", "give so many starts"),
+        ("1.5/m", "give so many starts"),
+        ("1/y", "give so many starts"),
+        ("1/400d", "1 millisecond to 366 days"),
+        (100, "give so many starts"),
+        (True, "give so many starts"),
+    ],
+)
+def test_a_rate_that_means_nothing_is_refused(value: object, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why) as caught:
+        Policy.make(rate=value)
+    assert caught.value.field == "rate"
+
+
+def test_a_rate_key_needs_a_rate() -> None:
+    with pytest.raises(InvalidInput, match="a rate key needs a rate") as caught:
+        Policy.make(rate_key="shared")
+    assert caught.value.field == "rate_key"
