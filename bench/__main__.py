@@ -20,6 +20,7 @@ BENCHMARKS = {
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
     "mongodb": "drain, processes, a limit, latency and claims on MongoDB, beside pymongo and npm",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
+    "statistics": "what counting costs a drain; health and metrics at a million finished runs",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",
     "scale": "claim cost at 10 thousand to 1 million pending runs",
 }

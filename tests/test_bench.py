@@ -33,6 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"SIZES": {"few": 20, "more": 40}},
     },
     "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
+    "statistics": {"DRAINED": 20, "TURNS": 1, "KEPT": 60, "FEW": 40, "TIMES": 1},
     "sizing": {"KEPT": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
     "scale": {
         "SHAPES": {f"{n}": {"pending": 401, "future": 10 * (n == 4)} for n in range(5)},
@@ -45,7 +46,7 @@ OPTIONS = {
     "slots": ["--store", "sqlite", "--rate", "3", "--seconds", "1", "--instances", "1"],
     "catch_up": ["--store", "sqlite", "--jobs", "2", "--days", "1"],
 }
-ON_MONGODB = ("mongodb", "transactions", "sizing")
+ON_MONGODB = ("mongodb", "transactions", "statistics", "sizing")
 SLOW_PARTS = {"latencies", "idle", "connections", "processes"}
 """Parts of the benchmarks on MongoDB that take many seconds, whatever their size."""
 
