@@ -38,6 +38,9 @@ class Settings:
     lease: timedelta = timedelta(seconds=30)
     poll: timedelta = timedelta(seconds=1)
     retention: timedelta = timedelta(days=30)
+    history: int | None = None
+    """How many finished runs of each job are kept; None: any number, within the retention."""
+    prune_every: timedelta = timedelta(minutes=1)
     leader_election: bool = True
     wait_for_store: timedelta = timedelta(seconds=30)
     enabled: bool = True
@@ -57,6 +60,8 @@ class Settings:
         lease: Span = "30s",
         poll: Span = "1s",
         retention: Span = "30d",
+        history: int | None = None,
+        prune_every: Span = "1m",
         leader_election: bool = True,
         wait_for_store: Span = "30s",
         enabled: bool = True,
@@ -70,6 +75,8 @@ class Settings:
             lease=_lease(lease),
             poll=_poll(poll),
             retention=duration(retention, what="retention"),
+            history=_history(history),
+            prune_every=_prune_every(prune_every),
             leader_election=_leader_election(leader_election),
             wait_for_store=duration(wait_for_store, what="wait_for_store"),
             enabled=_enabled(enabled),
@@ -111,6 +118,31 @@ def _workers(given: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
         raise InvalidInput(f"workers is 0 to 10000, not {given!r}", field="workers", given=given)
     return given
+
+
+def _history(given: int | None) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise InvalidInput(
+            f"history is 1 or more (runs of each job), or None, not {given!r}",
+            field="history",
+            given=given,
+            allowed="1 or more, or None",
+        )
+    return given
+
+
+def _prune_every(given: Span) -> timedelta:
+    span = duration(given, what="prune_every")
+    if not timedelta(seconds=1) <= span <= timedelta(days=1):
+        raise InvalidInput(
+            f"prune_every is 1 second to 1 day, not {given!r}",
+            field="prune_every",
+            given=given,
+            allowed="1s to 1d",
+        )
+    return span
 
 
 def _leader_election(given: bool) -> bool:
