@@ -170,6 +170,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
             retention=settings.retention,
+            history=settings.history,
             leader_election=settings.leader_election,
             memory_limit=settings.memory_limit,
             webhooks=webhooks,
@@ -186,6 +187,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
         workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
         poll=settings.poll if "scheduler_poll_interval" in said else None,
         retention=settings.retention if "retention" in said else None,
+        history=settings.history,
         leader_election=settings.leader_election if "leader_election" in said else None,
         memory_limit=settings.memory_limit,
     )

@@ -21,6 +21,8 @@ class Choices(TypedDict, total=False):
     queues: Iterable[str] | None
     poll: Span | None
     retention: Span | None
+    history: int | None
+    prune_every: Span | None
     leader_election: bool | None
     wait_for_store: Span | None
     enabled: bool | None
@@ -90,6 +92,8 @@ class Settings:
         queues: str | Iterable[str] | None = None,
         poll: Span | None = None,
         retention: Span | None = None,
+        history: int | None = None,
+        prune_every: Span | None = None,
         leader_election: bool | None = None,
         wait_for_store: Span | None = None,
         enabled: bool | None = None,
@@ -106,6 +110,8 @@ class Settings:
             queues=self.queues if queues is None else _queues(queues),
             poll=self.poll if poll is None else _poll(poll),
             retention=duration(keep, what="retention"),
+            history=self.history if history is None else _history(history),
+            prune_every=self.prune_every if prune_every is None else _prune_every(prune_every),
             leader_election=_leader_election(elects),
             wait_for_store=duration(wait, what="wait_for_store"),
             enabled=self.enabled if enabled is None else _enabled(enabled),

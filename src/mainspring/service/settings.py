@@ -84,6 +84,8 @@ class ServiceSettings(BaseSettings):
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
     """With a unit, as in 30d: a bare number meant as days would delete the history."""
+    history: int | None = Field(None, ge=1)
+    """How many finished runs of each job are kept."""
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
     """At so much memory, as in 1GB, the process is replaced."""
     leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
