@@ -75,7 +75,7 @@ async def test_a_counter_that_cannot_be_read_is_counted_from_zero(tmp_path: Path
 
 
 async def test_runs_that_ended_before_the_counters_were_made_are_counted_as_totals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "jobs.db"
     async with opened(path) as store:
@@ -87,11 +87,8 @@ async def test_runs_that_ended_before_the_counters_were_made_are_counted_as_tota
             ]
         )
         await store.add([a_run("waits", state=State.WAITING, after=("r0",)), a_run("due")])
-    with sqlite3.connect(path) as other:  # as an earlier version left it
-        other.execute("DROP TABLE mainspring_counters")
-        before = schema.MIGRATIONS.index(schema._COUNTERS)
-        other.execute("UPDATE mainspring_meta SET value = ? WHERE name = 'version'", (before,))
-        other.execute(f"PRAGMA user_version = {before}")
+    other = sqlite3.connect(path)
+    other.executescript(f"DROP TABLE mainspring_counters; {schema._COUNTERS}")  # as the step does
     other.close()
     async with opened(path) as store:
         counts = await store.counts(jobs=frozenset({"j0", "j1", "job", WHOLE_STORE}))
