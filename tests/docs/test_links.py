@@ -19,6 +19,7 @@ SOURCES = [
     if path.suffix in (".py", ".yaml", ".service", ".example", ".html", ".md") and path.is_file()
 ]
 OTHER_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE", "NO_COLOR", "MAINSPRING_DEBUG"}
+OTHER_VARIABLES |= {"MAINSPRING_NODE"}  # read by engine/worker_ids.py
 OTHER_VARIABLES |= {"CRON_TZ", "TYPE_CHECKING"}  # no variables of the environment
 MAINSPRING_COMMAND = re.compile(
     r"(?<![\w./-])mainspring((?: [a-z]+(?:-[a-z]+)*){1,2})((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
