@@ -281,7 +281,7 @@ def test_a_store_that_cannot_be_opened(start: Start, folder: Path) -> None:
         (("worker", "app:scheduler", "--queues", ","), "--queues names no queue"),
         (("worker", "app:scheduler", "--workers", "0"), "--workers"),
         (("worker", "app:scheduler", "--leader-election=redis://r"), "--leader-election"),
-        (("worker",), "missing argument"),
+        (("worker",), "name the scheduler to run, or a file of jobs"),
     ],
 )
 def test_bad_usage(start: Start, words: tuple[str, ...], message: str) -> None:
@@ -325,6 +325,7 @@ def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
         "    return len(kept)\n"
     )
     worker = start("worker", "leaky:scheduler", "--memory-limit", "300MB")
+    worker.says(READY)
     first = run("enqueue", "leak", '{"size": 400000000}', "--app", "leaky:scheduler", "--json").json
     worker.says("it is replaced")
     answer = run("enqueue", "leak", '{"size": 10}', "--app", "leaky:scheduler", "--wait", "--json")

@@ -45,6 +45,9 @@ class SystemClock:
 thread_cpu = time.thread_time
 """Seconds of CPU that this thread has used."""
 
+process_cpu = time.process_time
+"""Seconds of CPU that all threads of this process have used."""
+
 
 def utcnow() -> datetime:
     """The machine's time, for previews and defaults; never for what is due (ask the store)."""

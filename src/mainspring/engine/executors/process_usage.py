@@ -6,6 +6,8 @@ import contextlib
 import os
 from typing import Any
 
+from mainspring.core.clock import process_cpu
+
 __all__ = ["ProcessUsage"]
 
 
@@ -25,8 +27,8 @@ class ProcessUsage:
 
 
 def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    children = os.times()  # in steps of 10 ms, so not for this process
+    return process_cpu() + children.children_user + children.children_system
 
 
 def _peak_memory() -> int | None:
