@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
+from mainspring.engine.breakers import close_breaker
 from mainspring.errors import InvalidInput, JobNotFound
+from mainspring.scheduler.explanation import Reason
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.engine import EventRecorder, ended
+from tests.support.pages import DOCS
 from tests.support.scheduler_fixtures import Make
 
 
@@ -96,29 +102,6 @@ async def test_a_limit_over_several_jobs_names_its_key(make: Make) -> None:
         release.set()
 
 
-async def test_a_run_held_by_a_breaker_says_so_until_it_succeeds(make: Make) -> None:
-    scheduler = make()
-    healthy = False
-
-    @scheduler.job(breaker=Breaker(failures=1, reset="300ms"))
-    async def call() -> None:
-        assert healthy
-
-    async with scheduler:
-        await ended(scheduler, await call.enqueue())
-        run = await call.enqueue()
-
-        async def held() -> str:
-            return (await scheduler.explain(run.id)).problem or ""
-
-        async with asyncio.timeout(5):
-            while not (await held()).startswith("its circuit breaker is open: it is due in"):
-                await asyncio.sleep(0.01)
-        healthy = True
-        done = await ended(scheduler, run)
-    assert (done.state, done.reason) == (State.SUCCEEDED, None)
-
-
 async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, file: str) -> None:
     producer = make(file, workers=0)
 
@@ -138,6 +121,7 @@ async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, fi
         other.job(id="send", queue="mail")(send)
         async with other:
             await _told(producer, run.id, "takes the queue 'mail'")
+            assert (await producer.explain(run.id)).code == "no_worker_for_queue"
 
 
 async def _told(scheduler: Scheduler, run_id: str, words: str) -> None:
@@ -235,7 +219,8 @@ class World:
     """A store on virtual time, and programs around it."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(VirtualClock())
+        self.clock = VirtualClock()
+        self.store = MemoryStore(self.clock)
 
     def program(self, schedule: str | None = "0 * * * *", **options: Any) -> Scheduler:
         """A program with one job, `report`, which takes as long as `takes` says."""
@@ -517,3 +502,231 @@ async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(world: World) ->
         assert len(found.added) == 3
         for hour in (1, 2, 3):
             assert (await scheduler.explain("report", at(hour))).code == "succeeded"
+
+
+@virtual
+async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(world: World) -> None:
+    scheduler = world.program(None)
+    healthy = False
+
+    @scheduler.job(breaker=Breaker(failures=2, reset="5m"), retries=1, retry_delay="1h")
+    async def call() -> None:
+        await asyncio.sleep(10)
+        if not healthy:
+            raise ValueError("no network")
+
+    async with scheduler:
+        failed, _ = [await call.enqueue() for _ in range(2)]
+        await asyncio.sleep(11)
+        run = await call.enqueue()
+        await asyncio.sleep(1)
+        found = await scheduler.explain(run.id)
+        assert (found.code, found.facts["failures"]) == ("breaker_open", 2)
+        assert found.sentence == (
+            "its circuit breaker is open until 2030-01-01T00:05:10Z, after 2 failures in a row"
+        )
+        assert (await scheduler.explain("call")).code == "breaker_open"
+        retried = await scheduler.explain(failed.id)  # its retry comes after the reset time
+        assert retried.code == "not_due"
+        assert retried.sentence.startswith(
+            "its last attempt failed (ValueError: no network): it is"
+        )
+        healthy = True
+        await asyncio.sleep(5 * MINUTE)
+        assert (await scheduler.explain(run.id)).code == "running"
+        beside = await call.enqueue()
+        for _ in range(2):  # before and after a worker has put it off
+            found = await scheduler.explain(beside.id)
+            assert (found.code, found.facts["trial"]) == ("breaker_open", run.id)
+            assert found.sentence == (
+                f"its circuit breaker is half open: {run.id} is the trial, and no other run starts"
+                " before it has ended"
+            )
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(MINUTE)
+        for one in (run, beside):
+            assert (await scheduler.explain(one.id)).code == "succeeded"
+
+
+@virtual
+async def test_a_run_that_an_open_breaker_put_off_may_find_it_closed(world: World) -> None:
+    scheduler = world.program(None)
+
+    @scheduler.job(breaker=Breaker(failures=1, reset="5m"))
+    async def call() -> None:
+        raise ValueError("no network")
+
+    async with scheduler:
+        await scheduler.wait((await call.enqueue()).id, "1m")
+        run = await call.enqueue()
+        await asyncio.sleep(1)
+        assert (await scheduler.explain(run.id)).code == "breaker_open"
+        await close_breaker(world.store, await scheduler.get_job("call"))
+        found = await scheduler.explain(run.id)
+        assert (found.code, found.sentence) == (
+            "not_due",
+            "its circuit breaker was open: it is due in 4 minutes 59 seconds",
+        )
+
+
+@virtual
+async def test_a_run_held_by_a_rate_limit_says_when_the_next_may_start(world: World) -> None:
+    async with world.program(None, rate="2/m") as scheduler:
+        runs = await scheduler.enqueue_many("report", [None] * 3)
+        await asyncio.sleep(1)
+        codes = [(await scheduler.explain(run.id)).code for run in runs]
+        assert sorted(codes) == ["rate_limited", "succeeded", "succeeded"]
+        found = await scheduler.explain("report")
+        assert (found.code, found.facts["rate"], found.facts["key"]) == (
+            "rate_limited",
+            "2/m",
+            None,
+        )
+        assert found.sentence == (
+            "its rate limit of 2/m is reached; the next start is possible at 2030-01-01T00:01:03Z"
+        )
+        assert found.facts["next_start"] == at(0, 1) + timedelta(seconds=3)
+        assert found.run_id is not None
+        held = await scheduler.wait(found.run_id, "2m")
+        assert held.started_at is not None
+        assert held.started_at - found.facts["next_start"] < timedelta(seconds=1)
+
+
+@virtual
+async def test_a_rate_limit_over_several_jobs_names_its_key(world: World) -> None:
+    scheduler = world.program(None, rate="1/m", rate_key="mail")
+
+    @scheduler.job(rate="1/m", rate_key="mail")
+    async def send() -> None: ...
+
+    async with scheduler:
+        await scheduler.enqueue("report")
+        await asyncio.sleep(1)
+        found = await scheduler.explain((await scheduler.enqueue("send")).id)
+        assert found.sentence.startswith(
+            "its rate limit of 1/m, which all jobs with the key 'mail' share, is reached; the next"
+        )
+
+
+@virtual
+async def test_a_slot_that_is_due_and_not_fired_yet(world: World) -> None:
+    """The clock was set forward by ten minutes, and the worker has not looked since."""
+    async with world.program() as scheduler:
+        await until(scheduler, at(0, 55))
+        world.clock.offset += 10 * MINUTE
+        found = await scheduler.explain("report")
+        [worker] = await scheduler.list_workers()
+        assert (found.code, found.at) == ("not_fired", at(1))
+        assert found.facts["workers"] == [worker.id]
+        assert found.sentence == (
+            "its slot at 2030-01-01T01:00:00Z has not been fired for 5 minutes: a worker is alive,"
+            " and fires it within seconds"
+        )
+        await asyncio.sleep(10)
+        assert (await scheduler.explain("report", at(1))).code == "succeeded"
+
+
+@virtual
+async def test_a_node_run_whose_worker_is_gone(world: World) -> None:
+    async with world.program(None, each_node=True) as scheduler:
+        [own] = await scheduler.list_workers()
+        dead = world.program(None, each_node=True)
+        await dead.start()
+        await asyncio.sleep(1)
+        [node] = {one.id for one in await dead.list_workers()} - {own.id}
+        kill(dead)
+        root = await scheduler.trigger("report")
+        await asyncio.sleep(5)
+        found = await scheduler.explain(f"{root.id}@{node}")
+        assert (found.code, found.sentence) == (
+            "no_capacity",  # it still counts as alive
+            f"it is due for 5 seconds, and its node {node} was not free yet",
+        )
+        await _until_code(scheduler, f"{root.id}@{node}", "node_gone")
+        found = await scheduler.explain(f"{root.id}@{node}")
+        assert (found.sentence, found.facts) == (
+            f"its node {node} is gone: the run is skipped within two minutes",
+            {"node": node},
+        )
+        assert node in (await scheduler.explain(root.id)).sentence
+        await scheduler.wait(root.id, "3m")
+        found = await scheduler.explain(f"{root.id}@{node}")
+        assert (found.code, found.sentence) == (
+            "node_gone",
+            f"its node {node} ended before it took the run",
+        )
+
+
+@virtual
+async def test_a_node_run_whose_worker_lacks_the_new_handler(world: World) -> None:
+    """The worker is busy while the job is given a handler that only the other worker has."""
+    both, old = world.program(None), world.program(None, workers=1)
+
+    @both.job
+    async def clean_more() -> None: ...
+
+    @old.job
+    async def busy() -> None:
+        await asyncio.sleep(MINUTE)
+
+    async with both:
+        [own] = await both.list_workers()
+        async with old:
+            await both.add_job("clean", handler="report", each_node=True)
+            await old.enqueue("busy")
+            await asyncio.sleep(1)
+            [node] = {one.id for one in await both.list_workers()} - {own.id}
+            root = await both.trigger("clean")
+            await asyncio.sleep(1)
+            await both.update_job("clean", handler="clean_more")
+            await both.wait(root.id, "5m")
+        found = await both.explain(f"{root.id}@{node}")
+        assert (found.code, found.sentence) == (
+            "skipped",
+            "it was skipped: its node does not have the job's handler",
+        )
+
+
+async def _until_code(scheduler: Scheduler, name: str, code: str) -> None:
+    async with asyncio.timeout(5 * MINUTE):
+        while (await scheduler.explain(name)).code != code:
+            await asyncio.sleep(1)
+
+
+def kill(scheduler: Scheduler) -> None:
+    """As kill -9: none of its tasks takes another step."""
+    assert scheduler._engine is not None
+    for task in scheduler._engine._tasks:
+        task.cancel()
+
+
+async def test_records_that_cannot_be_read(tmp_path: Path) -> None:
+    place = tmp_path / "jobs.db"
+    scheduler = Scheduler(f"sqlite:///{place}", workers=0)
+
+    @scheduler.job("1h")
+    async def report() -> None: ...
+
+    async with scheduler:
+        run = await scheduler.enqueue("report")
+        damage(place, "UPDATE mainspring_runs SET payload = '{' WHERE id = ?", run.id)
+        found = await scheduler.explain(run.id)
+        assert found.code == "unreadable"
+        assert found.sentence.startswith("its record cannot be read: ")
+        assert "payload" in found.sentence
+        body = "UPDATE mainspring_jobs SET body = json_set(body, '$[3]', '{') WHERE id = ?"
+        damage(place, body, "report")
+        for moment in (None, await scheduler.now()):
+            found = await scheduler.explain("report", moment)
+            assert found.code == "unreadable"
+            assert "schedule" in found.sentence
+
+
+def damage(place: Path, sql: str, name: str) -> None:
+    with closing(sqlite3.connect(place)) as connection, connection:
+        assert connection.execute(sql, (name,)).rowcount == 1
+
+
+def test_the_page_lists_every_code() -> None:
+    page = (DOCS / "how-to" / "find-out-why-a-job-does-not-run.md").read_text()
+    assert [code for code in Reason if f"`{code}`" not in page] == []

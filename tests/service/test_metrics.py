@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from mainspring.core.model import Attempt, Outcome, replace
+from mainspring.engine.slots import make_node_run
 from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore
@@ -88,6 +89,21 @@ async def test_what_is_due_is_told_by_handler(api: Api) -> None:
     samples = await scraped(api)
     assert samples['mainspring_runs_due{handler="greet"}'] == 3
     assert samples['mainspring_due_oldest_seconds{handler="greet"}'] > 0
+
+
+async def test_due_node_runs_of_all_workers_share_one_label(api: Api) -> None:
+    """The id of a worker changes with every start: a label for each would grow without end."""
+    scheduler = api.scheduler
+    run, job = await scheduler.enqueue("greet", {}), await scheduler.get_job("greet")
+    await scheduler.store.add([make_node_run(run, job, f"w{n}", run.run_at) for n in range(3)])
+    await asyncio.sleep(0.001)
+    samples = await scraped(api)
+    due = {name: value for name, value in samples.items() if "mainspring_runs_due" in name}
+    assert due == {
+        'mainspring_runs_due{handler="greet"}': 1,
+        'mainspring_runs_due{handler="each_node"}': 3,
+    }
+    assert samples['mainspring_due_oldest_seconds{handler="each_node"}'] > 0
 
 
 async def test_the_last_success_is_known_after_a_restart(make: Make, tmp_path: Path) -> None:

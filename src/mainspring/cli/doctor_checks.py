@@ -23,6 +23,7 @@ from mainspring.cli.store_access import Found, StoreChoice, check_exists, databa
 from mainspring.cli.time_format import span
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, State, replace
+from mainspring.core.node_runs import is_node_handler
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.live_workers import (
     LiveWorker,
@@ -256,7 +257,7 @@ def _check_due_work(due: Any, running: dict[str, int], now: datetime) -> Iterato
         if running.get(handler):
             advice = "workers are behind: start more, or raise --workers"
             yield Check("warn", "due work", detail, advice)
-        elif handler.startswith("@"):  # of an `each_node` job
+        elif is_node_handler(handler):
             advice = (
                 "only this worker takes it; if the worker is gone, it is skipped in two minutes"
             )

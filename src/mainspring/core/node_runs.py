@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from mainspring.core.model import Run
 
-__all__ = ["node_handler", "node_ids", "node_of", "node_run_id", "own_upstream"]
+__all__ = ["is_node_handler", "node_handler", "node_ids", "node_of", "node_run_id", "own_upstream"]
 
 
 def node_handler(worker: str) -> str:
@@ -18,9 +18,13 @@ def node_handler(worker: str) -> str:
     return f"@{worker}"
 
 
+def is_node_handler(handler: str) -> bool:
+    return handler.startswith("@")
+
+
 def node_of(run: Run) -> str | None:
     """The worker that a node run is for; None for any other run."""
-    return run.handler[1:] if run.handler.startswith("@") else None
+    return run.handler[1:] if is_node_handler(run.handler) else None
 
 
 def node_run_id(run_id: str, worker: str) -> str:

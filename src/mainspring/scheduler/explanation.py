@@ -16,12 +16,14 @@ from msgspec import Struct
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
 from mainspring.core.node_runs import node_of
+from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, without_worker
 from mainspring.engine.sweeper import NODE_GONE
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.stores.rates import next_start
 
 __all__ = ["Explanation", "Reason", "explain", "explain_run"]
 
@@ -53,6 +55,7 @@ class Reason(StrEnum):
     WAITING = "waiting"
     BREAKER = "breaker_open"
     CONCURRENCY = "concurrency"
+    RATE = "rate_limited"
     NO_WORKER = "no_worker"
     NO_QUEUE = "no_worker_for_queue"
     NO_HANDLER = "no_handler"
@@ -368,45 +371,40 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
         text = f"its record cannot be read: {run.unreadable}"
         return _of_run(run, Reason.UNREADABLE, text)
     now = await engine.store.now()
+    job = await _job_of(engine, run)
     if run.run_at > now:
-        return _explain_later(run, now)
+        held = None if job is None else await _breaker_open(engine, run, job, now)
+        return held or _explain_later(run, now)
     workers = await engine.live_workers.current()
-    if (node := node_of(run)) is not None:
-        return await _explain_node_run(engine, run, node, workers, now)
-    if not any(worker.takes(run.handler, run.queue) for worker in workers):
+    node = node_of(run)
+    if node is not None and node not in _ids(workers):
+        text = f"its node {node} is gone: the run is skipped within two minutes"
+        return _of_run(run, Reason.NODE_GONE, text, node=node)
+    if node is None and not any(worker.takes(run.handler, run.queue) for worker in workers):
         code, why = _lacking(run.handler, run.queue, workers)
         return _of_run(run, code, why, workers=_ids(workers))
-    if (held := await _limit_reached(engine, run, now)) is not None:
+    if job is not None and (held := await _held_back(engine, run, job, now)) is not None:
         return held
-    text = f"it is due for {_span(now - run.run_at)}, and no worker that can run it was free yet"
+    due = f"it is due for {_span(now - run.run_at)}"
+    if node is not None:
+        text = f"{due}, and its node {node} was not free yet"
+        return _of_run(run, Reason.NO_CAPACITY, text, node=node)
     able = [worker for worker in workers if worker.takes(run.handler, run.queue)]
+    text = f"{due}, and no worker that can run it was free yet"
     return _of_run(run, Reason.NO_CAPACITY, text, workers=_ids(able))
 
 
-async def _explain_node_run(
-    engine: Engine, run: Run, node: str, workers: list[LiveWorker], now: datetime
-) -> Explanation:
-    """Why the run of an `each_node` job for one worker is pending: nobody else may take it."""
-    if node not in _ids(workers):
-        text = f"its node {node} is gone: the run is skipped within two minutes"
-        return _of_run(run, Reason.NODE_GONE, text, node=node)
-    if (held := await _limit_reached(engine, run, now)) is not None:
-        return held
-    text = f"it is due for {_span(now - run.run_at)}, and its node {node} was not free yet"
-    return _of_run(run, Reason.NO_CAPACITY, text, node=node)
-
-
 def _explain_later(run: Run, now: datetime) -> Explanation:
-    code = Reason.NOT_DUE
-    if run.reason is not None:
+    if run.reason == PUT_OFF_REASON:  # and is closed by now, or the next run is its trial
+        why = "its circuit breaker was open"
+    elif run.reason is not None:
         why = run.reason
-        code = Reason.BREAKER if "circuit breaker" in why else code
     elif run.failures:
         why = f"its last attempt failed ({run.error})"
     else:
         why = "its time has not come"
     text = f"{why}: it is due in {_span(run.run_at - now)}"
-    return _of_run(run, code, text, until=run.run_at)
+    return _of_run(run, Reason.NOT_DUE, text, until=run.run_at)
 
 
 def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reason, str]:
@@ -455,8 +453,7 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
 async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
     match run.reason:
         case "misfire":
-            page = await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))
-            job = page.items[0] if page.items else None
+            job = await _job_of(engine, run)
             return replace(await _missed(engine, job, run, run.scheduled_at), at=None)
         case "paused":
             return _paused_then(run)
@@ -514,13 +511,72 @@ def _is(state: State) -> str:
 # Limits
 
 
-async def _limit_reached(engine: Engine, run: Run, now: datetime) -> Explanation | None:
+async def _job_of(engine: Engine, run: Run) -> Job | None:
+    page = await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))
+    return page.items[0] if page.items else None
+
+
+async def _held_back(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
+    """What keeps a due run from starting though a worker could take it."""
+    return (
+        await _breaker_open(engine, run, job, now)
+        or await _limit_reached(engine, run, job, now)
+        or await _rate_reached(engine, run, job)
+    )
+
+
+async def _breaker_open(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
+    """Whether the job's breaker holds the run: it would be due before the reset time is over, or
+    before the trial has ended."""
+    breaker = await breaker_status(engine.store, job)
+    if breaker is None or breaker.state == "closed":
+        return None
+    if run.run_at > (breaker.until or now) and run.reason != PUT_OFF_REASON:
+        return None
+    facts: dict[str, Any] = {
+        "until": breaker.until,
+        "failures": breaker.failures,
+        "trial": breaker.trial,
+    }
+    if breaker.until is not None:
+        failures = "1 failure" if breaker.failures == 1 else f"{breaker.failures} failures in a row"
+        text = f"its circuit breaker is open until {_moment(breaker.until)}, after {failures}"
+        return _of_run(run, Reason.BREAKER, text, **facts)
+    if breaker.trial is None or not await _is_running(engine, breaker.trial, now):
+        return None  # the next run that starts is the trial
+    text = (
+        f"its circuit breaker is half open: {breaker.trial} is the trial, and no other run starts"
+        " before it has ended"
+    )
+    return _of_run(run, Reason.BREAKER, text, **facts)
+
+
+async def _is_running(engine: Engine, run_id: str, now: datetime) -> bool:
+    page = await engine.store.find(RunQuery(ids=frozenset({run_id}), brief=True))
+    return any(
+        run.state is State.RUNNING and run.lease_until is not None and run.lease_until > now
+        for run in page.items
+    )
+
+
+async def _rate_reached(engine: Engine, run: Run, job: Job) -> Explanation | None:
+    """Whether as many runs have started as the job's rate allows, together with all jobs that share
+    its key."""
+    at = await next_start(engine.store, job)
+    if at is None:
+        return None
+    rate, key = str(job.policy.rate), job.policy.rate_key
+    over = "" if key is None else f", which all jobs with the key {key!r} share,"
+    text = f"its rate limit of {rate}{over} is reached; the next start is possible at {_moment(at)}"
+    return _of_run(run, Reason.RATE, text, rate=rate, key=key, next_start=at)
+
+
+async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
     """Whether the job's concurrency is used up, counted over all jobs that share its key. Runs
     whose lease is over take no place under a limit."""
-    found = (await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))).items
-    if not found or (limit := found[0].policy.concurrency) is None:
+    if (limit := job.policy.concurrency) is None:
         return None
-    sharing = await _sharing_limit(engine, found[0])
+    sharing = await _sharing_limit(engine, job)
     running: list[str] = []
     cursor = None
     while True:
@@ -535,7 +591,7 @@ async def _limit_reached(engine: Engine, run: Run, now: datetime) -> Explanation
             break
     if len(running) < limit:
         return None
-    key = found[0].policy.concurrency_key
+    key = job.policy.concurrency_key
     over = "" if key is None else f" of all jobs with the key {key!r}"
     runs, are = ("run", "is") if len(running) == 1 else ("runs", "are")
     text = (

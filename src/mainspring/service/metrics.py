@@ -29,8 +29,10 @@ from mainspring import __version__
 from mainspring.core.clock import Clock
 from mainspring.core.events import Event
 from mainspring.core.model import FINISHED, Attempt, Job, Outcome, Run, State
+from mainspring.core.node_runs import is_node_handler
 from mainspring.errors import MainspringError, StoreUnavailable
 from mainspring.scheduler.client import Client
+from mainspring.stores.protocol import Due
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -39,6 +41,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MAX_JOBS = 500
 OTHER = "other"
+NODE_RUNS = "each_node"
+"""The label `handler` of due runs that each wait for one worker."""
+
 STORE_CACHE_SECONDS = 5.0
 """How long figures from the store are reused, so that several scrapers cost it one read."""
 
@@ -258,10 +263,9 @@ class Metrics:
             raise StoreUnavailable(found.store)
         counts, now = await client.counts(), await client.now()
         _replace(self._stored, {str(state): counts.total(state) for state in State})
-        _replace(self._due, {name: due.count for name, due in counts.due.items()})
-        _replace(
-            self._oldest_due, {name: _ago(due.oldest, now) for name, due in counts.due.items()}
-        )
+        due = _merge_node_runs(counts.due)
+        _replace(self._due, {name: one.count for name, one in due.items()})
+        _replace(self._oldest_due, {name: _ago(one.oldest, now) for name, one in due.items()})
         await self._forget_removed()
         jobs = (await client.list_jobs(limit=MAX_JOBS, last_runs=False)).items
         _replace(
@@ -310,6 +314,15 @@ def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
     gauge.clear()
     for label, value in values.items():
         gauge.labels(label).set(value)
+
+
+def _merge_node_runs(due: Mapping[str, Due]) -> dict[str, Due]:
+    """Give the node runs of all workers one label: the id of a worker changes with every start, so
+    a label for each would make series without end."""
+    merged = {handler: one for handler, one in due.items() if not is_node_handler(handler)}
+    if found := [one for handler, one in due.items() if is_node_handler(handler)]:
+        merged[NODE_RUNS] = Due(sum(one.count for one in found), min(one.oldest for one in found))
+    return merged
 
 
 def _ago(then: datetime, now: datetime) -> float:
