@@ -154,4 +154,5 @@ async def test_a_forecast_finds_jobs_that_take_longer_than_their_interval() -> N
     assert found.start == test.now
     assert found.runs == 24 * 60 + 24
     [overrun] = found.overruns
-    assert (overrun.job_id, overrun.p95_duration, overrun.interval) == ("slow", 90.0, 60.0)
+    assert (overrun.job_id, overrun.interval) == ("slow", 60.0)
+    assert overrun.p95_duration == pytest.approx(90, rel=0.05)  # as exact as the counters

@@ -89,8 +89,10 @@ class _Collection:
         signed = [self._with(document) for document in documents]
         return await self._send(lambda: self._plain.insert_many(signed, **more))
 
-    async def replace_one(self, where: Document, document: Document) -> Any:
-        return await self._send(lambda: self._plain.replace_one(where, self._with(document)))
+    async def replace_one(self, where: Document, document: Document, **more: Any) -> Any:
+        return await self._send(
+            lambda: self._plain.replace_one(where, self._with(document), **more)
+        )
 
     async def update_one(self, where: Document, change: Any, **more: Any) -> Any:
         return await self._send(lambda: self._plain.update_one(where, self._signed(change), **more))
