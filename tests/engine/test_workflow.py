@@ -11,7 +11,7 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, replace
 from mainspring.engine import sweeper
-from mainspring.errors import InvalidInput, MainspringError
+from mainspring.errors import InvalidInput, InvalidState, MainspringError
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
 from tests.support import process_handlers
@@ -460,3 +460,50 @@ async def test_the_workflow_of_a_job_shows_everything_from_its_root(make: Make) 
         "│     └─ report",
         "└─ right",
     ]
+
+
+async def test_a_retry_revives_the_followers_of_each_payload(make: Make) -> None:
+    scheduler = make()
+    broken = True
+
+    @scheduler.job
+    async def part(n: int) -> int:
+        assert not broken
+        return n
+
+    @scheduler.job(after=part)
+    async def load(ctx: RunContext) -> int:
+        return int(ctx.results["part"])
+
+    async with scheduler:
+        parts = await scheduler.enqueue_many("part", [{"n": n} for n in range(3)])
+        ids = [f"load@{run.id}" for run in parts]
+        for run_id in ids:
+            assert (await scheduler.wait(run_id, 10)).state is State.SKIPPED
+        broken = False
+        assert (await scheduler.retry_runs([run.id for run in parts])).done == 3
+        assert [(await scheduler.wait(run_id, 10)).result for run_id in ids] == [0, 1, 2]
+
+
+async def test_a_refused_retry_revives_nothing(make: Make) -> None:
+    scheduler = make()
+    broken = True
+
+    @scheduler.job
+    async def extract() -> None:
+        assert not broken
+        await asyncio.sleep(60)
+
+    @scheduler.job(after=extract)
+    async def load() -> None: ...
+
+    async with scheduler:
+        first = await scheduler.enqueue("extract", dedupe_key="k")
+        assert (await scheduler.wait(f"load@{first.id}", 10)).state is State.SKIPPED
+        broken = False
+        other = await scheduler.enqueue("extract", dedupe_key="k")
+        with pytest.raises(InvalidState, match="is held by another run"):
+            await scheduler.retry(first.id)
+        assert (await scheduler.retry_runs([first.id])).done == 0
+        assert (await scheduler.get_run(f"load@{first.id}")).state is State.SKIPPED
+        await scheduler.cancel(other.id)

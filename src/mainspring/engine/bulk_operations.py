@@ -94,8 +94,10 @@ class BulkOperations:
             runs = [run for run in runs if run.id not in without]
             now = await self._engine.store.now()
             changes = [change(run, now) for run in runs]
-            kept = await self._engine.store.commit([*changes, *await beside(runs)])
-            for run, made, was_kept in zip(runs, changes, kept, strict=False):
+            kept = await self._engine.store.commit(changes)
+            changed = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
+            await self._engine.store.commit(await beside(changed))
+            for run, made, was_kept in zip(runs, changes, kept, strict=True):
                 if was_kept:
                     tell(made.after(run))
                 done += was_kept or await _once_more(alone, run.id)

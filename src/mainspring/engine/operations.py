@@ -19,6 +19,7 @@ from mainspring.core.handlers import Handler
 from mainspring.core.model import (
     Job,
     Owner,
+    Page,
     Run,
     Source,
     State,
@@ -67,6 +68,9 @@ TRIES = 20
 
 MANY_AT_ONCE = 1000
 """How many jobs one commit writes."""
+
+SEARCHED_RUNS = 10_000
+"""How many of the newest skipped runs a retry searches for those that were enqueued after it."""
 
 START_HELD = timedelta(seconds=60)
 
@@ -117,7 +121,7 @@ class Operations:
         now = await self._engine.store.now()
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await self._engine.jobs.followers()
-        instances = [with_followers(root, followers, now) for root in roots]
+        instances = [with_followers(root, followers, root.created_at) for root in roots]
         added = await self._engine.store.add(_flat(instances))
         if options.after:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
@@ -147,7 +151,7 @@ class Operations:
             made_at = now + timedelta(microseconds=at)
             [run] = self._made_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
             runs.append(run)
-            instances.append(with_followers(run, followers, made_at))
+            instances.append(with_followers(run, followers, run.created_at))
         await self._engine.store.add(_flat(instances))
         self._engine.emit("run.enqueued", runs[0])
         return runs
@@ -203,7 +207,11 @@ class Operations:
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
         change = transitions.revived(run, await self._engine.store.now())
-        [kept, *_] = await self._engine.store.commit([change, *await self.waiting_again([run])])
+        again = await self.waiting_again([run])
+        if run.dedupe_key is None:  # all at once: a crash leaves no follower behind
+            [kept, *_] = await self._engine.store.commit([change, *again])
+        elif kept := await self._committed(change):  # only if no other run has taken the key
+            await self._engine.store.commit(again)
         if not kept:
             now = await self.run(run_id)
             held = f"its dedupe key {run.dedupe_key!r} is held by another run"
@@ -220,26 +228,43 @@ class Operations:
         or because such a skipped run comes before them.
 
         No index leads from a run to those that were skipped after it: every run would pay for it.
-        So this looks through the skipped runs that are not older than these.
+        Runs of jobs that follow the runs' jobs are found by their job. Runs that were enqueued with
+        `after` are searched among the newest skipped runs of all jobs.
         """
         if not runs:
             return []
         again = await self._nodes_again(runs)
-        oldest = min(run.created_at for run in runs)
-        candidates: list[Run] = []
-        cursor: str | None = None
+        oldest = min(run.created_at for run in runs) - timedelta(seconds=1)
+        order = {job.id: job.policy.after for job in await self._engine.jobs.followers()}
+        retried = {run.job_id for run in runs}
+        candidates = await self._skipped_since(oldest, None, SEARCHED_RUNS)
+        for job_id in order:
+            if upstream_of(job_id, order) & retried:
+                candidates |= await self._skipped_since(oldest, job_id)
+        following = runs_after(runs, candidates.values())
+        return again + [transitions.waiting_again(run) for run in following]
+
+    async def _skipped_since(
+        self, oldest: datetime, job_id: str | None, most: int | None = None
+    ) -> dict[str, Run]:
+        """The runs of a job, or of all, that were skipped because one before them failed, made at
+        `oldest` or later. `most`: only so many of the newest skipped runs are looked at."""
+        found: dict[str, Run] = {}
+        looked_at, cursor = 0, None
         while True:
-            page = await self._engine.store.find(
-                RunQuery(
-                    states=frozenset({State.SKIPPED}), brief=True, limit=MANY_AT_ONCE, cursor=cursor
-                )
+            query = RunQuery(
+                job=job_id,
+                states=frozenset({State.SKIPPED}),
+                brief=True,
+                limit=MANY_AT_ONCE,
+                cursor=cursor,
             )
+            page: Page[Run] = await self._engine.store.find(query)
             fresh = [run for run in page.items if run.created_at >= oldest]
-            candidates += [run for run in fresh if run.reason == transitions.UPSTREAM_FAILED]
-            cursor = page.cursor
-            if cursor is None or not fresh:
-                break
-        return again + [transitions.waiting_again(run) for run in runs_after(runs, candidates)]
+            found |= {run.id: run for run in fresh if run.reason == transitions.UPSTREAM_FAILED}
+            looked_at, cursor = looked_at + len(page.items), page.cursor
+            if cursor is None or not fresh or (most is not None and looked_at >= most):
+                return found
 
     async def _nodes_again(self, runs: Sequence[Run]) -> list[Change]:
         """The changes that try the failed node runs of runs again that were spread over nodes."""
