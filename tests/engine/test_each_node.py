@@ -105,6 +105,16 @@ async def test_a_slot_runs_once_on_each_live_worker(cluster: Cluster) -> None:
 
 
 @virtual
+async def test_the_end_of_a_slot_is_counted_as_the_ends_of_its_node_runs_are(
+    cluster: Cluster,
+) -> None:
+    async with cluster.worker("a") as a, cluster.worker("b"):
+        await until(a, at(1, 1))
+        counted = (await cluster.store.counts(jobs=frozenset({"clean"}))).totals["clean"]
+        assert counted.ended == {State.SUCCEEDED: 3}  # the slot's run, and one on each worker
+
+
+@virtual
 async def test_a_trigger_and_a_delayed_run_run_on_each_worker_too(cluster: Cluster) -> None:
     async with cluster.worker("a") as a, cluster.worker("b"):
         await asyncio.sleep(1)  # each has announced itself

@@ -363,11 +363,8 @@ def gathered(run: Run, now: datetime, states: Mapping[str, State]) -> Change:
     elif lacking:
         error = "no node ran it: all that it was for are gone"
     end = _over(run, now, State.FAILED if error else State.SUCCEEDED)
-    return Change(
-        run.id,
-        {"state": State.WAITING, "token": run.token},
-        {**end, "result": result, "error": error},
-    )
+    expect = {"state": State.WAITING, "token": run.token}
+    return _ending_change(run, expect, {**end, "result": result, "error": error})
 
 
 UPSTREAM_FAILED = "upstream failed"
