@@ -47,13 +47,19 @@ async def test_a_system_that_does_not_say_is_reported_once(
 async def test_at_its_limit_a_worker_claims_no_more_runs(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler = make(memory_limit=1)  # less than any process holds
+    scheduler = make(memory_limit=(resident_memory() or 0) + 100_000_000)
     events = EventRecorder(scheduler)
+    kept: list[bytes] = []
+
+    @scheduler.job
+    async def leak() -> None:
+        kept.append(b"x" * 200_000_000)
 
     @scheduler.job
     async def work() -> None: ...
 
     async with scheduler:
+        await scheduler.enqueue("leak")
         await events.until("worker.memory_limit", 1)
         run = await scheduler.enqueue("work")
         with pytest.raises(TimeoutError):
@@ -75,6 +81,12 @@ async def test_below_its_limit_a_worker_works(make: Make) -> None:
         run = await scheduler.enqueue("work")
         assert (await scheduler.wait(run.id, 10)).result == 1
         assert not (await scheduler.health()).memory_limit_reached
+
+
+async def test_a_limit_below_what_the_process_holds_is_refused_at_the_start(make: Make) -> None:
+    scheduler = make(memory_limit="1KB")
+    with pytest.raises(InvalidInput, match=r"memory_limit is 1,000 bytes, and this process holds"):
+        await scheduler.start()
 
 
 def test_a_limit_that_is_no_size_is_refused(make: Make) -> None:

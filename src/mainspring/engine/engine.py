@@ -25,7 +25,7 @@ from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
-from mainspring.engine.memory_watch import MemoryWatch, megabytes
+from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
 from mainspring.engine.operations import Adapt, Operations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
@@ -140,6 +140,8 @@ class Engine:
         `home` is the loop that async handlers run on.
         """
         context = self._context
+        if context.settings.workers > 0 and (limit := context.settings.memory_limit) is not None:
+            refuse_low_limit(limit)
         await wait_for_store(
             lambda: self._open(drafts, adapt), context.settings.wait_for_store, context.clock
         )

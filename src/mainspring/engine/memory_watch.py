@@ -13,7 +13,9 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 
-__all__ = ["MemoryWatch", "megabytes", "resident_memory"]
+from mainspring.errors import InvalidInput
+
+__all__ = ["MemoryWatch", "megabytes", "refuse_low_limit", "resident_memory"]
 
 log = logging.getLogger("mainspring")
 
@@ -28,6 +30,19 @@ def resident_memory() -> int | None:
     with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def refuse_low_limit(limit: int) -> None:
+    """Raise InvalidInput if the process holds that much already: it would never work, and a
+    command that replaces it would do so for ever."""
+    used = resident_memory()
+    if used is not None and used >= limit:
+        raise InvalidInput(
+            f"memory_limit is {limit:,} bytes, and this process holds {used:,} bytes already when"
+            " it starts: give it more",
+            field="memory_limit",
+            given=limit,
+        )
 
 
 class MemoryWatch:
