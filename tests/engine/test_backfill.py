@@ -12,7 +12,7 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Job, Run, Source, slot_run_id
 from mainspring.core.schedules import parse
 from mainspring.engine.backfill import Backfill
-from mainspring.errors import InvalidInput, InvalidState
+from mainspring.errors import InvalidInput, InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing import VirtualClock, run_virtual
@@ -150,6 +150,12 @@ async def test_a_skipped_slot_runs_beside_the_record_of_why(make: Make) -> None:
         assert found.added[0] == again
         assert (await scheduler.get_run(again)).scheduled_at == start
         assert (await scheduler.get_run(skipped.id)).reason == "overlap"
+        repeated = await scheduler.backfill("report", start, end)
+        assert (repeated.added, repeated.existing[again]) == ((), State.PENDING)
+        # The record of why is older, so that it is pruned first.
+        await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
+        with pytest.raises(RunNotFound):
+            await scheduler.get_run(skipped.id)
         repeated = await scheduler.backfill("report", start, end)
         assert (repeated.added, repeated.existing[again]) == ((), State.PENDING)
 

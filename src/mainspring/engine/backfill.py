@@ -189,7 +189,8 @@ async def _missing(
     for slot in slots:
         own, again = _ids(job, slot)
         run_id = own
-        if own in found and found[own].state is State.SKIPPED:
+        # The record of the skip is older, and may have been pruned before the backfilled run.
+        if again in found or (own in found and found[own].state is State.SKIPPED):
             run_id = again
         if run_id in found:
             existing[run_id] = found[run_id].state

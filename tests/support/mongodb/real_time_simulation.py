@@ -68,12 +68,14 @@ class _FaultsAfterOpening:
 
 class RealWorkload(Workload):
     """Without transactions: those of MongoDB have tests of their own (test_transactions.py). And
-    without runs that kill their workers: each would need many leases of real time."""
+    without runs that kill their workers: each would need many leases of real time. And without
+    backfills: the monitor is told of a run some time after the client is."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.killers = 0
         self.jobs.pop("killer", None)
+        self.jobs.pop("filled", None)
         del self.jobs["exact"]["delivery"]
 
     def _exact(self, machine: Machine, author: str) -> Callable[..., Any]:

@@ -65,6 +65,7 @@ INVARIANTS = {
     "slots": "every slot of a schedule is accounted for by exactly one record",
     "postponed": "to register another version of a job never moves its next slot to a later time",
     "drain": "a worker that stops fires no slot that falls due from then on",
+    "backfill": "a slot is backfilled once, however many clients ask for it, and how often",
     "misfire": "a missed slot runs only as the policy says",
     "paused": "no slot fires while all firing is paused, and none of those that passed fires later",
     "overlap": "slots of a job run at once only where its policy allows it",
@@ -145,6 +146,7 @@ class Monitor:
     _began_as_suspect: set[tuple[str, int]] = field(default_factory=set)
     _revived: Counter[str] = field(default_factory=Counter)
     _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
+    _backfilled: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
     _first: dict[str, datetime] = field(default_factory=dict)
     _edited: set[str] = field(default_factory=set)
     _draining: dict[str, datetime] = field(default_factory=dict)
@@ -652,6 +654,8 @@ class Monitor:
             self.counted[
                 f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()
             ] += 1
+            if run.source is Source.BACKFILL and run.id not in self._pruned:
+                self._check_backfill(run)
             job = self.store._jobs.get(run.job_id)
             if job is None or not _by_slot(run):
                 continue
@@ -664,6 +668,18 @@ class Monitor:
                 self._check_paused(run, now)
                 self._check_misfire(job, run, fired[job.id], now)
                 self._check_overlap(job, run)
+
+    def _check_backfill(self, run: Run) -> None:
+        seen = self._backfilled[run.job_id]
+        seen[run.scheduled_at] += 1
+        if seen[run.scheduled_at] > 1:
+            self.fail("backfill", f"{run.id} is another run of the slot {run.scheduled_at}")
+
+    def check_backfilled(self, job_id: str, slots: int) -> None:
+        """Clients were told that so many slots of the job are backfilled."""
+        self.counted["backfilled"] += len(self._backfilled[job_id])
+        if len(self._backfilled[job_id]) != slots and not self.broken.is_set():
+            self.fail("backfill", f"{len(self._backfilled[job_id])} of {slots} slots have a run")
 
     def paused(self, begin: datetime) -> None:
         """A client was told that all firing is paused since then."""

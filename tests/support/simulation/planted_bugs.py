@@ -18,10 +18,10 @@ from typing import Any
 from unittest.mock import patch
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State, replace
+from mainspring.core.model import Run, State, replace, slot_run_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
-from mainspring.engine import breakers, operations, outcome, slot_firer
+from mainspring.engine import backfill, breakers, operations, outcome, slot_firer
 from mainspring.engine import slots as planning
 from mainspring.engine.breakers import Breakers
 from mainspring.engine.completer import Completer, Queued
@@ -613,6 +613,14 @@ def _caught_up_after_a_pause() -> Patches:
     return [patch.object(slot_firer, "plan", plan)]
 
 
+def _random_backfill_ids() -> Patches:
+    def ids(job: Any, slot: datetime) -> tuple[str, str]:
+        drawn = f"{slot_run_id(job.id, slot)}-{random.randrange(10**9)}"
+        return drawn, f"{drawn}@backfill"
+
+    return [patch.object(backfill, "_ids", ids)]
+
+
 def _bugs() -> Iterator[Planted]:
     def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
         return Planted(name, story, frozenset(caught_by), **how)
@@ -677,6 +685,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("loops end", "the first error of the store ends a loop for good", "alive", "engine",
               "lost", "slots", patches=_loops_end)  # fmt: skip
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
+    yield bug("backfilled twice", "a backfilled run has a random id, not its slot's", "backfill",
+              patches=_random_backfill_ids, focus="filled", calm=False)  # fmt: skip
     yield bug("pause unseen", "a node fires though all firing is paused", "paused",
               patches=_pause_unseen)  # fmt: skip
     yield bug("caught up after a pause", "slots that passed during a pause run after it", "paused",

@@ -154,6 +154,8 @@ class World:
         restarting = asyncio.ensure_future(self._restarting(nodes, workload))
         killers = [self._killer(client) for _ in range(workload.killers)]
         busy = [self._busy(client), self._busy(client), self._pause_all(client)]
+        if "filled" in workload.jobs:
+            busy.append(self._backfill(client))
         await asyncio.gather(*busy, *killers, *fates)
         monitor.note("WORLD", "calm")
         if not self._with_calm:
@@ -185,6 +187,11 @@ class World:
         while self._time() < self._span:
             await asyncio.sleep(self._rng.uniform(0, 1))
             await client.act()
+
+    async def _backfill(self, client: Client) -> None:
+        own = random.Random(f"backfill {self._seed}")
+        await asyncio.sleep(own.uniform(0, self._span / 2))
+        await client.backfill()
 
     async def _pause_all(self, client: Client) -> None:
         """In every third world all firing is paused for a while, once or twice."""

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler
@@ -75,6 +76,8 @@ class Workload:
             self.jobs["killer"] = {}
         for number in range(rng.choice((1, 2, 3))):
             self.jobs[f"slot{number}"] = self._scheduled()
+        if self.focus == "filled" or random.Random(f"filled {self.seed}").random() < 0.25:
+            self.jobs["filled"] = {"schedule": "*/20 * * * * *", "overlap": "allow"}
         if self.focus == "slots":
             missed = {"misfire": Misfire("all", grace="1s", limit=5), "overlap": "allow"}
             for number in range(3):
@@ -260,6 +263,23 @@ class Client:
             except EXPECTED as error:
                 self._monitor.counted[f"refused {type(error).__name__}"] += 1
                 await asyncio.sleep(0.5)
+
+    async def backfill(self) -> None:
+        """Two clients backfill the same slots at once, each until it has an answer. The slots are
+        older than the job, so nothing else fires them."""
+        start = (self._monitor.clock.now() - timedelta(hours=2)).replace(second=0, microsecond=0)
+
+        async def one() -> None:
+            while True:
+                try:
+                    await self._scheduler.backfill("filled", start, start + timedelta(minutes=2))
+                    return
+                except EXPECTED as error:
+                    self._monitor.counted[f"refused {type(error).__name__}"] += 1
+                    await asyncio.sleep(0.5 * self._workload.pace)
+
+        await asyncio.gather(one(), one())
+        self._monitor.check_backfilled("filled", 6)
 
     async def enqueue_killer(self) -> None:
         try:
