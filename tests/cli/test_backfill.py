@@ -9,7 +9,7 @@ WEEK = ("--from", "2026-01-05", "--to", "2026-01-12")
 def test_past_slots_are_run_once(run: Run, stocked: Stocked) -> None:
     plan = run("backfill", "daily_report", *WEEK, "--dry-run")
     assert plan.out == "5 slots of daily_report: 5 runs would be added, 0 left alone\n"
-    assert "older than the retention" in plan.err
+    assert "older than the runs that are kept" in plan.err
     first = run("backfill", "daily_report", *WEEK, "--limit", "2", "--json").json
     # At 09:00 in Asia/Kolkata, in which the dates are read too.
     assert first["added"] == ["daily_report@20260105T033000Z", "daily_report@20260106T033000Z"]

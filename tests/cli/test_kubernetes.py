@@ -18,10 +18,13 @@ items:
     suspend: true
     concurrencyPolicy: Forbid
     startingDeadlineSeconds: 100
+    failedJobsHistoryLimit: 1
+    successfulJobsHistoryLimit: 3
     jobTemplate:
       spec:
         backoffLimit: 2
         activeDeadlineSeconds: 300
+        ttlSecondsAfterFinished: 0
         template:
           spec:
             serviceAccountName: x
@@ -54,17 +57,20 @@ def test_cronjob_becomes_a_job_and_the_rest_is_listed_with_its_line() -> None:
             "start_deadline": "100s",
             "retries": 2,
             "timeout": "300s",
+            "history": 4,
+            "retention": "0s",
             "handler": "imported_handlers:hello_world",
             "metadata": {"labels": {"app": "shop"}},
         }
     }
     assert {one.line: one.what.rpartition(".")[2] for one in made.remarks} == {
-        17: "activeDeadlineSeconds",
-        20: "serviceAccountName",
-        23: "image",
-        28: "1",
-        31: "Service",
-        35: "schedule",
+        15: "successfulJobsHistoryLimit",
+        19: "activeDeadlineSeconds",
+        23: "serviceAccountName",
+        26: "image",
+        31: "1",
+        34: "Service",
+        38: "schedule",
     }
     assert "'/bin/sh', '-c', 'echo $WHO'" in made.functions[0]
     assert "{'WHO': 'world'}" in made.functions[0]

@@ -436,6 +436,34 @@ async def test_a_slot_whose_run_was_pruned(world: World) -> None:
 
 
 @virtual
+async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(world: World) -> None:
+    async with world.program(history=2) as scheduler:
+        await until(scheduler, at(4, 30))
+        assert (await scheduler.explain("report", at(3))).code == "succeeded"
+        found = await scheduler.explain("report", at(2))
+        assert (found.code, found.sentence) == (
+            "pruned",
+            "its run is not kept any more: of this job the newest 2 runs are kept",
+        )
+        backfill = await scheduler.backfill("report", at(1), at(4), dry_run=True)
+        assert (len(backfill.added), backfill.may_have_run) == (2, 2)
+
+
+@virtual
+async def test_a_slot_of_a_job_that_keeps_its_runs_for_a_shorter_time(world: World) -> None:
+    async with world.program() as scheduler:
+        await scheduler.add_job("short", schedule="0 * * * *", handler="report", retention="1h")
+        await until(scheduler, at(4, 30))
+        assert (await scheduler.explain("report", at(1))).code == "succeeded"
+        assert (await scheduler.explain("short", at(4))).code == "succeeded"
+        found = await scheduler.explain("short", at(1))
+        assert (found.code, found.sentence) == (
+            "pruned",
+            "its run is not kept any more: runs are deleted 1 hour after they have ended",
+        )
+
+
+@virtual
 async def test_a_follower_says_what_its_upstream_waits_for(world: World) -> None:
     async with world.program(workers=0) as scheduler:
         first = await scheduler.enqueue("report")

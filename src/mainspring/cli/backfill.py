@@ -155,8 +155,8 @@ def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:
         output.line(f"  {number:,} {state}")
     if found.may_have_run:
         output.note(
-            f"{found.may_have_run:,} of these slots are older than the retention: if they ran,"
-            " their runs have been deleted since, and they run again"
+            f"{found.may_have_run:,} of these slots are older than the runs that are kept: if they"
+            " ran, their runs have been deleted since, and they run again"
         )
     if states.get("failed"):
         output.note("a failed run is tried again by `mainspring runs retry`")

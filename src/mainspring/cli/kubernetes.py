@@ -9,7 +9,6 @@ from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name
 from mainspring.core import schedules
 from mainspring.errors import InvalidInput
-from mainspring.scheduler.job_file import JOB_KEYS
 
 __all__ = ["read_manifests"]
 
@@ -77,15 +76,11 @@ def _read_history(
     spec: Mapping[str, Any], job: Mapping[str, Any], options: dict[str, Any], remark: Any
 ) -> None:
     limits = [n for n in ("successfulJobsHistoryLimit", "failedJobsHistoryLimit") if n in spec]
-    if limits and "history" in JOB_KEYS:
+    if limits:
         options["history"] = max(sum(int(spec[name]) for name in limits), 1)
-    elif limits:
-        remark("runs are kept by age: see retention", "spec", limits[0])
-    if "ttlSecondsAfterFinished" in job and "retention" in JOB_KEYS:
+        remark("runs are counted together here, however they ended", "spec", limits[0])
+    if "ttlSecondsAfterFinished" in job:
         options["retention"] = f"{job['ttlSecondsAfterFinished']}s"
-    elif "ttlSecondsAfterFinished" in job:
-        path = ("spec", "jobTemplate", "spec", "ttlSecondsAfterFinished")
-        remark("runs are kept by the scheduler's retention", *path)
 
 
 def _function(name: str, pod: Mapping[str, Any], remark: Any) -> str:

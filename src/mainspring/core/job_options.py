@@ -87,6 +87,8 @@ class PolicyOptions(TypedDict, total=False):
     after_failure: AfterFailure | Literal["skip", "run"]
     run_on_start: bool
     each_node: bool
+    retention: Span | None
+    history: int | None
 
 
 class JobOptions(PolicyOptions, total=False):

@@ -1,4 +1,4 @@
-"""What a job asks for: retries, backoff, limits, overlap, misfire, breaker. Pure values.
+"""What a job asks for: retries, backoff, limits, overlap, misfire, breaker, history. Pure values.
 
 `Policy.make(...)` reads the forms people write (`timeout="10m"`, `backoff="fixed"`) and
 refuses what makes no sense; everything behind it works on checked values.
@@ -249,6 +249,10 @@ class Policy:
     after_failure: AfterFailure = AfterFailure.SKIP
     run_on_start: bool = False
     each_node: bool = False
+    retention: timedelta | None = None
+    """How long the job's finished runs are kept; None: as long as the scheduler says."""
+    history: int | None = None
+    """How many finished runs of the job are kept; None: as many as the scheduler says."""
 
     @classmethod
     def make(cls, base: Policy | None = None, /, **given: Any) -> Policy:
@@ -528,6 +532,8 @@ _READERS: dict[str, Any] = {
     "after_failure": lambda v: _choice(AfterFailure, v, "after_failure"),
     "run_on_start": lambda v: _flag(v, "run_on_start"),
     "each_node": lambda v: _flag(v, "each_node"),
+    "retention": lambda v: None if v is None else duration(v, what="retention"),
+    "history": lambda v: None if v is None else _whole(v, "history", 1),
 }
 
 

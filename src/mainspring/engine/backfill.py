@@ -16,6 +16,7 @@ from msgspec import Struct
 from mainspring.core.model import Job, Run, Source, State, slot_run_id
 from mainspring.core.schedules import Schedule
 from mainspring.engine.context import EngineContext
+from mainspring.engine.pruner import first_kept_run, retention_of
 from mainspring.engine.slots import make_run, with_followers
 from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
 from mainspring.stores.protocol import RunQuery
@@ -52,9 +53,9 @@ class Backfill(Struct, frozen=True, kw_only=True):
 
     `slots` is how many slots lie in the range. `added` are the runs of the slots that had none, by
     id; `existing` the runs that were there already and were left alone, with their states.
-    `may_have_run` is how many of the added slots are older than the retention: if they ran, their
-    runs have been deleted since. `next_slot` is the first slot that was not looked at, because
-    `limit` was reached.
+    `may_have_run` is how many of the added slots are older than the runs that are kept of the job:
+    if they ran, their runs have been deleted since. `next_slot` is the first slot that was not
+    looked at, because `limit` was reached.
     """
 
     job_id: str
@@ -72,7 +73,8 @@ async def backfill(
     with the number of slots done and to do. What was added before an error or a cancellation
     stays."""
     schedule = _schedule_of(job)
-    _check(job, plan, await engine.store.now())
+    now = await engine.store.now()
+    _check(job, plan, now)
     total = await _count_slots(schedule, plan)
     if plan.limit is None and not plan.dry_run and total > MOST_WITHOUT_LIMIT:
         raise InvalidInput(
@@ -83,6 +85,7 @@ async def backfill(
             allowed=f"1 to {MOST_SLOTS}",
         )
     most = plan.limit or MOST_SLOTS
+    kept_for, first = retention_of(job, engine.settings), await first_kept_run(engine, job)
     added: list[str] = []
     existing: dict[str, State] = {}
     old = done = 0
@@ -93,8 +96,10 @@ async def backfill(
         if missing and not plan.dry_run:
             await _add(engine, job, missing, plan.priority)
         added += missing
-        kept_since = engine.time.now() - engine.settings.retention
-        old += sum(moment < kept_since for moment in missing.values())
+        old += sum(
+            now - moment > kept_for or (first is not None and moment < first.created_at)
+            for moment in missing.values()
+        )
         done += len(slots)
         if progress is not None:
             progress(done, total)

@@ -16,7 +16,7 @@ from typing import Any
 from mainspring.core.clock import CarriedClock, Clock, thread_cpu
 from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
-from mainspring.core.model import Job
+from mainspring.core.model import Job, Run
 from mainspring.engine.bulk_operations import BulkOperations
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
@@ -27,6 +27,7 @@ from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
 from mainspring.engine.operations import Adapt, Operations
+from mainspring.engine.pruner import Pruner, first_kept_run, history_of, retention_of
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
 from mainspring.engine.slot_firer import SlotFirer
@@ -116,10 +117,17 @@ class Engine:
         """The jobs that run after others."""
         return await self._context.jobs.followers()
 
-    @property
-    def retention(self) -> timedelta:
-        """How long ended runs are kept."""
-        return self._context.settings.retention
+    def retention_of(self, job: Job) -> timedelta:
+        """How long the finished runs of a job are kept."""
+        return retention_of(job, self._context.settings)
+
+    def history_of(self, job: Job) -> int | None:
+        """How many finished runs of a job are kept; None: any number."""
+        return history_of(job, self._context.settings)
+
+    async def first_kept_run(self, job: Job) -> Run | None:
+        """The oldest of the runs of a job that `history` keeps. None: it deletes none yet."""
+        return await first_kept_run(self._context, job)
 
     @property
     def failing(self) -> tuple[str, ...]:
@@ -177,6 +185,7 @@ class Engine:
                 self.leader.electing,
                 *([self.slot_firer.firing] if context.settings.enabled else []),
                 self.sweeper.sweeping,
+                Pruner(self._context, self.leader).pruning,
                 self.live_workers.announce_periodically,
             ):
                 self._go(part)

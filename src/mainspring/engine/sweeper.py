@@ -1,7 +1,7 @@
-"""Rescues runs with lapsed leases, releases waiting runs, and prunes history.
+"""Rescues runs with lapsed leases and releases waiting runs.
 
 Any node may do any of it at any time, because every write is conditional. The leader rescues a bit
-more often, and only it prunes and looks through all waiting runs.
+more often, and only it looks through all waiting runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from mainspring.core import transitions
-from mainspring.core.model import FINISHED, Page, Run, State, replace
+from mainspring.core.model import Page, Run, State, replace
 from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
@@ -21,7 +21,7 @@ from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.worker_ids import host_was_restarted
 from mainspring.errors import StoreError
-from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.stores.protocol import RunQuery
 
 __all__ = ["Sweeper"]
 
@@ -62,7 +62,6 @@ class Sweeper:
         self._run_ended = asyncio.Event()
         self._ended: dict[str, None] = {}  # runs whose followers are to be released, in order
         self._any_waiting = False
-        self._ended_at_prune: dict[str, int] = {}
         self._missing_since: dict[str, float] = {}  # workers whose node runs are pending
 
     def run_ended(self, run_id: str) -> None:
@@ -71,10 +70,9 @@ class Sweeper:
         self._run_ended.set()
 
     async def sweeping(self) -> None:
-        """Rescue, release and prune, each at its own interval, until the engine stops."""
+        """Rescue and release, each at its own interval, until the engine stops."""
         monotonic = self._engine.clock.monotonic
-        prune_every = self._engine.settings.prune_every.total_seconds()
-        rescued_at, pruned_at, swept_at = -FOLLOWER_SWEEP, monotonic(), -WAITING_SWEEP
+        rescued_at, swept_at = -FOLLOWER_SWEEP, -WAITING_SWEEP
         while True:
             every = LEADER_SWEEP if self._leader.leads else FOLLOWER_SWEEP
             if monotonic() - rescued_at >= every:
@@ -87,12 +85,6 @@ class Sweeper:
                     await self._release_all()
             with self._engine.outages.suppressed("unblock"):
                 await self._release_followers()
-            if self._leader.leads and monotonic() - pruned_at >= prune_every:
-                pruned_at = monotonic()
-                with self._engine.outages.suppressed("prune"):
-                    await self._prune()
-            elif not self._leader.leads:
-                self._engine.outages.succeeded("prune")  # the leader does it
             await asyncio.sleep(WORKFLOW_REST if self._any_waiting else REST)
             await wait_for_event(self._run_ended, rescued_at + every - monotonic())
 
@@ -247,33 +239,3 @@ class Sweeper:
                 answer = [False]
             done += answer
         return done
-
-    async def _prune(self) -> None:
-        before = await self._engine.store.now() - self._engine.settings.retention
-        pruned = BATCH
-        while pruned == BATCH:  # in steps, so that other writes come between
-            pruned = await self._engine.store.maintain(before, BATCH)
-        if self._engine.settings.history is not None:
-            await self._prune_history(self._engine.settings.history)
-
-    async def _prune_history(self, most: int) -> None:
-        """Delete all but the newest finished runs of each job. Looks only at jobs of which runs
-        have ended since the last time: their counters say so."""
-        store, cursor = self._engine.store, None
-        while True:
-            page = await store.jobs(JobQuery(limit=BATCH, cursor=cursor))
-            totals = (await store.counts(jobs=frozenset(job.id for job in page.items))).totals
-            for job_id, counted in totals.items():
-                ended = sum(counted.ended.values())
-                if ended > most and self._ended_at_prune.get(job_id) != ended:
-                    await self._prune_job(job_id, most)
-                    self._ended_at_prune[job_id] = ended
-            if (cursor := page.cursor) is None:
-                return
-
-    async def _prune_job(self, job_id: str, most: int) -> None:
-        query = RunQuery(job=job_id, states=FINISHED, brief=True)
-        page = await self._engine.store.find(replace(query, limit=most))
-        while page.cursor is not None:
-            page = await self._engine.store.find(replace(query, limit=BATCH, cursor=page.cursor))
-            await self._engine.store.commit([transitions.deleted(run) for run in page.items])

@@ -314,9 +314,16 @@ async def _explain_unrecorded_slot(
         return await _not_fired(engine, job, at, now)
     if not job.enabled and job.updated_at <= at:
         return _paused(job, at)
-    if at < now - engine.retention:
-        kept = humanize(engine.retention)
+    if now - at > engine.retention_of(job):
+        kept = humanize(engine.retention_of(job))
         text = f"its run is not kept any more: runs are deleted {kept} after they have ended"
+        return _of_job(job, Reason.PRUNED, text, at=at)
+    first = await engine.first_kept_run(job)
+    if first is not None and at < first.created_at:
+        text = (
+            "its run is not kept any more: of this job the newest"
+            f" {engine.history_of(job)} runs are kept"
+        )
         return _of_job(job, Reason.PRUNED, text, at=at)
     text = "there is no record of this slot"
     if job.updated_at > at:

@@ -50,8 +50,8 @@ class Backfill(Document):
     may_have_run: Annotated[
         int,
         Field(
-            description="How many of the added slots are older than the retention: if they ran,"
-            " their runs have been deleted since."
+            description="How many of the added slots are older than the runs that are kept: if they"
+            " ran, their runs have been deleted since."
         ),
     ]
     next_slot: Annotated[

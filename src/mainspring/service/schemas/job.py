@@ -559,6 +559,23 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         null=_DEFAULT.each_node,
     ),
     FieldSpec(
+        "retention",
+        "How long the job's finished runs are kept. Null: as long as the service keeps runs.",
+        sent=Duration | None,
+        answered=Milliseconds | None,
+        read=lambda job: to_milliseconds(job.policy.retention),
+        option="retention",
+    ),
+    FieldSpec(
+        "history",
+        "How many finished runs of the job are kept, the newest. Null: as many as the service"
+        " keeps of each job.",
+        sent=Annotated[int, Field(ge=1, le=LARGEST)] | None,
+        answered=int | None,
+        read=lambda job: job.policy.history,
+        option="history",
+    ),
+    FieldSpec(
         "tags",
         "Words to list jobs by.",
         ["reports"],

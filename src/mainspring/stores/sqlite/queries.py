@@ -89,7 +89,7 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
         return [_set_aside(query, before)]
     if query.upstream is not None:
         return [_waiting_for(query.upstream, query, before)]
-    if query.failing or by_time(query):
+    if query.failing or (by_time(query) and query.job is None):
         return [_filtered(query, before)]
     if query.states is None and query.job is None:
         return [(f"SELECT seq FROM mainspring_runs WHERE seq < ?{_NEWEST}", (before, query.limit))]
@@ -98,7 +98,8 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
 
 
 def by_time(query: RunQuery) -> bool:
-    """Whether no index serves the query, so that it reads all runs from the newest on."""
+    """Whether no index serves the query, so that it reads all runs, or all of a job, from the
+    newest on."""
     tried_of_all = query.tried and query.job is None
     return tried_of_all or query.since is not None or query.until is not None
 
@@ -137,9 +138,9 @@ def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, .
             index = "mainspring_runs_tried"
         of_job = (
             f"SELECT seq FROM mainspring_runs INDEXED BY {index}"
-            f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?{_NEWEST}"
+            f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?"
         )
-        return of_job, (query.job, before, query.limit)
+        return _created(of_job, [query.job, before], query)
     if state in _RARE:
         rare = (
             "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_rare"
@@ -165,6 +166,14 @@ def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[
         sql, parameters = f"{sql} AND job_id = ?", [*parameters, query.job]
     if now is not None:
         sql, parameters = f"{sql} AND lease_until <= ?", [*parameters, now]
+    return _created(sql, parameters, query)
+
+
+def _created(sql: str, parameters: list[Any], query: RunQuery) -> tuple[str, tuple[Any, ...]]:
+    """A walk that leaves out the runs that were not created in the time asked for."""
+    for condition, moment in (("created_at >= ?", query.since), ("created_at < ?", query.until)):
+        if moment is not None:
+            sql, parameters = f"{sql} AND {condition}", [*parameters, to_us(moment)]
     return f"{sql}{_NEWEST}", (*parameters, query.limit)
 
 

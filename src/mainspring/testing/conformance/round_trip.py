@@ -118,6 +118,8 @@ POLICY = Policy(
     after_failure=AfterFailure.RUN,
     run_on_start=True,
     each_node=True,
+    retention=timedelta(days=400),
+    history=250,
 )
 
 JOB = Job(

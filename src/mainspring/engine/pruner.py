@@ -1,0 +1,206 @@
+"""Deletes finished runs that are older, or more, than their job or the scheduler keeps.
+
+Only the leader prunes. A job's own `retention` and `history` win over the scheduler's, also where
+they keep more. So the store deletes by itself only what is older than every retention there is, and
+the pruner looks at the jobs that keep less, one by one. It never deletes a run that has not
+finished, that holds a dedupe key, or that an unfinished run comes after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timedelta
+
+from mainspring.core import transitions
+from mainspring.core.clock import EPOCH
+from mainspring.core.model import FINISHED, LIVE, Job, Page, Run, replace
+from mainspring.engine.context import EngineContext
+from mainspring.engine.leader import Leader
+from mainspring.engine.settings import Settings
+from mainspring.stores.protocol import JobQuery, RunQuery
+
+__all__ = ["Pruner", "first_kept_run", "history_of", "retention_of"]
+
+BATCH = 1000
+
+LOOK_AGAIN = 2.0
+"""Seconds between two looks whether this node leads and whether it is time to prune."""
+
+REST = 20
+"""A pruning begins this many times its own length after the one before, at the earliest: where
+there is much to look through, it takes at most a twentieth of the time."""
+
+LOOKS = 20
+"""How often a job is looked at for old runs while its retention passes. On SQLite a look walks the
+job's finished runs: so each run is walked past this many times, however long it is kept."""
+
+
+def retention_of(job: Job, settings: Settings) -> timedelta:
+    """How long the finished runs of a job are kept."""
+    own = job.policy.retention
+    return settings.retention if own is None else own
+
+
+def history_of(job: Job, settings: Settings) -> int | None:
+    """How many finished runs of a job are kept; None: any number."""
+    return settings.history if job.policy.history is None else job.policy.history
+
+
+async def first_kept_run(engine: EngineContext, job: Job) -> Run | None:
+    """The oldest of the newest runs of a job that `history` keeps. None: it deletes none yet."""
+    left = history_of(job, engine.settings)
+    if left is None:
+        return None
+    query = RunQuery(job=job.id, states=FINISHED, brief=True)
+    async for runs in _pages(engine, query, left):
+        left -= len(runs)
+        if left <= 0:
+            return runs[-1]
+    return None
+
+
+class Pruner:
+    def __init__(self, engine: EngineContext, leader: Leader) -> None:
+        self._engine = engine
+        self._leader = leader
+        self._began = EPOCH
+        self._needed: set[str] | None = None
+        self._looked_at: dict[str, float] = {}  # jobs whose old runs were looked for
+        self._ended_at: dict[str, tuple[int, int]] = {}  # history and ends of each job, then
+
+    async def pruning(self) -> None:
+        """Prune at the interval of the settings, while this node leads, until the engine stops."""
+        monotonic = self._engine.clock.monotonic
+        every = self._engine.settings.prune_every.total_seconds()
+        pruned_at, rest = monotonic(), every
+        while True:
+            await asyncio.sleep(min(every, LOOK_AGAIN))
+            if not self._leader.leads:
+                self._engine.outages.succeeded("prune")  # the leader does it
+            elif monotonic() - pruned_at >= rest:
+                pruned_at = monotonic()
+                with self._engine.outages.suppressed("prune"):
+                    await self._prune()
+                rest = max(every, REST * (monotonic() - pruned_at))
+
+    async def _prune(self) -> None:
+        settings = self._engine.settings
+        self._began, self._needed = await self._engine.store.now(), None
+        retentions: dict[str, timedelta] = {}
+        histories: dict[str, int] = {}
+        longest = settings.retention
+        unreadable = False
+        async for job in self._jobs():
+            if job.unreadable is not None:  # it may keep its runs longer than all others
+                unreadable = True
+                continue
+            retentions[job.id] = retention_of(job, settings)
+            longest = max(longest, retentions[job.id])
+            if (most := history_of(job, settings)) is not None:
+                histories[job.id] = most
+        await self._maintain(EPOCH if unreadable else self._before(longest))
+        if not unreadable:
+            retentions = {name: kept for name, kept in retentions.items() if kept < longest}
+        await self._prune_by_age(retentions)
+        await self._prune_by_number(histories)
+
+    async def _jobs(self) -> AsyncIterator[Job]:
+        cursor = None
+        while True:
+            page = await self._engine.store.jobs(JobQuery(limit=BATCH, cursor=cursor))
+            for job in page.items:
+                yield job
+            if (cursor := page.cursor) is None:
+                return
+
+    def _before(self, retention: timedelta) -> datetime:
+        return self._began - min(retention, self._began - EPOCH)
+
+    async def _maintain(self, before: datetime) -> None:
+        pruned = BATCH
+        while pruned == BATCH:  # in steps, so that other writes come between
+            pruned = await self._engine.store.maintain(before, BATCH)
+
+    async def _prune_by_age(self, retentions: Mapping[str, timedelta]) -> None:
+        """Delete the old runs of these jobs. Each job is looked at when a part of its retention has
+        passed since the last look."""
+        now = self._engine.clock.monotonic()
+        self._looked_at = {name: at for name, at in self._looked_at.items() if name in retentions}
+        for job_id, retention in retentions.items():
+            looked_at = self._looked_at.get(job_id)
+            if looked_at is None or now - looked_at >= retention.total_seconds() / LOOKS:
+                before = self._before(retention)
+                query = RunQuery(job=job_id, states=FINISHED, until=before, brief=True)
+                async for runs in _pages(self._engine, query):
+                    old = [run for run in runs if run.finished_at and run.finished_at < before]
+                    await self._delete(old)
+                self._looked_at[job_id] = now
+
+    async def _prune_by_number(self, histories: Mapping[str, int]) -> None:
+        """Delete all but the newest finished runs of these jobs. Looks only at jobs of which runs
+        have ended since the last time (a hundredth of what is kept): their counters say so."""
+        self._ended_at = {name: last for name, last in self._ended_at.items() if name in histories}
+        jobs = list(histories)
+        for start in range(0, len(jobs), BATCH):
+            names = jobs[start : start + BATCH]
+            totals = (await self._engine.store.counts(jobs=frozenset(names))).totals
+            for job_id in totals.keys() & set(names):
+                most, ended = histories[job_id], sum(totals[job_id].ended.values())
+                last_most, last_ended = self._ended_at.get(job_id, (0, 0))
+                is_same = last_most == most and ended - last_ended < max(most // 100, 1)
+                if ended > most and not is_same and await self._prune_job(job_id, most):
+                    self._ended_at[job_id] = most, ended
+
+    async def _prune_job(self, job_id: str, most: int) -> bool:
+        """Delete all but the newest finished runs; return whether all of those are gone."""
+        left, all_gone = most, True
+        query = RunQuery(job=job_id, states=FINISHED, brief=True)
+        async for runs in _pages(self._engine, query):
+            all_gone = await self._delete(runs[left:]) and all_gone
+            left = max(left - len(runs), 0)
+        return all_gone
+
+    async def _delete(self, runs: list[Run]) -> bool:
+        """Delete these runs as far as they may be deleted; return whether all are gone.
+
+        A run that has finished since this pruning began stays until the next: a run that comes
+        after it may have been added since the unfinished runs were read.
+        """
+        if not runs:
+            return True
+        if self._needed is None:
+            self._needed = await self._read_needed()
+        free = [
+            run
+            for run in runs
+            if run.unreadable is None
+            and run.id not in self._needed
+            and run.finished_at is not None
+            and run.finished_at < self._began
+        ]
+        done = await self._engine.store.commit([transitions.deleted(run) for run in free])
+        return len(free) == len(runs) and all(done)
+
+    async def _read_needed(self) -> set[str]:
+        """The runs that unfinished runs come after: these wait for them, or read their results."""
+        query = RunQuery(states=LIVE, brief=True)
+        return {
+            name async for runs in _pages(self._engine, query) for run in runs for name in run.after
+        }
+
+
+async def _pages(
+    engine: EngineContext, query: RunQuery, most: int | None = None
+) -> AsyncIterator[list[Run]]:
+    """The runs that match, a page at a time, up to `most`."""
+    cursor = None
+    while most is None or most > 0:
+        limit = BATCH if most is None else min(BATCH, most)
+        page: Page[Run] = await engine.store.find(replace(query, limit=limit, cursor=cursor))
+        if page.items:
+            yield page.items
+        if most is not None:
+            most -= len(page.items)
+        if (cursor := page.cursor) is None:
+            return

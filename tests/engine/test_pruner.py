@@ -1,0 +1,198 @@
+"""How long, and how many, finished runs are kept: of all jobs, and of one."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mainspring import RunContext, Scheduler, State
+from mainspring.core.model import replace
+from mainspring.errors import InvalidInput
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import RunQuery
+from tests.support.engine import ended
+from tests.support.scheduler_fixtures import *  # noqa: F403
+from tests.support.scheduler_fixtures import Make
+
+
+async def test_only_the_newest_finished_runs_of_each_job_are_kept(make: Make) -> None:
+    scheduler = make(history=3, prune_every="1s")
+
+    @scheduler.job()
+    async def often() -> None: ...
+
+    @scheduler.job()
+    async def seldom() -> None: ...
+
+    async with scheduler:
+        runs = [await ended(scheduler, await often.enqueue()) for _ in range(7)]
+        kept = await ended(scheduler, await seldom.enqueue())
+        waiting = await often.options(delay="1h").enqueue()
+        async with asyncio.timeout(20):
+            while len((await scheduler.list_runs(job="often")).items) > 4:
+                await asyncio.sleep(0.05)
+        left = [run.id for run in (await scheduler.list_runs(job="often")).items]
+        assert left == [waiting.id, *(run.id for run in reversed(runs[-3:]))]
+        assert [run.id for run in (await scheduler.list_runs(job="seldom")).items] == [kept.id]
+        assert (await scheduler.job_metrics("often")).succeeded == 7
+
+
+@pytest.mark.parametrize("given", [{"history": 0}, {"history": True}, {"prune_every": "1ms"}])
+def test_a_history_that_cannot_be_kept_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        Scheduler("memory://", **given)
+    assert error.value.field == next(iter(given))
+
+
+async def ids(scheduler: Scheduler, job: str) -> list[str]:
+    return [run.id for run in (await scheduler.list_runs(job=job)).items]
+
+
+async def until_kept(scheduler: Scheduler, job: str, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(await ids(scheduler, job)) != count:
+            await asyncio.sleep(0.05)
+
+
+async def test_the_history_of_a_job_wins_over_the_schedulers(make: Make) -> None:
+    scheduler = make(history=2, prune_every="1s")
+
+    @scheduler.job()
+    async def usual() -> None: ...
+
+    @scheduler.job(history=1)
+    async def fewer() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("more", handler="usual", history=5)
+        for _ in range(6):
+            for job in ("more", "fewer", "usual"):
+                await ended(scheduler, await scheduler.enqueue(job))
+        await until_kept(scheduler, "usual", 2)
+        await until_kept(scheduler, "more", 5)
+        await until_kept(scheduler, "fewer", 1)
+        await scheduler.update_job("more", history=3)
+        await until_kept(scheduler, "more", 3)
+
+
+async def test_a_job_keeps_its_runs_for_a_shorter_or_a_longer_time(make: Make) -> None:
+    scheduler = make(retention="1s", prune_every="1s")
+
+    @scheduler.job(retention="1ms")
+    async def ping() -> None: ...
+
+    @scheduler.job()
+    async def usual() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("audit", handler="usual", retention="1d")
+        kept = await ended(scheduler, await scheduler.enqueue("audit"))
+        for job in (ping, usual):
+            await ended(scheduler, await job.enqueue())
+        pending = await ping.options(delay="1h").enqueue()
+        held = await ended(scheduler, await ping.options(dedupe_key="k", dedupe_for="1h").enqueue())
+        await until_kept(scheduler, "usual", 0)
+        await until_kept(scheduler, "ping", 2)
+        assert await ids(scheduler, "ping") == [held.id, pending.id]
+        assert await ids(scheduler, "audit") == [kept.id]
+        await scheduler.update_job("audit", retention=None)
+        await until_kept(scheduler, "audit", 0)
+
+
+async def test_a_default_retention_is_that_of_every_job_that_gives_none(make: Make) -> None:
+    scheduler = make(defaults={"retention": "1ms", "history": 9}, prune_every="1s")
+
+    @scheduler.job()
+    async def usual() -> None: ...
+
+    @scheduler.job(retention="1d")
+    async def audit() -> None: ...
+
+    async with scheduler:
+        kept = await ended(scheduler, await audit.enqueue())
+        await ended(scheduler, await usual.enqueue())
+        await until_kept(scheduler, "usual", 0)
+        assert await ids(scheduler, "audit") == [kept.id]
+        policy = (await scheduler.get_job("usual")).policy
+        assert (policy.retention, policy.history) == (timedelta(milliseconds=1), 9)
+
+
+async def test_a_run_stays_while_an_unfinished_run_comes_after_it(make: Make) -> None:
+    """Otherwise the waiting run would take a failed upstream for one that succeeded, and a pending
+    one would find no result."""
+    scheduler = make(history=1, prune_every="1s")
+    gate = asyncio.Event()
+    seen: list[Any] = []
+
+    @scheduler.job()
+    async def first(number: int) -> int:
+        return number
+
+    @scheduler.job()
+    async def slow() -> None:
+        await gate.wait()
+
+    @scheduler.job()
+    async def last(ctx: RunContext) -> None:
+        seen.append(ctx.results["first"])
+
+    async with scheduler:
+        waited_for = await first.enqueue(number=1)
+        blocking = await slow.enqueue()
+        waiting = await last.options(after=[waited_for.id, blocking.id]).enqueue()
+        await ended(scheduler, waited_for)
+        read_later = await ended(scheduler, await first.enqueue(number=2))
+        delayed = await last.options(after=[read_later.id], delay="1h").enqueue()
+        for number in range(3, 7):
+            newest = await ended(scheduler, await first.enqueue(number=number))
+        await until_kept(scheduler, "first", 3)
+        assert await ids(scheduler, "first") == [newest.id, read_later.id, waited_for.id]
+        gate.set()
+        assert (await ended(scheduler, waiting)).state is State.SUCCEEDED
+        assert seen == [1]
+        await scheduler.cancel(delayed.id)
+        await until_kept(scheduler, "first", 1)
+
+
+async def test_an_unreadable_job_keeps_its_runs() -> None:
+    """Its own retention is not known, and may be the longest of all."""
+    store = MemoryStore()
+    scheduler = Scheduler(store, retention="1ms", prune_every="1s")
+
+    @scheduler.job()
+    async def damaged() -> None: ...
+
+    @scheduler.job()
+    async def sound() -> None: ...
+
+    async with scheduler:
+        kept = await ended(scheduler, await damaged.enqueue())
+        store._jobs["damaged"] = replace(store._jobs["damaged"], unreadable="a newer policy")
+        await ended(scheduler, await sound.enqueue())
+        await until_kept(scheduler, "sound", 0)
+        assert [run.id for run in (await store.find(RunQuery(job="damaged"))).items] == [kept.id]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"history": 0}, "history is 1 or more, not 0"),
+        ({"history": "many"}, "history is a whole number, not 'many'"),
+        ({"retention": "-1d"}, "retention '-1d' is negative"),
+        ({"retention": "often"}, "retention 'often'"),
+    ],
+)
+def test_a_job_that_cannot_keep_its_runs_so_is_refused(given: dict[str, Any], words: str) -> None:
+    scheduler = Scheduler("memory://")
+    with pytest.raises(InvalidInput, match=words) as error:
+
+        @scheduler.job(**given)
+        def report() -> None: ...
+
+    assert error.value.field == next(iter(given))
+    with pytest.raises(InvalidInput) as error:
+        Scheduler("memory://", defaults=given)  # type: ignore[arg-type]
+    assert error.value.field == f"defaults.{next(iter(given))}"
