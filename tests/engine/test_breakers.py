@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from mainspring import Breaker, Scheduler, State
-from mainspring.core.clock import EPOCH
-from mainspring.core.model import Job, Run
+from mainspring.core.clock import EPOCH, to_us
+from mainspring.core.model import Job, Note, Run
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import request_cancel
 from mainspring.engine.breakers import NOTE_KIND, Circuit, JobOutcome
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import NoteWrite, RunQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
 from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, states, until
 from tests.support.scheduler_fixtures import Make
@@ -361,3 +362,125 @@ def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> Non
     assert half_open.after([outcome("x", True), outcome("y", False)]) == (half_open, {})
     assert half_open.after([outcome("t", False)])[1] == {"t": "opened"}
     assert half_open.after([outcome("t", True)])[0] == Circuit()
+
+
+def test_a_trial_that_another_one_follows_before_it_is_counted_still_counts() -> None:
+    breaker = Breaker(failures=2)
+    job = Job(
+        id="a", handler="a", created_at=EPOCH, updated_at=EPOCH, policy=Policy(breaker=breaker)
+    )
+
+    def outcome(name: str, ok: bool) -> JobOutcome:
+        run = Run(id=name, job_id="a", handler="a", created_at=EPOCH, scheduled_at=EPOCH,
+                  run_at=EPOCH, token=7)  # fmt: skip
+        return JobOutcome(run, job, breaker, ok)
+
+    second = Circuit(state="half_open", failures=2, trial=("2", 7), earlier=("1", 7))
+    opened_again = Circuit(state="open", failures=3)
+    assert second.after([outcome("1", False)]) == (opened_again, {"1": "opened"})
+    assert second.after([outcome("1", True)]) == (Circuit(), {"1": "closed"})
+    # The second trial ends in the reset time of the first one's failure, and changes nothing.
+    assert second.after([outcome("1", False), outcome("2", True)])[0] == opened_again
+    assert second.after([outcome("2", False), outcome("1", True)])[0] == opened_again
+
+
+def test_a_failed_trial_costs_the_reset_time_though_another_one_has_begun() -> None:
+    """The count of the first trial's end is slow, and another worker claims in between."""
+
+    class SlowCount(MemoryStore):
+        slow = False
+
+        async def put_notes(self, writes: Any) -> Any:
+            if self.slow and any(w.note and w.note.value["state"] == "open" for w in writes):
+                await asyncio.sleep(3)
+            return await super().put_notes(writes)
+
+    async def main() -> None:
+        clock = VirtualClock()
+        store, began = SlowCount(clock), list[float]()
+        nodes = [Scheduler(store, clock=clock, inline=True, workers=1) for _ in range(2)]
+
+        async def call() -> None:
+            began.append(clock.monotonic())
+            if len(began) > 1:
+                store.slow = True
+            await asyncio.sleep(0.1)
+            raise RuntimeError
+
+        for node in nodes:
+            node.job(id="call", breaker=Breaker(failures=1, reset="60s"))(call)
+        async with nodes[0], nodes[1]:
+            await nodes[0].enqueue("call")
+            await asyncio.sleep(5)
+            await nodes[0].enqueue_many("call", [None] * 20)
+            await asyncio.sleep(115)
+        # One failure, and after the reset time a trial and those that begin before it is counted.
+        assert began[1] - began[0] > 59
+        assert began[-1] - began[1] < 5
+
+    run_virtual(main, steps=1_000_000)
+
+
+def test_a_run_that_is_late_when_the_breaker_lets_it_through_is_skipped() -> None:
+    """Else it stays pending for ever, and its job skips all later slots because of it."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        store, tried = MemoryStore(clock), 0
+        scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
+
+        @scheduler.job("1m", breaker=Breaker(failures=1, reset="5m"), start_deadline="30s")
+        async def call() -> None:
+            nonlocal tried
+            tried += 1
+            assert tried > 1
+
+        async with scheduler:
+            await asyncio.sleep(3600)
+            assert (await scheduler.job_health("call")).breaker == "closed"
+        assert tried > 45
+        runs = (await store.find(RunQuery(job="call", limit=1000))).items
+        assert "expired" in {run.reason for run in runs if run.state is State.SKIPPED}
+
+    run_virtual(main, steps=1_000_000)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"state": None, "failures": None},
+        {"state": "ajar"},
+        {"failures": "many"},
+        {"trial": []},
+        {"trial": "abc"},
+        {"trial": ["a", "b"]},
+    ],
+)
+def test_a_note_that_cannot_be_read_counts_as_a_closed_breaker(damage: dict[str, Any]) -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
+
+        @scheduler.job(breaker=Breaker(failures=1, reset="5m"))
+        async def guarded(ok: bool) -> None:
+            assert ok
+
+        @scheduler.job()
+        async def other() -> None: ...
+
+        async with scheduler:
+            job = await scheduler.get_job("guarded")
+            value = {"job": to_us(job.created_at), "state": "open", "failures": 1} | damage
+            value = {key: one for key, one in value.items() if one is not None}
+            note = Note(kind=NOTE_KIND, name="guarded", value=value)
+            await store.put_notes([NoteWrite(NOTE_KIND, "guarded", None, note)])
+            runs = [await guarded.enqueue(ok=True), await other.enqueue()]
+            for run in runs:
+                assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
+            assert (await scheduler.job_health("guarded")).breaker == "closed"
+            await scheduler.wait((await guarded.enqueue(ok=False)).id, 60)
+            await asyncio.sleep(1)
+            assert (await scheduler.job_health("guarded")).breaker == "open"  # it counts again
+
+    run_virtual(main, steps=1_000_000)

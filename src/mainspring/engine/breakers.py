@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
 from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
@@ -67,17 +67,19 @@ Trial = tuple[str, int]
 
 
 class Circuit(Struct, frozen=True):
-    """The state of one breaker. `until`: when the reset time is over, while it is open."""
+    """The state of one breaker. `until`: when the reset time is over, while it is open. `earlier`:
+    the trial before this one. It may have ended a moment ago, and its outcome is counted then."""
 
     state: Literal["closed", "open", "half_open"] = "closed"
     failures: int = 0
     until: datetime | None = None
     trial: Trial | None = None
+    earlier: Trial | None = None
     version: int = 0
 
     def after(self, outcomes: Sequence[JobOutcome]) -> tuple[Circuit, dict[str, BreakerEvent]]:
         """The state after these outcomes, and which run changed it how. While the breaker is not
-        closed only the outcome of the trial counts: the others began before it opened."""
+        closed only the outcomes of its trials count: the others began before it opened."""
         circuit, events = self, dict[str, BreakerEvent]()
         for one in outcomes:
             run = one.run
@@ -87,12 +89,13 @@ class Circuit(Struct, frozen=True):
                 if failures >= one.breaker.failures:
                     circuit = replace(circuit, state="open")
                     events[run.id] = "opened"
-            elif circuit.trial == (run.id, run.token):
+            elif (run.id, run.token) in (circuit.trial, circuit.earlier):
                 circuit = replace(
                     circuit,
                     state="closed" if one.ok else "open",
                     failures=0 if one.ok else circuit.failures + 1,
                     trial=None,
+                    earlier=None,
                 )
                 events[run.id] = "closed" if one.ok else "opened"
         return circuit, events
@@ -105,6 +108,16 @@ class JobOutcome(Struct, frozen=True):
     job: Job
     breaker: Breaker
     ok: bool
+
+
+class StoredCircuit(Struct, frozen=True):
+    """The value of a note. `job`: when its job was created, in microseconds."""
+
+    job: int
+    state: Literal["closed", "open", "half_open"]
+    failures: int
+    trial: Trial | None = None
+    earlier: Trial | None = None
 
 
 class BreakerStatus(Struct, frozen=True):
@@ -202,7 +215,7 @@ class Breakers:
                 until[run.id] = circuit.until
             elif circuit.trial == (run.id, run.token):
                 self._engine.emit("breaker.half_open", run)
-            elif circuit.trial in under_way or job.id in trials or _is_late(run, now):
+            elif circuit.trial in under_way or job.id in trials:
                 until[run.id] = later
             else:
                 trials[job.id] = run
@@ -232,7 +245,11 @@ class Breakers:
             return []
         after = {
             job_id: replace(
-                circuits[job_id], state="half_open", until=None, trial=(run.id, run.token)
+                circuits[job_id],
+                state="half_open",
+                until=None,
+                trial=(run.id, run.token),
+                earlier=circuits[job_id].trial,
             )
             for job_id, run in trials.items()
         }
@@ -318,16 +335,19 @@ async def _read_notes(store: Store, job_ids: Collection[str]) -> Notes:
 def _circuit(note: Note | None, job: Job) -> Circuit:
     if note is None:
         return Circuit()
-    value = note.value
-    if not isinstance(value, dict) or value.get("job") != to_us(job.created_at):
-        return Circuit(version=note.version)  # it was left by an earlier job of this id
-    opened = value["state"] == "open" and note.expires_at is not None
-    trial = value.get("trial")
+    closed = Circuit(version=note.version)
+    try:
+        stored = convert(note.value, StoredCircuit)
+    except ValidationError:
+        return closed  # damaged, or of a later version: it must not hold up the claims of a worker
+    if stored.job != to_us(job.created_at):
+        return closed  # it was left by an earlier job of this id
     return Circuit(
-        state=value["state"],
-        failures=value["failures"],
-        until=note.expires_at - KEPT if opened and note.expires_at is not None else None,
-        trial=None if trial is None else (trial[0], trial[1]),
+        state=stored.state,
+        failures=stored.failures,
+        until=note.expires_at - KEPT if stored.state == "open" and note.expires_at else None,
+        trial=stored.trial,
+        earlier=stored.earlier,
         version=note.version,
     )
 
@@ -340,6 +360,8 @@ def _write(job: Job, circuit: Circuit) -> NoteWrite:
     }
     if circuit.trial is not None:
         value["trial"] = list(circuit.trial)
+    if circuit.earlier is not None:
+        value["earlier"] = list(circuit.earlier)
     note = Note(kind=NOTE_KIND, name=job.id, value=value, version=circuit.version)
     return NoteWrite.put(note, KEPT + (_reset(job) if circuit.state == "open" else timedelta()))
 
@@ -353,8 +375,3 @@ def _stored(circuit: Circuit, version: int, job: Job, now: datetime) -> Circuit:
 def _reset(job: Job) -> timedelta:
     breaker = job.policy.breaker or Breaker()
     return min(duration(breaker.reset), LONGEST_RESET)
-
-
-def _is_late(run: Run, now: datetime) -> bool:
-    """Whether a run will be skipped: it is no trial."""
-    return run.start_by is not None and run.start_by < now

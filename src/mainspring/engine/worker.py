@@ -263,7 +263,10 @@ class Worker:
         else:
             jobs = await reading
         results, blocked = await self._upstream_results(runs)
-        put_off = await self._closed_to(runs, jobs, notes)
+        now = self._now()
+        late = {run.id for run in runs if run.start_by is not None and now > run.start_by}
+        in_time = [run for run in runs if run.id not in late]
+        put_off = await self._closed_to(in_time, jobs, notes)
         roots: list[tuple[Run, Job]] = []
         for run in runs:
             job = jobs[run.job_id]
@@ -278,6 +281,11 @@ class Worker:
                 later = self._engine.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
                 self.completer.complete_unstarted(run, transitions.snoozed(run, later, reason))
+                continue
+            if run.id in late:  # an open breaker does not keep it: later slots may wait for its end
+                self.completer.complete_unstarted(
+                    run, transitions.skipped(run, self._now(), "expired")
+                )
                 continue
             if run.id in put_off:
                 self.completer.complete_unstarted(
