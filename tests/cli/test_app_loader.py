@@ -81,3 +81,9 @@ def test_the_users_own_line_is_told(folder: Path, line: str) -> None:
     with pytest.raises(CommandError) as caught:
         load_scheduler("broken_app:scheduler")
     assert f"({folder}/broken_app.py, line 3)" in str(caught.value)
+
+
+def test_function_that_ends_the_program_is_an_error(folder: Path) -> None:
+    (folder / "ending_app.py").write_text("def make():\n    raise SystemExit(0)\n")
+    with pytest.raises(CommandError, match=r"ending_app:make\(\) ended the program: SystemExit: 0"):
+        load_scheduler("ending_app:make")

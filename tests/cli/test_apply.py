@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.command_line import Run, Start, until
 
-FILE = """
+FILE = """name = "shop"
 [jobs.ping]
 schedule = "5m"
 url = "https://example.org/ping"
@@ -33,7 +33,7 @@ def file(folder: Path) -> Iterator[Path]:
 
 def test_difference_is_shown_and_applied(run: Run, file: Path) -> None:
     dry = run("apply", "--dry-run")
-    assert dry.out == "+ ping\n+ nightly\nmainspring: 2 added, 0 changed, 0 removed, 0 unchanged\n"
+    assert dry.out == "+ ping\n+ nightly\nshop: 2 added, 0 changed, 0 removed, 0 unchanged\n"
     assert dry.err == "a dry run: nothing was changed\n"
     assert not file.with_name("mainspring.db").exists()
     assert run("apply").code == 0
@@ -45,9 +45,25 @@ def test_difference_is_shown_and_applied(run: Run, file: Path) -> None:
         "~ ping",
         '    schedule: "5 minutes" → "10 minutes"',
         "- nightly",
-        "mainspring: 0 added, 1 changed, 1 removed, 0 unchanged",
+        "shop: 0 added, 1 changed, 1 removed, 0 unchanged",
     ]
-    assert "the file 'mainspring'" in run("jobs", "show", "ping").out
+    assert "the file 'shop'" in run("jobs", "show", "ping").out
+
+
+def test_file_without_a_name_says_which_jobs_it_kept(run: Run, file: Path) -> None:
+    file.write_text(FILE.replace('name = "shop"', ""))
+    assert run("apply").err.count("nothing was removed") == 0
+    file.write_text("")
+    kept = run("apply")
+    assert "nothing was removed, though this file does not list nightly, ping: give" in kept.err
+    assert run("apply", "--json").json["kept"] == ["nightly", "ping"]
+
+
+def test_handler_module_that_exits_is_an_error(run: Run, file: Path) -> None:
+    file.with_name("reports.py").write_text("import sys\nsys.exit(0)\n")
+    refused = run("apply")
+    assert refused.code == 2
+    assert "importing 'reports' failed: SystemExit: 0" in refused.err
 
 
 def test_all_errors_are_shown_and_no_database_is_made(run: Run, file: Path) -> None:

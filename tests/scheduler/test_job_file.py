@@ -147,6 +147,27 @@ async def test_files_of_other_names_and_other_owners_keep_their_jobs(
         assert await ids(client) == ["bill", "nightly", "ping"]
 
 
+async def test_file_that_states_no_name_removes_nothing(tmp_path: Path, store: Any) -> None:
+    one, two = (tmp_path / folder / "mainspring.toml" for folder in ("one", "two"))
+    for file, text in ((one, '[jobs.a]\nhandler = "later"\n'), (two, "")):
+        file.parent.mkdir()
+        file.write_text(text)
+    async with Client(store) as client:
+        await client.apply_jobs(one)
+        applied = await client.apply_jobs(two)
+        assert (applied.removed, [job.id for job in applied.kept]) == ([], ["a"])
+        assert await ids(client) == ["a"]
+        two.write_text('name = "mainspring"\n')
+        assert [job.id for job in (await client.apply_jobs(two)).removed] == ["a"]
+
+
+async def test_handler_module_that_exits_is_an_error(file: Path) -> None:
+    file.with_name("shop_handlers.py").write_text("import sys\nsys.exit(0)\n")
+    async with Client("memory://") as client:
+        with pytest.raises(InvalidInput, match="importing 'shop_handlers' failed: SystemExit: 0"):
+            await client.apply_jobs(file)
+
+
 async def test_start_refuses_to_take_a_job_from_its_owner(file: Path) -> None:
     store = MemoryStore()
     async with Client(store) as client:
@@ -216,7 +237,15 @@ handler = "later"
         ('[jobs.x]\nhandler = "shop_handlers:nope"\n', {"2: jobs.x.handler"}),
         ('[jobs.x]\nhandler = "no_such_module:run"\n', {"2: jobs.x.handler"}),
         ('[jobs.x]\nhandler = "not a name:run"\n', {"2: jobs.x.handler"}),
-        ('[jobs.x]\nwebhook = "${NOT_SET_HERE}"\n', {"2: jobs.x.webhook"}),
+        (
+            '[jobs.x.webhook]\nurl = "https://a.example"\nheaders = { X = "${NOT_SET_HERE}" }\n',
+            {"3: jobs.x.webhook.headers.X"},
+        ),
+        ('[jobs.x]\nurl = "https://${HOME}.example"\n', {"2: jobs.x.url"}),
+        (
+            '[jobs.x.webhook]\nurl = "https://a.example"\nbody = { a = ["${HOME}"] }\n',
+            {"3: jobs.x.webhook.body"},
+        ),
         ('[jobs]\nx = "later"\n', {"2: jobs.x"}),
     ],
 )
@@ -246,12 +275,11 @@ async def test_text_that_is_no_toml_is_refused_with_its_line(file: Path) -> None
 async def test_variables_of_the_environment_are_filled_in_and_headers_with_them_kept_secret(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_HOST", "example.org")
     monkeypatch.setenv("SHOP_TOKEN", "s3cret")
     write(
         file,
         "[jobs.call.webhook]\n"
-        'url = "https://${SHOP_HOST}/x"\n'
+        'url = "https://example.org/$${x}"\n'
         'headers = { X-Token = "Bearer ${SHOP_TOKEN}", X-Plain = "$${x} $5" }\n',
     )
     async with Client("memory://") as client:
@@ -259,7 +287,7 @@ async def test_variables_of_the_environment_are_filled_in_and_headers_with_them_
         webhook = (await client.get_job("call")).webhook
         assert webhook is not None
         assert (webhook.url, dict(webhook.headers)) == (
-            "https://example.org/x",
+            "https://example.org/${x}",
             {"X-Plain": "${x} $5"},
         )
         assert list(webhook.secret_headers) == ["X-Token"]

@@ -107,6 +107,10 @@ def _made(spec: str, found: Any) -> Scheduler:
         made = found()
     except Exception as error:
         raise _refused(f"{spec}() failed: {_in_words(error)}", _DEBUG) from error
+    except Stopped:
+        raise
+    except SystemExit as error:
+        raise _refused(f"{spec}() ended the program: {_in_words(error)}", _DEBUG) from error
     if not isinstance(made, Scheduler):
         raise _not_one(f"{spec}()", made)
     return made

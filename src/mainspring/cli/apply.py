@@ -12,6 +12,7 @@ from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, check_shared, database_file, find_store
 
 if TYPE_CHECKING:
+    from mainspring.core.model import Job
     from mainspring.scheduler.job_differences import AppliedJobs
 
 __all__ = ["register"]
@@ -50,7 +51,7 @@ def apply(
     """Make the stored jobs of a file equal to what the file says now.
 
     Everything is checked first, then written in one step. Jobs that the file no longer lists are
-    removed, if they came from a file of the same name.
+    removed, if they came from a file of the same name and this file states its `name`.
     """
     finish(
         _apply(
@@ -98,6 +99,7 @@ def _document(applied: AppliedJobs) -> dict[str, Any]:
         },
         "removed": [job.id for job in applied.removed],
         "unchanged": [job.id for job in applied.unchanged],
+        "kept": [job.id for job in applied.kept],
     }
 
 
@@ -121,8 +123,18 @@ def _show(output: Output, applied: AppliedJobs) -> None:
     }
     told = ", ".join(f"{len(found)} {word}" for word, found in counts.items())
     output.line(f"{applied.name}: {told}")
+    if applied.kept:
+        output.note(
+            f"nothing was removed, though this file does not list {_some(applied.kept)}: give the"
+            ' file a name = "…" so that apply may remove jobs that it no longer lists'
+        )
     if applied.dry_run:
         output.note("a dry run: nothing was changed")
+
+
+def _some(jobs: list[Job]) -> str:
+    more = f" and {len(jobs) - 10} more" if len(jobs) > 10 else ""
+    return ", ".join(job.id for job in jobs[:10]) + more
 
 
 def _plain(value: Any) -> Any:

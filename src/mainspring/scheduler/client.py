@@ -295,8 +295,8 @@ class Client:
     ) -> AppliedJobs:
         """Make the stored jobs of a file (docs/reference/mainspring-toml.md) equal to what the file
         says now: add, change and remove jobs, in one step, after everything was checked. Only jobs
-        that came from a file of the same name are removed. Returns what was done; with `dry_run`
-        what would be.
+        that came from a file of the same name are removed, and only if the file states its `name`.
+        Returns what was done; with `dry_run` what would be.
 
         `take_over` also replaces jobs of these ids that code, the API or another file defines.
         `with_handlers=False` does not import the handlers: for a machine without their code.
@@ -313,12 +313,18 @@ class Client:
                 take_over=take_over,
             )
 
+        kept: dict[str, Job] = {}
+
         def belongs(job: Job) -> bool:
-            return job.owner is Owner.FILE and job.file == jobs.name
+            if job.owner is not Owner.FILE or job.file != jobs.name:
+                return False
+            if not jobs.states_name and job.id not in jobs.jobs:
+                kept[job.id] = job
+            return jobs.states_name
 
         operations = self._running().operations
         pairs = await self._call(operations.replace_all(drafts, adapt, belongs, dry_run=dry_run))
-        return applied_jobs(jobs.name or "", pairs, dry_run=dry_run)
+        return applied_jobs(jobs.name or "", pairs, list(kept.values()), dry_run=dry_run)
 
     def _draft_jobs(self, jobs: JobSet, owner: Owner, *, with_handlers: bool = True) -> list[Job]:
         """The jobs of a set, checked; their handlers are imported and registered."""

@@ -42,12 +42,18 @@ class AppliedJobs(Struct, frozen=True, kw_only=True):
     changed: list[ChangedJob]
     removed: list[Job]
     unchanged: list[Job]
+    kept: list[Job]
+    """Jobs that the file no longer lists, kept because it does not state its `name`."""
     dry_run: bool = False
 
 
-def applied_jobs(name: str, pairs: Iterable[Replacement], *, dry_run: bool) -> AppliedJobs:
+def applied_jobs(
+    name: str, pairs: Iterable[Replacement], kept: list[Job], *, dry_run: bool
+) -> AppliedJobs:
     """What was done to each job, from the jobs before and after."""
-    made = AppliedJobs(name=name, added=[], changed=[], removed=[], unchanged=[], dry_run=dry_run)
+    made = AppliedJobs(
+        name=name, added=[], changed=[], removed=[], unchanged=[], kept=kept, dry_run=dry_run
+    )
     for old, new in pairs:
         if old is None and new is not None:
             made.added.append(new)

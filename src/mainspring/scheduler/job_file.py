@@ -44,7 +44,8 @@ JOB_KEYS = frozenset({*option_names(JobOptions), "schedule", "handler", "url", "
 """The keys of one job: the options of `add_job`, and `url`, which is short for a webhook's."""
 
 _VARIABLE = re.compile(r"\$(\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?=\{))")
-_HEADERS = ("headers", "secret_headers")
+_SECRETS = ("headers", "secret_headers", "signing_secret")
+"""The fields of a webhook that may hold `${NAME}`: what it stands for is kept encrypted."""
 
 _MAY_BE_NONE = frozenset(
     name for name, kind in get_type_hints(PolicyOptions).items() if NoneType in get_args(kind)
@@ -63,6 +64,9 @@ class JobSet:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    states_name: bool = False
+    """Whether the file itself has a `name`. Files in other folders may share the one that is made
+    from the file's own, so that one is no reason to remove a job."""
 
     def named(self, error: InvalidInput, *keys: str) -> InvalidInput:
         """The error with its place: the file, the line and the full key."""
@@ -180,7 +184,8 @@ def _read(
                 )
             found[job_id] = _read_job(options, path, lines, str(job_id), errors)
     errors.check()
-    return JobSet(found, name, timezone, defaults or {}, path, lines)
+    states_name = document.get("name") is not None
+    return JobSet(found, name, timezone, defaults or {}, path, lines, states_name)
 
 
 def _read_job(
@@ -206,7 +211,8 @@ def _read_job(
             made["webhook"] = _expand_webhook(made["webhook"])
         except InvalidInput as error:
             for one in error.each():
-                keys = ("jobs", job_id, *(one.field or "webhook").split("."))
+                key = "url" if url is not None else one.field or "webhook"
+                keys = ("jobs", job_id, *key.split("."))
                 errors.add(_placed(one, path, lines, keys))
     return made
 
@@ -232,15 +238,19 @@ def _check_name(name: object) -> None:
 
 
 def _expand_webhook(webhook: Any) -> Any:
-    """The webhook with `${NAME}` replaced. A header that uses one is kept encrypted."""
+    """The webhook with `${NAME}` replaced in its headers and its signing secret. A header that uses
+    one is kept encrypted; the other fields are stored and shown as they are, so it is refused."""
     errors = InputErrors()
     if isinstance(webhook, str):
+        _refuse_variables(webhook, "webhook")
         return _expand(webhook, "webhook")
     if not isinstance(webhook, Mapping):
         return webhook
     made: dict[str, Any] = {}
     for name, value in webhook.items():
         with errors:
+            if name not in _SECRETS:
+                _refuse_variables(value, f"webhook.{name}")
             made[name] = _expand(value, f"webhook.{name}")
     errors.check()
     plain = webhook.get("headers")
@@ -252,6 +262,19 @@ def _expand_webhook(webhook: Any) -> Any:
                 marked or {}
             )
     return made
+
+
+def _refuse_variables(value: Any, name: str) -> None:
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _refuse_variables(item, name)
+    elif _uses_variable(value):
+        raise InvalidInput(
+            "${…} stands for an environment variable only in headers, secret_headers and"
+            " signing_secret, which are encrypted; this is stored and shown as it is. Put a secret"
+            " in a header, or write $${ for the characters themselves",
+            field=name,
+        )
 
 
 def _uses_variable(value: Any) -> bool:
@@ -309,6 +332,10 @@ def _imported(name: str) -> Callable[..., Any]:
         ) from None
     except Exception as error:
         raise _broken(module_name, error) from error
+    except SystemExit as error:
+        if type(error) is not SystemExit:  # the command line's own, by which a signal ends it
+            raise
+        raise _broken(module_name, error) from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise InvalidInput(
@@ -320,7 +347,7 @@ def _imported(name: str) -> Callable[..., Any]:
     return function
 
 
-def _broken(module: str, error: Exception) -> InvalidInput:
+def _broken(module: str, error: BaseException) -> InvalidInput:
     words = f"{type(error).__name__}: {error}"
     return InvalidInput(f"importing {module!r} failed: {words}", field="handler")
 
