@@ -56,6 +56,8 @@ async def test_every_field_is_kept_and_given_back(api: Api) -> None:
         "retryDelay": "2s",
         "breaker": {"failures": 3, "reset": 30_000},
         "startDeadline": 60_000,
+        "retention": 86_400_000,
+        "history": 25,
         "successCodes": [200, "202-204"],
         "retryOn": ["5xx", 429],
         "jitter": 1500,
@@ -73,6 +75,7 @@ async def test_every_field_is_kept_and_given_back(api: Api) -> None:
     for name in (
         *("description", "tags", "timezone", "priority", "queue", "concurrency", "jitter"),
         *("concurrencyKey", "overlap", "retryAttempts", "startDeadline", "metadata"),
+        *("retention", "history"),
     ):
         assert stored[name] == fields[name], name
 
