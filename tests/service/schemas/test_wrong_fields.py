@@ -40,6 +40,8 @@ WRONG: dict[str, list[Any]] = {
     "breaker": ["often", {"failures": 0}],
     "after": [5, [""]],
     "afterFailure": ["never"],
+    "retention": ["long", -1],
+    "history": [0, "all"],
     "tags": [5, ["a\0"]],
     "metadata": [5, {"name": "x"}, {"a": NAN}],
     "endpoint": [5, "ftp://example.org"],
