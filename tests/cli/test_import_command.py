@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import builtins
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.command_line import Run
+from tests.support.command_line import Run, Start, until
 
 TAB = 'GREETING=hello\n0 9 * * 1-5 echo "$GREETING"\n61 * * * * never\n'
 
@@ -22,14 +23,44 @@ def test_crontab_is_printed_or_written_and_never_overwrites(run: Run, folder: Pa
     assert written.out.startswith("wrote 1 job to mainspring.toml")
     try:
         assert run("apply").code == 0
-        assert sys.modules["imported_handlers"].echo() == "hello\n"
+        assert sys.modules["mainspring_handlers"].echo() == "hello\n"
     finally:
-        sys.modules.pop("imported_handlers", None)
+        sys.modules.pop("mainspring_handlers", None)
     again = run("import", "crontab", "tab", "--out", "mainspring.toml")
     assert again.code == 2
     assert "is not overwritten" in again.err
     document = run("import", "crontab", "-", "--json", stdin=TAB).json
     assert [one["line"] for one in document["not_carried_over"]] == [3]
+
+
+def test_two_imports_fit_in_one_folder_and_a_missing_folder_is_told(run: Run, folder: Path) -> None:
+    (folder / "tab").write_text(TAB)
+    for name in ("one", "two-b"):
+        assert run("import", "crontab", "tab", "--out", f"{name}.toml").code == 0
+    jobs = tomllib.loads((folder / "two-b.toml").read_text())["jobs"]
+    assert jobs["echo"]["handler"] == "two_b_handlers:echo"
+    assert (folder / "one_handlers.py").exists()
+    assert (folder / "two_b_handlers.py").exists()
+    refused = run("import", "crontab", "tab", "--out", "nowhere/jobs.toml")
+    assert (refused.code, "there is no folder nowhere" in refused.err) == (2, True)
+
+
+def test_imported_command_ends_with_its_timeout_and_may_print_any_bytes(
+    run: Run, folder: Path, start: Start
+) -> None:
+    (folder / "tab").write_text("0 0 1 1 * printf '\\377'\n0 0 1 1 * sleep 3 && touch went-on\n")
+    run("import", "crontab", "tab", "--out", "tab.toml", "--timezone", "UTC")
+    file = folder / "tab.toml"
+    file.write_text(file.read_text().replace("[jobs.sleep]", '[jobs.sleep]\ntimeout = "1s"'))
+    start("worker", "--file", "tab.toml", "--quiet")
+    until(lambda: "sleep" in run("jobs", "list").out)
+    slow, bytes_ = (run("jobs", "trigger", name).out.strip() for name in ("sleep", "printf"))
+    until(lambda: run("runs", "show", slow, "--json").json["state"] == "failed")
+    until(
+        lambda: run("runs", "show", bytes_, "--json").json["result"] == "\N{REPLACEMENT CHARACTER}"
+    )
+    time.sleep(3)
+    assert not (folder / "went-on").exists()
 
 
 def test_manifests_need_yaml(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

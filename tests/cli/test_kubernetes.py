@@ -59,8 +59,9 @@ def test_cronjob_becomes_a_job_and_the_rest_is_listed_with_its_line() -> None:
             "timeout": "300s",
             "history": 4,
             "retention": "0s",
-            "handler": "imported_handlers:hello_world",
             "metadata": {"labels": {"app": "shop"}},
+            "handler": "imported_handlers:hello_world",
+            "isolation": "process",
         }
     }
     assert {one.line: one.what.rpartition(".")[2] for one in made.remarks} == {
@@ -83,3 +84,15 @@ def test_defaults_of_kubernetes_are_written_out() -> None:
     assert (made.jobs["x"]["retries"], made.jobs["x"]["overlap"]) == (6, "allow")
     assert any("UTC is assumed" in one.why for one in made.remarks)
     assert "NotImplementedError" in made.functions[0]
+
+
+def test_references_to_variables_are_replaced_as_kubernetes_does() -> None:
+    text = MANIFEST.replace("echo $WHO", "echo $(WHO) $(GREETING) $$(WHO) $(PASSWORD)").replace(
+        "- name: PASSWORD",
+        "- {name: GREETING, value: hello $(WHO)}\n              - name: PASSWORD",
+    )
+    made = read_manifests(text, "cronjobs.yaml")
+    assert "'echo world hello world $(WHO) $(PASSWORD)'" in made.functions[0]
+    assert [r.why for r in made.remarks if "$(" in r.why] == [
+        "$(PASSWORD) is not known here: write its value"
+    ]

@@ -20,13 +20,18 @@ _AT_START = "@reboot"
 
 
 def read_crontab(
-    text: str, source: str, *, system: bool = False, timezone: str = "UTC"
+    text: str,
+    source: str,
+    *,
+    system: bool = False,
+    timezone: str = "UTC",
+    module: str = HANDLERS,
 ) -> Imported:
     """The jobs of a crontab. `system`: its lines name a user before the command, as those of
     /etc/crontab do. `timezone` is the zone of lines before a CRON_TZ."""
     # As cron does: runs of one line may overlap, and what was missed is not made up for.
     defaults = {"overlap": "allow", "misfire": "skip"}
-    made = Imported(source, timezone=timezone, defaults=defaults)
+    made = Imported(source, module, timezone=timezone, defaults=defaults)
     environment: dict[str, str] = {}
     zone, comments = timezone, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -89,10 +94,8 @@ def _add(
     words = [word for word in shell_command.split() if not word.startswith("-")]
     base = Path(words[0]).stem if words else "job"
     name = free_name(base, made.jobs, "job")
-    options["handler"] = f"{HANDLERS}:{name}"
     options["description"] = " ".join(comments) or shell_command
-    made.jobs[name] = options
-    made.functions.append(_function(name, number, shell_command, stdin, environment))
+    made.add(name, options, _function(name, number, shell_command, stdin, environment))
 
 
 def _split_stdin(command: str) -> tuple[str, str | None]:

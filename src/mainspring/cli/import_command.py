@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.import_file import HANDLERS, Imported, Remark
+from mainspring.cli.import_file import HANDLERS, Imported, Remark, module_beside
 from mainspring.cli.options import JsonOption, example
 from mainspring.cli.output import Output
 
@@ -59,7 +59,9 @@ def crontab(
 
     zone = timezone or local_timezone()
     is_system = system or source == "/etc/crontab" or Path(source).parent.name == "cron.d"
-    made = read_crontab(_read(source), source, system=is_system, timezone=zone or "UTC")
+    made = read_crontab(
+        _read(source), source, system=is_system, timezone=zone or "UTC", module=_module(out)
+    )
     if zone is None:
         made.remarks.insert(0, Remark(1, "timezone", "this machine's is not known: UTC is assumed"))
     _finish(made, out, Output(as_json=json))
@@ -73,7 +75,11 @@ def k8s(source: SourceArgument, out: OutOption = None, json: JsonOption = False)
     """
     from mainspring.cli.kubernetes import read_manifests
 
-    _finish(read_manifests(_read(source), source), out, Output(as_json=json))
+    _finish(read_manifests(_read(source), source, _module(out)), out, Output(as_json=json))
+
+
+def _module(out: str | None) -> str:
+    return HANDLERS if out is None else module_beside(out)
 
 
 def _read(source: str) -> str:
@@ -102,10 +108,10 @@ def _finish(made: Imported, out: str | None, output: Output) -> None:
         return
     if out is None:
         output.line(made.toml().rstrip())
-        output.note(f"--out FILE also writes the functions of the jobs, as {HANDLERS}.py beside it")
+        output.note("--out FILE also writes the functions of the jobs, beside it")
     else:
         jobs = "1 job" if len(made.jobs) == 1 else f"{len(made.jobs)} jobs"
-        output.line(f"wrote {jobs} to {out}, and their functions to {HANDLERS}.py beside it")
+        output.line(f"wrote {jobs} to {out}, and their functions to {made.module}.py beside it")
     if made.remarks:
         output.note("not carried over, or not as it was:")
     for remark in made.remarks:
@@ -113,7 +119,13 @@ def _finish(made: Imported, out: str | None, output: Output) -> None:
 
 
 def _write(made: Imported, path: Path) -> None:
-    code = path.with_name(f"{HANDLERS}.py")
+    if not path.parent.is_dir():
+        raise CommandError(
+            f"there is no folder {path.parent}",
+            code=BAD_INPUT,
+            advice="make it, or name a file in another folder with --out",
+        )
+    code = path.with_name(f"{made.module}.py")
     for one in (path, code):
         if one.exists():
             raise CommandError(

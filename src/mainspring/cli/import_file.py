@@ -7,12 +7,13 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["HANDLERS", "Imported", "Remark", "free_name"]
+__all__ = ["HANDLERS", "Imported", "Remark", "free_name", "module_beside"]
 
 HANDLERS = "imported_handlers"
-"""The module that holds the functions, beside the file."""
+"""The module that holds the functions, where no file is named that it could stand beside."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -34,11 +35,20 @@ class Imported:
     """The jobs by id, the text of the functions, and what was not carried over."""
 
     source: str
+    module: str = HANDLERS
+    """The module of the functions."""
     timezone: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     functions: list[str] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
+
+    def add(self, name: str, options: Mapping[str, Any], function: str) -> None:
+        """Add a job. It runs in a process of its own, so that its timeout also ends the command:
+        in a thread the command would go on beside the retry."""
+        handler = {"handler": f"{self.module}:{name}", "isolation": "process"}
+        self.jobs[name] = {**options, **handler}
+        self.functions.append(function)
 
     def toml(self) -> str:
         made = [f"# Made by `mainspring import` from {self.source}."]
@@ -78,12 +88,19 @@ def run(
         cwd=folder,
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
     )
     if done.returncode != 0:
         raise RuntimeError(f"exit code {{done.returncode}}: {{done.stderr.strip()[-2000:]}}")
     return done.stdout[-20_000:]
 '''
+
+
+def module_beside(file: str) -> str:
+    """The module for the functions of a file: each file of a folder has its own."""
+    plain = re.sub(r"\W", "_", Path(file).stem)
+    return f"{'_' if plain[:1].isdigit() else ''}{plain}_handlers"
 
 
 def free_name(text: str, taken: Iterable[str], fallback: str) -> str:

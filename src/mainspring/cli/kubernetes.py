@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,12 +17,14 @@ _OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
 _RETRIES = 6
 """What Kubernetes has where backoffLimit is left out."""
 
+_REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^()]+)\))")
+
 Lines = dict[tuple[Any, ...], int]
 
 
-def read_manifests(text: str, source: str) -> Imported:
+def read_manifests(text: str, source: str, module: str = HANDLERS) -> Imported:
     """The CronJobs of a file with one or more YAML documents, also within a `kind: List`."""
-    made = Imported(source, timezone="UTC")
+    made = Imported(source, module, timezone="UTC")
     for manifest, lines in _manifests(text, source):
         kind = manifest.get("kind")
         if kind != "CronJob":
@@ -65,11 +68,9 @@ def _add(made: Imported, manifest: Mapping[str, Any], lines: Lines) -> None:
         if name in job and job[name] != 1:
             remark("it has no counterpart", "spec", "jobTemplate", "spec", name)
     name = free_name(str(metadata.get("name", "job")), made.jobs, "job")
-    options["handler"] = f"{HANDLERS}:{name}"
     if labels := _table(metadata, "labels"):
         options["metadata"] = {"labels": {str(k): str(v) for k, v in labels.items()}}
-    made.jobs[name] = options
-    made.functions.append(_function(name, pod, remark))
+    made.add(name, options, _function(name, pod, remark))
 
 
 def _read_history(
@@ -99,10 +100,11 @@ def _function(name: str, pod: Mapping[str, Any], remark: Any) -> str:
     if "image" in container:
         why = "no container is started: the worker needs the programs of the image itself"
         remark(why, *path, "containers", 0, "image")
-    environment = {}
+    environment: dict[str, str] = {}
     for at, one in enumerate(container.get("env") or []):
         if "value" in one:
-            environment[one["name"]] = str(one["value"])
+            value, _ = _expand(str(one["value"]), environment)
+            environment[one["name"]] = value
         else:
             why = f"set {one.get('name')} in the worker's environment"
             remark(why, *path, "containers", 0, "env", at)
@@ -112,11 +114,32 @@ def _function(name: str, pod: Mapping[str, Any], remark: Any) -> str:
         remark("the image's own entry point is not known here: write the function", *path)
         body = '    raise NotImplementedError("write what the image does")\n'
         return f'def {name}() -> str:\n    """{about} Arguments: {command!r}."""\n{body}'
-    words = [str(word) for word in command]
+    words = []
+    for word in command:
+        text, unknown = _expand(str(word), environment)
+        words.append(text)
+        for variable in unknown:
+            remark(f"$({variable}) is not known here: write its value", *path, "containers", 0)
     return (
         f'def {name}() -> str:\n    """{about}"""\n'
         f"    return run(\n        {words!r},\n        {environment!r},\n    )\n"
     )
+
+
+def _expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """A text with `$(NAME)` replaced as Kubernetes does, which also makes `$$` a `$`; and the names
+    that have no value here, which are left as they are."""
+    unknown: list[str] = []
+
+    def value(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name is None:
+            return "$"
+        if name not in environment:
+            unknown.append(name)
+        return environment.get(name, found[0])
+
+    return _REFERENCE.sub(value, text), unknown
 
 
 def _table(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
