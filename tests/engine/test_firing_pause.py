@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Run, Scheduler, State
+from mainspring.core.model import Note
+from mainspring.engine.firing_pause import KIND, NAME
 from mainspring.engine.slots import plan
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import NoteQuery, NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
 
 
@@ -141,7 +144,7 @@ def test_slots_after_the_pause_are_planned_by_the_misfire_policy() -> None:
             await scheduler.resume_all()
             job = await scheduler.get_job("tick")
             now = await scheduler.now()
-            firings, gap = plan(job, now, resumed_at=now)
+            firings, gap = plan(job, now, pauses=[(job.created_at, now)])
             assert gap is not None
             assert (gap.reason, gap.count) == ("paused", 1)
             [firing] = firings
@@ -150,5 +153,77 @@ def test_slots_after_the_pause_are_planned_by_the_misfire_policy() -> None:
             again, none = plan(job, now)
             assert (len(again), none) == (1, None)
             assert again[0].runs[0].state is State.PENDING
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("value", ["x", {"since": 5}, {"since": "soon"}, ["since"], None])
+@pytest.mark.parametrize("how", ["pause_all", "resume_all"])
+def test_note_that_cannot_be_read_is_no_pause_and_is_overwritten(value: Any, how: str) -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with node(store) as scheduler:
+            damaged = Note(kind=KIND, name=NAME, value=value)
+            await store.put_notes([NoteWrite(KIND, NAME, None, damaged)])
+            await asyncio.sleep(25)
+            assert len(await runs_of(scheduler, "tick")) == 2
+            assert (await scheduler.health()).paused_since is None
+            if how == "resume_all":
+                assert await scheduler.resume_all() is False
+            else:
+                since = await scheduler.pause_all()
+                assert await scheduler.paused_since() == since
+            page = await store.notes(NoteQuery(kind=KIND))
+            assert page.items[0].value != value
+
+    run_virtual(main)
+
+
+def test_slots_that_were_due_before_the_pause_are_planned_by_the_misfire_policy() -> None:
+    """Also those of a job that no node has planned since an earlier pause."""
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        async with node(store):
+            await asyncio.sleep(15)
+        await asyncio.sleep(30)  # three slots are missed
+        async with node(store, enabled=False) as client:
+            for _ in range(2):
+                await client.pause_all()
+                await asyncio.sleep(20)  # two slots are paused
+                await client.resume_all()
+                await asyncio.sleep(10)  # one slot is missed
+        async with node(store) as scheduler:
+            await asyncio.sleep(3)
+            made = await runs_of(scheduler, "tick")
+        slots = sorted((run.scheduled_at, run.state) for run in made)
+        assert [state for _, state in slots] == [
+            *["succeeded"] * 4, "skipped", "succeeded", "skipped", "succeeded"
+        ]  # fmt: skip
+        gaps = [run for run in made if run.state is State.SKIPPED]
+        assert [(run.reason, run.result["count"]) for run in gaps] == [("paused", 2)] * 2
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("back", [3600, 86400])
+def test_pause_that_ended_later_than_now_holds_nothing_back(back: int) -> None:
+    """The clock was set back since, into the pause or before it."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        async with Scheduler(store, clock=clock, inline=True) as scheduler:
+            await scheduler.pause_all()
+            await asyncio.sleep(2 * 3600)
+            await scheduler.resume_all()
+            clock.offset -= back
+
+            @scheduler.job("10s")
+            async def late() -> None: ...
+
+            await asyncio.sleep(65)
+            made = await runs_of(scheduler, "late")
+            assert [run.state for run in made] == ["succeeded"] * 6
 
     run_virtual(main)

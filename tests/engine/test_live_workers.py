@@ -11,7 +11,7 @@ import pytest
 
 from mainspring import Scheduler, __version__
 from mainspring.core.model import Note
-from mainspring.engine.live_workers import LiveWorker
+from mainspring.engine.live_workers import LiveWorker, find_workers
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite
@@ -242,3 +242,16 @@ async def test_the_note_of_an_earlier_version_still_reads(world: World) -> None:
     async with world.program(workers=0) as looking:
         [old] = await looking.list_workers()
     assert old == LiveWorker(id="old:1:2", handlers=frozenset({"report"}))
+
+
+def test_workers_stay_alive_when_the_clock_is_set_forward() -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        nodes = [Scheduler(store, clock=clock, inline=True) for _ in range(2)]
+        async with nodes[0], nodes[1]:
+            await asyncio.sleep(25)
+            clock.offset += 3600
+            assert len(await find_workers(store)) == 2
+
+    run_virtual(main)

@@ -8,11 +8,11 @@ it, so one that is paused by itself stays paused.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct, convert, to_builtins
 
-from mainspring.core.model import Note
+from mainspring.core.model import Note, replace
 from mainspring.errors import Conflict
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
@@ -23,27 +23,33 @@ NAME = "all"
 
 TRIES = 20
 
+MOST_ENDED = 20
+"""Pauses that are over and still kept: a job whose slots passed during one may be planned much
+later."""
+
+Moment = Annotated[datetime, Meta(tz=True)]
+
 
 class FiringPause(Struct, frozen=True):
-    """Since when all firing is paused (None: it is not), and when it was last resumed. Slots up to
-    that moment do not run any more."""
+    """Since when all firing is paused (None: it is not), and from when to when it was paused
+    before, oldest first. Slots of these spans do not run any more."""
 
-    since: datetime | None = None
-    resumed_at: datetime | None = None
+    since: Moment | None = None
+    ended: tuple[tuple[Moment, Moment], ...] = ()
 
 
 async def read_pause(store: Store) -> FiringPause:
-    return _read(await _find(store))
+    return _read(await _find(store)) or FiringPause()
 
 
 async def pause_firing(store: Store) -> FiringPause:
     """Pause all firing. A pause that stands is kept as it is."""
     for _ in range(TRIES):
         note = await _find(store)
-        found = _read(note)
+        found = _read(note) or FiringPause()
         if found.since is not None:
             return found
-        wanted = FiringPause(since=await store.now(), resumed_at=found.resumed_at)
+        wanted = replace(found, since=await store.now())
         if await _put(store, note, wanted):
             return wanted
     raise Conflict("others pause and resume firing all the time; try again")
@@ -53,9 +59,16 @@ async def resume_firing(store: Store) -> FiringPause | None:
     """Resume firing. None: it was not paused."""
     for _ in range(TRIES):
         note = await _find(store)
-        if _read(note).since is None:
+        found = _read(note)
+        if found is None:
+            if await _put(store, note, FiringPause()):
+                return None
+            continue
+        if found.since is None:
             return None
-        wanted = FiringPause(since=None, resumed_at=await store.now())
+        now = await store.now()
+        span = (min(found.since, now), now)  # the clock may have been set back
+        wanted = FiringPause(ended=(*found.ended, span)[-MOST_ENDED:])
         if await _put(store, note, wanted):
             return wanted
     raise Conflict("others pause and resume firing all the time; try again")
@@ -67,13 +80,16 @@ async def _find(store: Store) -> Note | None:
 
 
 async def _put(store: Store, note: Note | None, wanted: FiringPause) -> bool:
-    value = {"since": wanted.since, "resumed_at": wanted.resumed_at}
+    value = to_builtins(wanted, builtin_types=(datetime,))
     version = note.version if note is not None else 0
     made = Note(kind=KIND, name=NAME, value=value, version=version)
     [kept] = await store.put_notes([NoteWrite.put(made)])
     return kept is not None
 
 
-def _read(note: Note | None) -> FiringPause:
-    value: Any = {} if note is None else note.value
-    return FiringPause(since=value.get("since"), resumed_at=value.get("resumed_at"))
+def _read(note: Note | None) -> FiringPause | None:
+    """None where the note cannot be read: that is no pause, or a damaged note would stop all."""
+    try:
+        return FiringPause() if note is None else convert(note.value, FiringPause)
+    except (ValueError, TypeError):
+        return None

@@ -298,14 +298,10 @@ class LiveWorkers:
         value = {name: getattr(myself, name) for name in ANNOUNCED}
         value["handlers"] = sorted(myself.handlers)
         value["queues"] = None if myself.queues is None else sorted(myself.queues)
-        note = Note(
-            kind=NOTE_KIND,
-            name=myself.id,
-            value=value,
-            expires_at=self._engine.time.now() + LIFETIME,
-        )
-        # Nobody else writes this note, so whatever version it has is replaced.
-        await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note)])
+        note = Note(kind=NOTE_KIND, name=myself.id, value=value)
+        # Nobody else writes this note, so whatever version it has is replaced. With a ttl it also
+        # lasts as long as it should when the store's clock is set.
+        await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note, LIFETIME)])
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
         await record_alive(self._engine.store, self._engine.time.now())

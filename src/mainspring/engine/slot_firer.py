@@ -260,7 +260,7 @@ class SlotFirer:
                 break
             if job.next_run_at is None or job.next_run_at > now:
                 continue  # the store's clock was set back since
-            chain = self._planned(job, now, followers, left, pause.resumed_at)
+            chain = self._planned(job, now, followers, left, pause)
             if chain is not None:
                 chains.append(chain)
                 left -= sum(len(firing.runs) for firing in chain.firings)
@@ -283,11 +283,11 @@ class SlotFirer:
         now: datetime,
         followers: list[Job],
         most: int,
-        resumed_at: datetime | None,
+        pause: FiringPause,
     ) -> _Chain | None:
         """One job that cannot be planned must not keep the others from firing."""
         try:
-            return _Chain(job, *plan(job, now, followers, most, resumed_at))
+            return _Chain(job, *plan(job, now, followers, most, pause.ended))
         except Exception as error:
             log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
             self._leave(job, error, float("inf"))

@@ -62,12 +62,13 @@ def plan(
     now: datetime,
     followers: Iterable[Job] = (),
     most: int = 1000,
-    resumed_at: datetime | None = None,
+    pauses: Iterable[tuple[datetime, datetime]] = (),
 ) -> tuple[list[Firing], Gap | None]:
     """Return what to fire for a job whose `next_run_at` has come, and the slots it missed.
 
-    `resumed_at`: when a pause of all firing ended. Slots up to then do not run: they are recorded
-    first, and what is due besides is left for the next plan.
+    `pauses`: from when to when all firing was paused, oldest first. Slots of such a span do not
+    run: they are recorded. A plan ends where a span begins or ends, and what is due besides is left
+    for the next plan.
 
     Of several slots that are due at once only the newest runs, unless `misfire="all"`; those
     passed over leave one skipped record, made by the first firing. Each firing advances the job,
@@ -77,12 +78,19 @@ def plan(
     assert job.schedule is not None
     assert job.next_run_at is not None
     now = max(now, job.next_run_at)  # also if the store's clock was set back
-    if resumed_at is not None and job.next_run_at <= resumed_at:
-        return _plan_paused(job, now, min(resumed_at, now))
-    slots, gap, left = _chosen(job, now, most)
+    until = now
+    for begin, end in pauses:
+        # A pause that ends so late is of another reckoning: the store's clock was set back since.
+        if not job.next_run_at <= end <= now + PLAN_HOLDS:
+            continue
+        if begin <= job.next_run_at:
+            return _plan_paused(job, now, min(end, now))
+        until = min(now, begin - _INSTANT)
+        break
+    slots, gap, left = _chosen(job, now, until, most)
     passed_over = () if gap is None else (_gap_run(job, gap, now),)
     if gap is not None and not slots:
-        upcoming = job.schedule.next(now)
+        upcoming = job.schedule.next(until)
         return [_firing(job, job.version, passed_over, gap.last, upcoming, now)], gap
     firings: list[Firing] = []
     catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) + left > 1
@@ -95,7 +103,7 @@ def plan(
         # Never leave a single slot: the next plan would not see that it is catching up.
         full = made >= most and len(slots) - at - 1 + left > 1
         ahead = slots[at + 1] if at + 1 < len(slots) else None
-        following = ahead or job.schedule.next(slot if left else now)
+        following = ahead or job.schedule.next(slot if left else until)
         firing = _firing(job, job.version + len(firings), runs, slot, following, now)
         if catching_up and firing.overlap is Overlap.SKIP:
             firing = replace(
@@ -230,13 +238,15 @@ def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime)
     )
 
 
-def _chosen(job: Job, now: datetime, most: int) -> tuple[list[datetime], Gap | None, int]:
-    """Return the slots to run, earliest first; the gap of those passed over; and how many more are
-    to run after these, if there are more than `most`."""
+def _chosen(
+    job: Job, now: datetime, until: datetime, most: int
+) -> tuple[list[datetime], Gap | None, int]:
+    """Return the slots up to `until` that are to run, earliest first; the gap of those passed
+    over; and how many more are to run after these, if there are more than `most`."""
     schedule, misfire, first = job.schedule, job.policy.misfire, job.next_run_at
     assert schedule is not None
     assert first is not None
-    newest = max(schedule.previous(now + _INSTANT) or first, first)
+    newest = max(schedule.previous(until + _INSTANT) or first, first)
     if misfire.kind is MisfireKind.ALL:
         return _all_slots(job, first, newest, misfire.limit, most)
     late = now - newest > duration(misfire.grace)

@@ -7,13 +7,14 @@ periods. To count, it reads the texts of the keys that a tally names, adds, and 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from mainspring.core.clock import EPOCH
-from mainspring.core.model import Run, replace
+from mainspring.core.model import Run, State, replace
 from mainspring.core.statistics import (
     HOUR,
     MINUTE,
@@ -34,12 +35,13 @@ __all__ = [
     "Counted",
     "Counters",
     "Key",
-    "add",
+    "add_to",
     "added_by",
     "counts_of",
     "decode",
     "encode",
     "first_start",
+    "known_states",
 ]
 
 TOTALS = EPOCH
@@ -50,6 +52,8 @@ Key = tuple[str, datetime]
 
 Counted = Totals | Period
 
+_STATES = frozenset(State)
+
 _read_totals = msgspec.json.Decoder(Totals).decode
 _read_period = msgspec.json.Decoder(Period).decode
 
@@ -59,11 +63,40 @@ def encode(counted: Counted) -> str:
 
 
 def decode(key: Key, text: str) -> Counted | None:
-    """None where it cannot be read: then it is counted from zero again."""
-    try:
-        return _read_totals(text) if key[1] == TOTALS else _read_period(text)
-    except (msgspec.MsgspecError, ValueError, TypeError):
+    """None where it cannot be read. States that only a later version knows are left out."""
+    return _read(key, text)[0]
+
+
+def add_to(key: Key, text: str, more: Counted) -> str | None:
+    """The stored text with more added; what it counts of states that only a later version knows
+    stays. None where it cannot be read, so that nothing of it is overwritten."""
+    stored, unknown = _read(key, text)
+    if stored is None:
         return None
+    added = encode(add(stored, more))
+    if not unknown:
+        return added
+    fields = msgspec.json.decode(added)
+    return json_text({**fields, "ended": {**fields.get("ended", {}), **unknown}})
+
+
+def _read(key: Key, text: str) -> tuple[Counted | None, Mapping[str, int]]:
+    """What is counted there, and how often runs ended in states that this version does not know."""
+    read = _read_totals if key[1] == TOTALS else _read_period
+    with suppress(msgspec.MsgspecError, ValueError, TypeError):
+        return read(text), {}
+    with suppress(msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError):
+        fields = msgspec.json.decode(text)
+        ended = fields["ended"]
+        known = known_states(ended)
+        unknown = {name: count for name, count in ended.items() if name not in known}
+        return read(json_text({**fields, "ended": known})), unknown
+    return None, {}
+
+
+def known_states(ended: Mapping[str, int]) -> dict[State, int]:
+    """The counts without those of states that only a later version knows."""
+    return {State(name): count for name, count in ended.items() if name in _STATES}
 
 
 def added_by(endings: Iterable[Ending], now: datetime) -> dict[Key, Counted]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -57,7 +58,10 @@ async def test_ends_are_counted_in_the_transaction_that_stores_them(
         assert (await store.counts()).total(State.SUCCEEDED) == 1
 
 
-async def test_a_counter_that_cannot_be_read_is_counted_from_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["x", b"x", '{"ended": 5}'])
+async def test_a_counter_that_cannot_be_read_is_not_overwritten(
+    tmp_path: Path, damaged: str | bytes
+) -> None:
     path = tmp_path / "jobs.db"
     async with opened(path) as store:
         for run_id in ("first", "second"):
@@ -66,12 +70,38 @@ async def test_a_counter_that_cannot_be_read_is_counted_from_zero(tmp_path: Path
             await store.commit([transitions.succeeded(run, await store.now(), None)])
             if run_id == "first":
                 with sqlite3.connect(path) as other:
-                    other.execute("UPDATE mainspring_counters SET body = 'x' WHERE job_id = 'job'")
+                    other.execute(
+                        "UPDATE mainspring_counters SET body = ? WHERE job_id = 'job'", [damaged]
+                    )
                 other.close()
                 assert (await store.counts(jobs=BOTH)).totals.keys() == {WHOLE_STORE}
         counts = await store.counts(jobs=BOTH)
-        assert counts.totals["job"].ended == {State.SUCCEEDED: 1}
+        assert counts.totals.keys() == {WHOLE_STORE}
         assert counts.totals[WHOLE_STORE].ended == {State.SUCCEEDED: 2}
+    with closing(sqlite3.connect(path)) as other:
+        kept = other.execute("SELECT DISTINCT body FROM mainspring_counters WHERE job_id = 'job'")
+        assert kept.fetchall() == [(damaged,)]
+
+
+async def test_counts_of_states_of_a_later_version_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    later = "UPDATE mainspring_counters SET body = json_set(body, '$.ended.later', 3)"
+    async with opened(path) as store:
+        for run_id in ("first", "second"):
+            await store.add([a_run(run_id)])
+            [run] = await claim_runs(store, a_claim())
+            await store.commit([transitions.succeeded(run, await store.now(), None)])
+            with closing(sqlite3.connect(path)) as other, other:
+                if run_id == "first":
+                    other.execute(later)
+        counts = await store.counts(jobs=BOTH)
+        assert [total.ended for total in counts.totals.values()] == [{State.SUCCEEDED: 2}] * 2
+    with closing(sqlite3.connect(path)) as other:
+        kept = other.execute(
+            "SELECT body ->> '$.ended.later', body ->> '$.ended.succeeded'"
+            " FROM mainspring_counters WHERE start = 0"
+        )
+        assert kept.fetchall() == [(3, 2), (3, 2)]
 
 
 async def test_runs_that_ended_before_the_counters_were_made_are_counted_as_totals(

@@ -607,7 +607,7 @@ def _pause_unseen() -> Patches:
 
 
 def _caught_up_after_a_pause() -> Patches:
-    def plan(job: Any, now: Any, followers: Any, most: int, resumed_at: Any) -> Any:
+    def plan(job: Any, now: Any, followers: Any, most: int, pauses: Any) -> Any:
         return planning.plan(job, now, followers, most)
 
     return [patch.object(slot_firer, "plan", plan)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +28,7 @@ from mainspring.core.statistics import (
     Totals,
 )
 from mainspring.stores.codec import from_us, json_text
-from mainspring.stores.counters import Counted, Key, added_by, counts_of, first_start
+from mainspring.stores.counters import Counted, Key, added_by, counts_of, first_start, known_states
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import Collection, Database, Document, chunks
 from mainspring.stores.mongodb.server_clock import span_us
@@ -105,13 +106,14 @@ async def read(db: Database, since: datetime | None, jobs: frozenset[str]) -> Co
     found: dict[Key, Counted] = {}
     for where in wanted:
         async for document in db.counters.find(where, hint="of_job"):
-            key = document["job"], from_us(document["start"])
-            found[key] = _counted(key, document)
+            with suppress(ValueError, TypeError, KeyError, AttributeError):  # damaged
+                key = document["job"], from_us(document["start"])
+                found[key] = _counted(key, document)
     return counts_of(found)
 
 
 def _counted(key: Key, document: Document) -> Counted:
-    ended = {State(name): count for name, count in document.get("ended", {}).items()}
+    ended = known_states(document.get("ended", {}))
     if document["start"] == 0:
         last = document.get("last")
         return Totals(

@@ -127,10 +127,10 @@ def _version(stored: Document | None) -> int:
     return stored["version"] if stored else 0
 
 
-async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
+async def fire(db: Database, firings: Sequence[Firing], fired: list[Fired]) -> None:
     """Fire the first firings of all jobs in one batch, the second ones in the next, and so on.
-    After a firing that is not done, the later ones of its job are not done either."""
-    fired = [Fired(False)] * len(firings)
+    After a firing that is not done, the later ones of its job are not done either. What is done is
+    put into `fired` after each batch: a later one may fail."""
     broken: set[str] = set()
     for batch in turns(firings, lambda firing: firing.job_id):
         chained = {at: firings[at] for at in batch if firings[at].job_id not in broken}
@@ -139,7 +139,6 @@ async def fire(db: Database, firings: Sequence[Firing]) -> list[Fired]:
             fired[at] = fired_now.get(at, Fired(False))
             if not fired[at].done:
                 broken.add(firing.job_id)
-    return fired
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,9 +171,11 @@ class MongoStore:
             return []
         with translating():
             applied: set[int] = set()
-            done = await changes.commit(self._db, changes_, applied)
-            ended = [change.ending for change in changes_ if change.change_id in applied]
-            await counters.count(self._db, ended)
+            try:
+                done = await changes.commit(self._db, changes_, applied)
+            finally:  # sent again, what was applied is not counted
+                ended = [change.ending for change in changes_ if change.change_id in applied]
+                await counters.count(self._db, ended)
         self._notify(new=any(change.set.get("state") not in FINISHED for change in changes_))
         return done
 
@@ -242,9 +244,12 @@ class MongoStore:
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():
-            fired = await firing.fire(self._db, firings)
-            changed = [run for one in fired if one.done for run in (*one.replaced, *one.runs)]
-            await counters.count(self._db, map(ending_of, changed))
+            fired = [Fired(False)] * len(firings)
+            try:
+                await firing.fire(self._db, firings, fired)
+            finally:  # sent again, what was fired is not counted
+                changed = [run for one in fired if one.done for run in (*one.replaced, *one.runs)]
+                await counters.count(self._db, map(ending_of, changed))
         self._notify()
         return fired
 

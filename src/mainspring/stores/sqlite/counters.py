@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from mainspring.core.statistics import PERIODS_KEPT, Ending
-from mainspring.stores.counters import Key, add, added_by, counts_of, decode, encode, first_start
+from mainspring.stores.counters import Key, add_to, added_by, counts_of, decode, encode, first_start
 from mainspring.stores.protocol import Counts
 from mainspring.stores.sqlite.codec import from_us, span_us, to_us
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, one_value, select
@@ -28,10 +28,11 @@ def count(tx: Transaction, endings: Sequence[Ending]) -> None:
     added = added_by(endings, tx.time)
     keys = [(job_id, to_us(start)) for job_id, start in added]
     found = [row for text in select(tx.connection, _STORED, keys) for row in json.loads(text)]
-    stored = {(key := (job, from_us(start))): decode(key, body) for job, start, body in found}
+    stored = {(job, from_us(start)): body for job, start, body in found}
     rows = [
-        (*row, encode(add(stored.get(key), more)))
+        (*row, text)
         for row, (key, more) in zip(keys, added.items(), strict=True)
+        if (text := add_to(key, stored[key], more) if key in stored else encode(more)) is not None
     ]
     bulk(tx.connection, _PUT, rows)
 
