@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core.model import Run, Source
+from mainspring.core import transitions
+from mainspring.core.model import Note, Run, Source
+from mainspring.engine.slots import make_node_run
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
 from tests.support.scheduler_fixtures import Make
 
@@ -257,6 +260,84 @@ async def test_a_follower_runs_once_after_all_workers_ran(cluster: Cluster) -> N
     async with a, b:
         await until(a, at(1, 2))
     assert counted == [2]
+
+
+async def claimed_root(client: Scheduler, store: MemoryStore, worker: str) -> tuple[Run, Run]:
+    """A run that a worker has claimed and made its own node run of, but not yet spread."""
+    await client.enqueue("clean")
+    job = await client.get_job("clean")
+    claim = Claim(
+        worker=worker, handlers=frozenset({job.handler}), limit=1, lease=timedelta(seconds=30)
+    )
+    [root] = (await store.claim(claim)).runs
+    node_run = make_node_run(root, job, worker, await store.now())
+    await store.add([node_run])
+    return root, node_run
+
+
+@virtual
+async def test_a_node_run_that_is_tried_again_is_skipped_if_its_worker_is_gone(
+    cluster: Cluster,
+) -> None:
+    cluster.fails = {"b"}
+    async with cluster.worker("a", schedule=None) as a:
+        async with cluster.worker("b", schedule=None):
+            await asyncio.sleep(1)
+            await a.wait((await a.trigger("clean")).id, "1m")
+        [failed] = [
+            run
+            for run in (await a.list_runs(job="clean")).items
+            if run.source is Source.NODE and run.state is State.FAILED
+        ]
+        await a.retry(failed.id)
+        await asyncio.sleep(5 * MINUTE)
+        run = await a.get_run(failed.id)
+        assert (run.state, run.reason) == (State.SKIPPED, "its node is gone")
+
+
+@virtual
+async def test_node_runs_of_a_root_that_was_cancelled_during_its_spread_are_cancelled(
+    cluster: Cluster,
+) -> None:
+    async with cluster.worker("a", schedule=None, workers=0) as client:
+        root, node_run = await claimed_root(client, cluster.store, "dead")
+        assert await client.cancel(root.id)  # then its worker dies
+    async with cluster.worker("a", schedule=None) as a:
+        await asyncio.sleep(5 * MINUTE)
+        assert (await a.get_run(root.id)).state is State.CANCELLED
+        assert (await a.get_run(node_run.id)).state is State.CANCELLED
+
+
+@virtual
+async def test_a_root_that_no_node_ran_runs_on_the_live_workers_when_it_is_tried_again(
+    cluster: Cluster,
+) -> None:
+    async with cluster.worker("a", schedule=None, workers=0) as client:
+        root, node_run = await claimed_root(client, cluster.store, "dead")
+        await cluster.store.commit([transitions.spread(root, (node_run.id,))])
+    async with cluster.worker("a", schedule=None) as a, cluster.worker("b", schedule=None):
+        failed = await a.wait(root.id, "5m")
+        assert failed.error == "no node ran it: all that it was for are gone"
+        await a.retry(root.id)
+        done = await a.wait(root.id, "5m")
+        assert (done.state, done.result) == (
+            State.SUCCEEDED,
+            {"skipped": ["dead"], "succeeded": 2},
+        )
+    assert cluster.names() == {"a": 1, "b": 1}
+
+
+@virtual
+async def test_a_worker_of_an_earlier_version_takes_no_part(cluster: Cluster) -> None:
+    async with cluster.worker("a", schedule=None) as a:
+        await asyncio.sleep(1)
+        [note] = (await cluster.store.notes(NoteQuery(kind="worker"))).items
+        value = {name: kept for name, kept in note.value.items() if name != "takes_node_runs"}
+        old = Note(kind="worker", name="old", value=value, expires_at=note.expires_at)
+        await cluster.store.put_notes([NoteWrite.put(old)])
+        assert {worker.id for worker in await a.list_workers()} == {"old", note.name}
+        run = await a.wait((await a.trigger("clean")).id, "10s")
+        assert (run.state, run.result) == (State.SUCCEEDED, {"succeeded": 1})
 
 
 def test_a_slot_cannot_replace_what_runs_on_other_nodes() -> None:

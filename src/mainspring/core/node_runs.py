@@ -10,7 +10,15 @@ from collections.abc import Iterable
 
 from mainspring.core.model import Run
 
-__all__ = ["is_node_handler", "node_handler", "node_ids", "node_of", "node_run_id", "own_upstream"]
+__all__ = [
+    "is_node_handler",
+    "node_handler",
+    "node_ids",
+    "node_of",
+    "node_run_id",
+    "own_upstream",
+    "root_id",
+]
 
 
 def node_handler(worker: str) -> str:
@@ -30,6 +38,11 @@ def node_of(run: Run) -> str | None:
 def node_run_id(run_id: str, worker: str) -> str:
     """The id of a run's node run: made from both, so a worker has at most one of them."""
     return f"{run_id}@{worker}"
+
+
+def root_id(run: Run) -> str:
+    """The id of the run that a node run was made of."""
+    return run.id.removesuffix(run.handler)
 
 
 def node_ids(run: Run) -> tuple[str, ...]:

@@ -62,7 +62,17 @@ way."""
 
 MOST_WARNINGS = 10
 
-ANNOUNCED = ("node", "pid", "version", "capacity", "running", "memory", "started_at", "seen_at")
+ANNOUNCED = (
+    "node",
+    "pid",
+    "version",
+    "capacity",
+    "running",
+    "memory",
+    "started_at",
+    "seen_at",
+    "takes_node_runs",
+)
 """What a worker's note says beside its handlers and queues."""
 
 JOBS_AT_ONCE = 1000
@@ -74,6 +84,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     The rest is as the worker last announced it, at `seen_at`: the name of its node, its process id,
     its version, how many attempts it may run at once and how many it ran, and the bytes of memory
     it used. A worker of an earlier version announces less. `is_leader`: it fires slots first.
+    `takes_node_runs`: it claims its runs of `each_node` jobs; earlier versions do not.
     """
 
     id: str
@@ -88,6 +99,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     seen_at: datetime | None = None
     is_leader: bool = False
+    takes_node_runs: bool = False
 
     def takes(self, handler: str, queue: str) -> bool:
         return handler in self.handlers and (self.queues is None or queue in self.queues)
@@ -286,6 +298,7 @@ class LiveWorkers:
             memory=resident_memory(),
             started_at=self._started_at,
             seen_at=self._engine.time.now(),
+            takes_node_runs=True,
         )
 
     async def _announce(self) -> None:

@@ -26,7 +26,7 @@ from mainspring.core.model import (
     new_run_id,
     replace,
 )
-from mainspring.core.node_runs import node_ids
+from mainspring.core.node_runs import node_ids, node_of
 from mainspring.core.policy import AfterFailure, Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
@@ -35,7 +35,7 @@ from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
 from mainspring.engine.breakers import PUT_OFF_REASON, close_breaker, forget_breakers
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
-from mainspring.engine.live_workers import LiveWorker, find_orphans
+from mainspring.engine.live_workers import LiveWorker, find_orphans, find_workers
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
@@ -267,14 +267,20 @@ class Operations:
                 return found
 
     async def _nodes_again(self, runs: Sequence[Run]) -> list[Change]:
-        """The changes that try the failed node runs of runs again that were spread over nodes."""
+        """The changes that try the failed node runs of runs again that were spread over nodes,
+        and the skipped ones whose worker is alive."""
         names = frozenset(name for run in runs for name in node_ids(run))
         if not names:
             return []
         now = await self._engine.store.now()
         found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
+        alive = {worker.id for worker in await find_workers(self._engine.store)}
         bad = (State.FAILED, State.CANCELLED)
-        return [transitions.revived(run, now) for run in found if run.state in bad]
+        return [
+            transitions.revived(run, now)
+            for run in found
+            if run.state in bad or (run.state is State.SKIPPED and node_of(run) in alive)
+        ]
 
     async def orphans(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""

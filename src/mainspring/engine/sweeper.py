@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, State, replace
-from mainspring.core.node_runs import node_of
+from mainspring.core.node_runs import is_node_handler, node_of, root_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EVENT_OF, EngineContext
@@ -40,6 +40,10 @@ WORKFLOW_REST = 0.02
 
 REST = 0.1
 """The same while none waits."""
+
+NODE_SWEEP = 60.0
+"""Seconds between two searches for node runs that nobody takes, by the leader. It counts the runs
+of the whole store, which is not cheap."""
 
 BATCH = 1000
 
@@ -73,6 +77,7 @@ class Sweeper:
         """Rescue and release, each at its own interval, until the engine stops."""
         monotonic = self._engine.clock.monotonic
         rescued_at, swept_at = -FOLLOWER_SWEEP, -WAITING_SWEEP
+        nodes_swept_at = monotonic()
         while True:
             every = LEADER_SWEEP if self._leader.leads else FOLLOWER_SWEEP
             if monotonic() - rescued_at >= every:
@@ -83,6 +88,10 @@ class Sweeper:
                 swept_at = monotonic()
                 with self._engine.outages.suppressed("unblock"):
                     await self._release_all()
+            if self._leader.leads and monotonic() - nodes_swept_at >= NODE_SWEEP:
+                nodes_swept_at = monotonic()
+                with self._engine.outages.suppressed("unblock"):
+                    await self._end_lost_node_runs()
             with self._engine.outages.suppressed("unblock"):
                 await self._release_followers()
             await asyncio.sleep(WORKFLOW_REST if self._any_waiting else REST)
@@ -174,6 +183,46 @@ class Sweeper:
         lost = [run for run in upstream.items if run.state is State.PENDING and node_of(run)]
         if lost:
             await self._skip_for_gone_nodes(lost)
+
+    async def _end_lost_node_runs(self) -> None:
+        """End pending node runs that no waiting run names: one that was tried again by itself, or
+        one whose root was cancelled while it was spread. Only if a node run is due are the pending
+        runs of `each_node` jobs read."""
+        counts = await self._engine.store.counts()
+        if not any(is_node_handler(handler) for handler in counts.due):
+            return
+        busy = [job_id for job_id, runs in counts.runs.items() if runs.get(State.PENDING)]
+        jobs = await self._engine.jobs.get(busy)
+        for job_id, job in jobs.items():
+            if job is not None and job.unreadable is None and job.policy.each_node:
+                await self._end_lost_node_runs_of(job_id)
+
+    async def _end_lost_node_runs_of(self, job_id: str) -> None:
+        look = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
+        while True:
+            page: Page[Run] = await self._engine.store.find(look)
+            pending = [run for run in page.items if node_of(run) and run.unreadable is None]
+            if pending:
+                await self._cancel_with_roots(pending)
+                await self._skip_for_gone_nodes(pending)
+            if page.cursor is None:
+                return
+            look = replace(look, cursor=page.cursor)
+
+    async def _cancel_with_roots(self, pending: list[Run]) -> None:
+        """Cancel node runs whose root was cancelled before it named them. Those that it names were
+        cancelled with it, and are pending only if somebody has tried them again."""
+        roots = frozenset(root_id(run) for run in pending)
+        found = (await self._engine.store.find(RunQuery(ids=roots, brief=True))).items
+        cancelled = {root.id: root for root in found if root.state is State.CANCELLED}
+        now = self._engine.time.now()
+        runs, changes = [], []
+        for run in pending:
+            root = cancelled.get(root_id(run))
+            if root is not None and run.id not in root.after:
+                runs.append(run)
+                changes.append(transitions.cancelled(run, now, root.reason))
+        await self._emit_ended(await self._committed(runs, changes))
 
     async def _skip_for_gone_nodes(self, pending: list[Run]) -> None:
         """Skip node runs whose worker is gone: nobody else may take them. After an outage of the

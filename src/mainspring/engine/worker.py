@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Job, Run
-from mainspring.core.node_runs import node_handler, node_ids, node_of
+from mainspring.core.node_runs import node_handler, node_ids, node_of, node_run_id
 from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import PUT_OFF_REASON, Notes
@@ -319,7 +319,8 @@ class Worker:
 
     async def _spread_over_nodes(self, roots: list[tuple[Run, Job]]) -> None:
         """Make a run for each live worker of runs of `each_node` jobs, and let these wait for
-        them. One that was spread before (it is tried again) only waits."""
+        them. One that was spread before (it is tried again) is spread to the workers that are
+        new since then."""
         engine = self._engine
         workers = await engine.retrying_store.repeat("spread", lambda: find_workers(engine.store))
         now = self._now()
@@ -329,9 +330,17 @@ class Worker:
             if run.start_by is not None and now > run.start_by:
                 changes.append((run, transitions.skipped(run, now, "expired")))
                 continue
-            able = {one.id for one in workers if one.takes(job.handler, run.queue)}
-            nodes = [] if node_ids(run) else sorted(able | {self._settings.worker_id})
-            runs = [make_node_run(run, job, node, now) for node in nodes]
+            able = {
+                one.id
+                for one in workers
+                if one.takes_node_runs and one.takes(job.handler, run.queue)
+            }
+            spread = set(node_ids(run))
+            runs = [
+                make_node_run(run, job, node, now)
+                for node in sorted(able | {self._settings.worker_id})
+                if node_run_id(run.id, node) not in spread
+            ]
             made += runs
             changes.append((run, transitions.spread(run, tuple(one.id for one in runs))))
         await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
