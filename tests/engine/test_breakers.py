@@ -484,3 +484,30 @@ def test_a_note_that_cannot_be_read_counts_as_a_closed_breaker(damage: dict[str,
             assert (await scheduler.job_health("guarded")).breaker == "open"  # it counts again
 
     run_virtual(main, steps=1_000_000)
+
+
+def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        store, began = MemoryStore(clock), list[float]()
+        scheduler = Scheduler(store, clock=clock, inline=True, workers=10)
+
+        @scheduler.job(breaker=Breaker(failures=1, reset="3s"))
+        async def call() -> None:
+            began.append(clock.monotonic())
+            assert len(began) > 1
+            if len(began) == 2:
+                await asyncio.sleep(20)  # the trial
+
+        async with scheduler:
+            await call.enqueue()
+            await asyncio.sleep(1)
+            runs = await call.enqueue_many([{}] * 1000)
+            await asyncio.sleep(21)
+            assert len(began) == 2
+            stored = (await store.find(RunQuery(job="call", limit=2000))).items
+            assert sum(run.token for run in stored) < 4 * len(runs)  # claims: not one each second
+            await asyncio.sleep(5)
+            assert len(began) == 1 + len(runs)
+
+    run_virtual(main, steps=1_000_000)

@@ -147,7 +147,7 @@ class Completer:
         if all(outcome.ok for outcome in outcomes):
             self._turns, self._uncounted = {}, outcomes
         else:  # the events of these runs say whether one opened its breaker
-            self._turns = await self.breakers.record(outcomes)
+            self._turns = await self._count(outcomes)
         for one, ok in pairs:
             one.committed(ok)
         if not self._queued and self._uncounted:
@@ -161,10 +161,18 @@ class Completer:
         if not outcomes:
             return await self._commit(changes) if changes else []
         if not changes:
-            await self.breakers.record(outcomes)
+            await self._count(outcomes)
             return []
-        done, _ = await asyncio.gather(self._commit(changes), self.breakers.record(outcomes))
+        done, _ = await asyncio.gather(self._commit(changes), self._count(outcomes))
         return done
+
+    async def _count(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
+        """Count outcomes; start what a breaker has put off that is closed by one of them."""
+        turns = await self.breakers.record(outcomes)
+        for one in outcomes:
+            if turns.get(one.run.id) == "closed":
+                self._start(self.breakers.start_put_off(one.job.id))
+        return turns
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:

@@ -32,7 +32,7 @@ from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
-from mainspring.engine.breakers import PUT_OFF_REASON, close_breaker, forget_breakers
+from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
 from mainspring.engine.live_workers import LiveWorker, find_orphans, find_workers
@@ -685,24 +685,10 @@ class Operations:
                 f"job {job_id!r} has no circuit breaker to reset: give it one with breaker=…"
             )
         opened = await close_breaker(self._engine.store, job)
-        await self._start_put_off(job_id)
+        await start_put_off(self._engine.store, job_id)
         if opened:
             self._engine.emit("breaker.closed", job_id=job_id)
         return opened
-
-    async def _start_put_off(self, job_id: str) -> None:
-        """Make the runs due that the breaker of the job has put off."""
-        pending, cursor = frozenset({State.PENDING}), None
-        while True:
-            query = RunQuery(job=job_id, states=pending, brief=True, limit=1000, cursor=cursor)
-            page = await self._engine.store.find(query)
-            now = await self._engine.store.now()
-            put_off = [
-                run for run in page.items if run.reason == PUT_OFF_REASON and run.run_at > now
-            ]
-            await self._engine.store.commit([transitions.unsnoozed(run, now) for run in put_off])
-            if (cursor := page.cursor) is None:
-                return
 
     async def pause_firing(self) -> datetime:
         """Fire no slot on any node until `resume_firing`; return since when that holds."""
