@@ -261,10 +261,18 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
         counts = await engine.store.counts(jobs=gone) if gone else Counts()
         for job, run in zip(chunk, newest, strict=True):
             last = None if run is None else run.started_at
-            if run is None and (ended := counts.totals.get(job.id, Totals()).last) is not None:
+            ended = counts.totals.get(job.id, Totals()).last if run is None else None
+            if ended is not None and await _is_of_job(engine, ended.id, job):
                 last = ended.started_at
             found.append(job if last == job.last_run_at else replace(job, last_run_at=last))
     return found
+
+
+async def _is_of_job(engine: Engine, run_id: str, job: Job) -> bool:
+    """Whether a run was made by this job, and not by another one that had its id. One that was
+    pruned counts as its own."""
+    found = (await engine.store.find(RunQuery(ids=frozenset({run_id}), brief=True))).items
+    return not found or found[0].created_at >= job.created_at
 
 
 async def _newest_tried(engine: Engine, job: Job) -> Run | None:

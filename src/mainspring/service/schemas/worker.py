@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mainspring.engine.live_workers import LiveWorker
-from mainspring.service.schemas.fields import Document, Time
+from mainspring.service.schemas.fields import Cursor, Document, Time
 from mainspring.service.schemas.json_format import to_iso
 
 __all__ = ["Worker", "WorkerList", "WorkersAnswer", "worker_document"]
@@ -32,7 +32,7 @@ class Worker(Document):
 
 class WorkerList(Document):
     items: list[Worker]
-    next_cursor: None
+    next_cursor: Cursor
 
 
 class WorkersAnswer(Document):

@@ -29,7 +29,12 @@ class ChainBody(Body):
         }
     )
 
-    links: Annotated[list[LinkBody], Field(min_length=1, max_length=100)]
+    links: Annotated[
+        list[LinkBody],
+        Field(
+            min_length=1, max_length=100, description="The jobs, in the order in which they run."
+        ),
+    ]
     after_failure: Annotated[
         Literal["skip", "run"] | None,
         Field(
