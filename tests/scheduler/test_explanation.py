@@ -486,6 +486,33 @@ async def test_a_follower_says_what_its_upstream_waits_for(world: World) -> None
 
 
 @virtual
+async def test_a_slot_is_named_as_it_can_be_typed(world: World) -> None:
+    world.clock.offset += 0.25
+    async with world.program(None) as scheduler:
+        await scheduler.add_job("often", schedule="1h", handler="report")
+        found = await scheduler.explain("often", at(3, 37))
+        for slot in (found.facts["before"], found.facts["after"]):
+            assert slot.microsecond
+            assert f"{slot:%Y-%m-%dT%H:%M:%S.%fZ}" in found.sentence
+        early = await scheduler.explain("often", at(0) - timedelta(days=1))
+        assert early.code == "not_a_slot"
+
+
+@virtual
+async def test_a_job_after_a_job_that_is_gone(world: World) -> None:
+    async with world.program(None) as scheduler:
+        await scheduler.add_job("first", handler="report")
+        await scheduler.add_job("second", handler="report", after="first")
+        assert (await scheduler.explain("second")).sentence == (
+            "it has no schedule: it runs after first"
+        )
+        await scheduler.remove_job("first")
+        assert (await scheduler.explain("second")).sentence == (
+            "it comes after first, and there is no such job"
+        )
+
+
+@virtual
 async def test_a_failed_run_and_a_job_without_a_schedule(world: World) -> None:
     scheduler = world.program(None)
 

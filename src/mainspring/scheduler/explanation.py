@@ -160,7 +160,8 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
 
 async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanation:
     if job.next_run_at is not None:
-        text = f"its next slot is at {_moment(job.next_run_at)}, in {_span(job.next_run_at - now)}"
+        next_slot = _moment(job.next_run_at, exact=True)
+        text = f"its next slot is at {next_slot}, in {_span(job.next_run_at - now)}"
         return _of_job(job, Reason.NOT_DUE, text, next_slot=job.next_run_at)
     if job.schedule is not None:
         last = job.schedule.previous(now)
@@ -169,6 +170,11 @@ async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanat
     newest = (await engine.store.find(RunQuery(job=job.id, brief=True, limit=1))).items
     when = f"after {_listed(job.policy.after)}" if job.policy.after else "when it is enqueued"
     text = f"it has no schedule: it runs {when}"
+    if job.policy.after:
+        query = JobQuery(ids=frozenset(job.policy.after), limit=len(job.policy.after))
+        there = {one.id for one in (await engine.store.jobs(query)).items}
+        if gone := [id for id in job.policy.after if id not in there]:
+            text = f"it comes after {_listed(gone)}, and there is no such job"
     if newest:
         text += f". Its last run is {newest[0].id}, {newest[0].state}"
     return _of_job(job, Reason.NO_SCHEDULE, text, last_run=newest[0].id if newest else None)
@@ -212,13 +218,13 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     run = found.get(f"{own}@backfill") or found.get(own)
     if run is not None and not (run.reason == "misfire" and run.id == own):
         return replace(await _explain_run(engine, run, DEEPEST), at=at)
-    if run is None and job.created_at > at:
-        text = f"the job did not exist yet: it was created at {_moment(job.created_at)}"
-        return _of_job(job, Reason.NOT_CREATED, text, at=at, created_at=job.created_at)
     if job.unreadable is not None:
         return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
     if run is None and (unnamed := _not_a_slot(job, at)) is not None:
         return unnamed
+    if run is None and job.created_at > at:
+        text = f"the job did not exist yet: it was created at {_moment(job.created_at)}"
+        return _of_job(job, Reason.NOT_CREATED, text, at=at, created_at=job.created_at)
     now = await engine.store.now()
     if at > now:
         if not job.enabled:
@@ -240,11 +246,11 @@ def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     if job.schedule.next(at - _INSTANT) == at:
         return None
     near = [
-        f"{_moment(slot)} ({word})"
+        f"{_moment(slot, exact=True)} ({word})"
         for slot, word in ((before, "before"), (after, "after"))
         if slot is not None
     ]
-    text = f"{_moment(at)} is not a slot of its schedule ({job.schedule.describe()})"
+    text = f"{_moment(at, exact=True)} is not a slot of its schedule ({job.schedule.describe()})"
     text += f": the nearest are {' and '.join(near)}" if near else ""
     return _of_job(job, Reason.NOT_A_SLOT, text, at=at, before=before, after=after)
 
@@ -638,10 +644,12 @@ def _of_run(
     )
 
 
-def _moment(given: datetime | None) -> str:
+def _moment(given: datetime | None, *, exact: bool = False) -> str:
     if given is None:
         return "an unknown time"
-    return f"{given.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    text = f"{given.astimezone(UTC):%Y-%m-%dT%H:%M:%S}"
+    # The slots of an interval have them, and a slot is typed as it is shown.
+    return text + (f".{given.microsecond:06}Z" if exact and given.microsecond else "Z")
 
 
 def _listed(ids: list[str] | tuple[str, ...]) -> str:
