@@ -34,6 +34,7 @@ from mainspring.core.model import (
 from mainspring.core.policy import Delivery, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
+from mainspring.engine.breakers import PUT_OFF_REASON
 from mainspring.stores.counters import TOTALS
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
@@ -569,6 +570,8 @@ class Monitor:
     def _check_unstarted(self, old: Run, run: Run) -> None:
         if run.state in (State.CANCELLED, State.SKIPPED):
             return
+        if old.state is run.state is State.PENDING and old.reason == PUT_OFF_REASON:
+            return  # its breaker has closed: it starts earlier than it was put off to
         if old.state is not State.WAITING or run.state is not State.PENDING:
             self.fail("fence", f"{run.id} went from {old.state} to {run.state}")
         upstream = [self._runs[i] for i in run.after if i in self._runs]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +137,8 @@ class ClaimsEarly(MemoryStore):
         now = self._clock.now()
         soon = now + timedelta(seconds=1)
         early = {run.id: run for run in self._runs.values() if now < run.run_at <= soon}
-        self._runs.update({run.id: replace(run, run_at=now) for run in early.values()})
+        for run in early.values():
+            self._runs[run.id] = replace(run, run_at=now)
         claimed = await super().claim(claim)
         for run in early.values():
             self._runs[run.id] = replace(self._runs[run.id], run_at=run.run_at)
@@ -145,11 +147,13 @@ class ClaimsEarly(MemoryStore):
 
 class AdvanceThenAdd(MemoryStore):
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        counted = copy.deepcopy(self._counters)
         fired = await super().fire(firings)
         if _unlucky(firings):
             for one in fired:
                 for run in one.runs:
                     self._runs.pop(run.id, None)
+            self._counters = counted
             raise StoreUnavailable("the process died between the advance and the run")
         return fired
 
@@ -261,7 +265,7 @@ def _without(name: str, *fields: str) -> Callable[[], Patches]:
     def wrong(*args: Any, **options: Any) -> Change:
         change: Change = right(*args, **options)
         expect = {key: value for key, value in change.expect.items() if key not in fields}
-        return Change(change.id, expect, change.set)
+        return replace(change, expect=expect)
 
     return lambda: [patch.object(transitions, name, wrong)]
 
@@ -272,7 +276,7 @@ def _also_sets(name: str, **values: Any) -> Callable[[], Patches]:
 
     def wrong(*args: Any, **options: Any) -> Change:
         change: Change = right(*args, **options)
-        return Change(change.id, change.expect, {**change.set, **values})
+        return replace(change, set={**change.set, **values})
 
     return lambda: [patch.object(transitions, name, wrong)]
 
@@ -404,8 +408,8 @@ def _loops_end() -> Patches:
 
 
 def _backfills() -> Patches:
-    def chosen(job: Any, now: datetime, most: int) -> Any:
-        newest = job.schedule.previous(now + timedelta(microseconds=1)) or job.next_run_at
+    def chosen(job: Any, now: datetime, until: datetime, most: int) -> Any:
+        newest = job.schedule.previous(until + timedelta(microseconds=1)) or job.next_run_at
         newest = max(newest, job.next_run_at)
         return planning._all_slots(job, job.next_run_at, newest, 100, most)
 
@@ -465,7 +469,7 @@ def _aborted_without_fence() -> Patches:
 
     def aborted(run: Run, *given: Any) -> Change:
         change = right(run, *given)
-        return Change(change.id, {"token": run.token}, change.set)
+        return replace(change, expect={"token": run.token})
 
     return [patch.object(transitions, "aborted", aborted)]
 
