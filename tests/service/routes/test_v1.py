@@ -252,5 +252,7 @@ async def test_examples_of_bodies_are_accepted(api: Api) -> None:
         if "{id}" in path or "requestBody" not in operation or path.endswith("/keys"):
             continue
         body = operation["requestBody"]["content"]["application/json"]["example"]
+        if path.endswith("/chains"):  # of jobs that exist
+            body = {"links": [{"jobId": "greet"} for _ in body["links"]]}
         answer = await api.request(method, path, json=body)
-        assert answer.status_code in (200, 201, 409), (path, answer.text)
+        assert answer.status_code in (200, 201, 202, 409), (path, answer.text)

@@ -64,14 +64,18 @@ async def job_pages(store: Store) -> AsyncIterator[list[Job]]:
             return
 
 
+UPTIME = "mainspring.uptime"
+"""The kind of the note of engine/uptime.py."""
+
+
 async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
-    """Yield the notes page by page, each page of one kind. Leaves out the terms of elections, which
-    belong to their store."""
+    """Yield the notes page by page, each page of one kind. Leaves out the terms of elections and
+    the times when workers were alive, which belong to their store."""
     cursor: str | None = None
     while True:
         page = await retry_while_unavailable(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
         for kind, notes in groupby(page.items, key=lambda note: note.kind):
-            if kind != TERMS:
+            if kind not in (TERMS, UPTIME):
                 yield list(notes)
         if (cursor := page.cursor) is None:
             return
