@@ -48,8 +48,8 @@ OPTIONS = {
 }
 ON_MONGODB = ("mongodb", "transactions", "statistics", "sizing")
 SLOW_PARTS = {"latencies", "idle", "connections", "processes", "limits"}
-"""Parts of the benchmarks on MongoDB that take many seconds, whatever their size. `limits` starts four
-processes and has twice waited for them without end on a busy machine."""
+"""Parts of the benchmarks on MongoDB that take many seconds, whatever their size. `limits` starts
+four processes and has twice waited for them without end on a busy machine."""
 
 
 def test_every_benchmark_is_tried() -> None:
