@@ -5,6 +5,7 @@ Nothing is measured. Benchmarks on MongoDB use the shared replica set instead of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -54,6 +55,15 @@ four processes and has twice waited for them without end on a busy machine."""
 
 def test_every_benchmark_is_tried() -> None:
     assert SMALL.keys() == BENCHMARKS.keys()
+
+
+@pytest.fixture(autouse=True)
+def _keep_log_level() -> Iterator[None]:
+    """Some benchmarks silence the log, which later tests of the same process read."""
+    logger = logging.getLogger("mainspring")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -386,9 +386,9 @@ class Store(Protocol):
         inserted: the answer carries the holder, marked `duplicate`. Nor is one that comes `after`
         a run refused so in the same call: its workflow is there already.
 
-        All or none: where one run cannot be kept (`InvalidInput`), none is inserted; and a run is
-        never visible without the runs of the call that it comes `after`. A store that can write
-        many records as one (memory, SQLite) also keeps this through a crash. On a store that
+        All or none: where one run cannot be kept (`InvalidInput`), none is inserted; and whoever
+        sees a run finds the runs of the call that it comes `after` by their ids. A store that can
+        write many records as one (memory, SQLite) also keeps this through a crash. On a store that
         cannot (MongoDB), a crash may leave the first of several independent runs; sending the call
         again completes it.
         """
