@@ -1,0 +1,119 @@
+"""The `Bucket` protocol: all that the store needs of object storage.
+
+Objects are named by keys below the store's own prefix: a bucket adds the prefix itself. Every write
+is conditional, so two writers of one key never overwrite each other unnoticed.
+
+A call that fails raises:
+
+- `StoreUnavailable`: the storage cannot be reached now, throttles, or gave no answer in time. A
+  write may have been done, may still be done later, or is never done. A bucket sends each request
+  once and never repeats it: its caller has to learn first what became of the write.
+- another `StoreError`: the same, but it does not go away by itself (no permission, no such bucket).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from mainspring.core.clock import Clock
+
+__all__ = ["UNCHANGED", "Blob", "Bucket", "ClockReading", "Listed", "Unchanged"]
+
+
+class Blob(Struct, frozen=True):
+    """An object's content and its entity tag, which changes with every write of other content."""
+
+    data: bytes
+    etag: str
+
+
+class Unchanged(Enum):
+    """The answer of `Bucket.get` where the object still has the entity tag given."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+
+
+class Listed(Struct, frozen=True):
+    """An object in a list. `modified` is by the storage's own clock."""
+
+    key: str
+    size: int
+    modified: datetime
+
+
+class ClockReading(Struct, frozen=True):
+    """At the monotonic time `read_at` of this process, the storage's clock showed a time between
+    `earliest` and `latest`."""
+
+    read_at: float
+    earliest: datetime
+    latest: datetime
+
+
+class Bucket(Protocol):
+    """Objects by key. Used on one event loop; any number of calls may be under way at once."""
+
+    location: str
+    """The URL of the store, without secrets."""
+
+    kind: str
+    """The scheme of the URL: s3, gs, az, file."""
+
+    requests: Counter[str]
+    """Requests that were sent, by kind: get, put, delete, list, head."""
+
+    clock: Clock
+    """Its monotonic time is that of `ClockReading.read_at`. Where `read_clock` gives None, its wall
+    time is the storage's time, and somebody may set it."""
+
+    write_interval: float
+    """Seconds that the storage wants between two writes of one key; 0 where it does not say."""
+
+    async def open(self) -> None:
+        """Connect, and prove that the storage obeys conditions. Raises `StoreError` if not."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def get(self, key: str, unless_etag: str | None = None) -> Blob | Unchanged | None:
+        """The object, or None if there is none. `UNCHANGED` if its entity tag is `unless_etag`.
+
+        Reads what was written last: a get that begins after a put has answered sees that put, or a
+        later one.
+        """
+        ...
+
+    async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
+        """Write the object if the condition holds; give its new entity tag, or None if not.
+
+        `expected_etag=None`: only if there is no such object. Otherwise only if its entity tag is
+        still this one; an object that is gone does not have it. None also where an earlier request
+        of this very write was done and its answer was lost. All of the object is written or
+        nothing.
+        """
+        ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete the objects; those that are gone already do not matter."""
+        ...
+
+    async def list_objects(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> list[Listed]:
+        """Up to `limit` objects whose keys begin with `prefix`, in the order of their keys, those
+        behind the key `after`. Newly written objects may be missing for a while, and deleted ones
+        may still be there."""
+        ...
+
+    async def read_clock(self) -> ClockReading | None:
+        """Read the storage's clock. None where it is the machine's own clock (`clock`)."""
+        ...
